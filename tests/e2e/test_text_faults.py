@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from minilm_folder import minilm, ranker
 from server_process import ServerProcess, eventually, serving
-from text_models import FUNCTIONS, write_speaker
+from text_models import FUNCTIONS, Pace, write_speaker
 from wire import HOST, SECONDS, http, metric
 
 MARK = "xylophone"
@@ -25,12 +25,23 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("faults")
-    write_speaker(folder / "models")
-    functions = folder / "functions.py"
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def pace(repository: Path) -> Iterator[Pace]:
+    pace = Pace(repository / "models")
+    yield pace
+    pace.close()
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, pace: Pace) -> Iterator[ServerProcess]:
+    write_speaker(repository / "models")
+    functions = repository / "functions.py"
     functions.write_text(FUNCTIONS)
-    with serving(folder / "models", options=[f"{functions}:endless"]) as process:
+    with serving(repository / "models", options=[f"{functions}:endless", "--access-log=all"]) as process:
         yield process
 
 
@@ -84,6 +95,37 @@ def test_clients_leave_after_every_byte(server: ServerProcess, stream: str, mode
     last = {"model": model, "messages": [{"role": "user", "content": "a"}], "stop": "a a"}
     answer = http(server.http_port, "POST", "/v1/chat/completions", json.dumps(last).encode())
     assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(
+            (path, {"model": "paced", **fields, "stream": True})
+            for path, fields in STREAMS.values()
+            if "n" not in fields
+        ),
+        ("/v2/models/paced/generate_stream", {"text_input": "a b", "stream": True}),
+    ],
+)
+def test_a_generation_takes_no_second_step_for_a_client_that_has_gone(
+    server: ServerProcess, pace: Pace, path: str, body: dict[str, Any]
+) -> None:
+    """The model is within a step when the server sees that the client has gone: that step is the last one."""
+    gone = f'POST {path}" model=paced version=1 status=499'
+    assert gone not in server.log
+    with socket.create_connection((HOST, server.http_port), timeout=SECONDS) as connection:
+        connection.sendall(request(path, body))
+        pace.permit(3)
+        assert [pace.next() for _ in range(3)] == ["step"] * 3
+        answer = b""
+        while answer.count(b"word ") < 3:
+            answer += connection.recv(65536)
+    eventually(lambda: gone in server.log)
+    assert http(server.http_port, "GET", "/v2/health/live").status == 200  # what the server did then is done
+    pace.permit(2)
+    assert [pace.next(), pace.next()] == ["step", "end"]
+    pace.withdraw(1)
 
 
 CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (

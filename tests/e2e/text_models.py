@@ -1,12 +1,13 @@
 """Models that generate text as programs: what they write follows from what they read, token by token.
 
 ``speaker`` keeps the whole contract of Triton's vLLM backend: its tokens are the words of the prompt, which it says
-back, with what the sampling parameters ask for. ``metered`` also fills the metrics of language models. ``gate`` says
-a word whenever a file in its folder has grown by a byte.
+back, with what the sampling parameters ask for. ``metered`` also fills the metrics of language models. ``paced`` takes
+a step of its generation for each byte in a pipe.
 """
 
 import inspect
 import json
+import os
 import textwrap
 from pathlib import Path
 
@@ -102,6 +103,30 @@ class TritonPythonModel(Speaker):
 """
 """Behind `SPEAKER`: every request counts as the same."""
 
+PACED = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = os.path.join(args["model_repository"], args["model_version"])
+        self.permits, self.events = (os.open(os.path.join(folder, name), os.O_RDWR) for name in ("permits", "events"))
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            while not request.is_cancelled():
+                os.read(self.permits, 1)
+                os.write(self.events, b"step\\n")
+                text = pb_utils.Tensor("text_output", np.array([b"word "], np.object_))
+                sender.send(pb_utils.InferenceResponse([text]))
+            os.write(self.events, b"end\\n")
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 SPEAKER_CONFIG = """
 backend: "python"
 max_batch_size: 0
@@ -185,3 +210,30 @@ def write_metered(repository: Path) -> None:
     folder = write_speaker(repository, "metered")
     (folder / "model.py").write_text(SPEAKER + METERS)
     (folder / "figures.py").write_text(inspect.getsource(figures))
+
+
+class Pace:
+    """The steps of the model ``paced``, which goes on until its request is cancelled."""
+
+    def __init__(self, repository: Path) -> None:
+        folder = write_speaker(repository, "paced")
+        (folder / "model.py").write_text(PACED)
+        for name in ("permits", "events"):
+            os.mkfifo(folder / name)
+        self._permits, events = (os.open(folder / name, os.O_RDWR) for name in ("permits", "events"))
+        self._events = os.fdopen(events)
+
+    def permit(self, steps: int) -> None:
+        os.write(self._permits, b"s" * steps)
+
+    def withdraw(self, steps: int) -> None:
+        """Permits that the model has not used."""
+        assert os.read(self._permits, steps) == b"s" * steps
+
+    def next(self) -> str:
+        """``step`` when one has been taken, ``end`` when the model has heard that it shall end."""
+        return self._events.readline().strip()
+
+    def close(self) -> None:
+        os.close(self._permits)
+        self._events.close()

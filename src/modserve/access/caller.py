@@ -4,7 +4,7 @@ A front end that has found out who calls sets `CALLER` in the task that serves t
 server is then checked against it, by the model that it names: `frontends.scoped_server`.
 """
 
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Final
 
 from modserve.core.errors import ModserveError, PermissionDeniedError, UnauthenticatedError, internal
@@ -76,6 +76,13 @@ def current() -> Caller:
     if caller is None:
         raise internal("nobody has found out who calls: this is a bug")
     return caller
+
+
+def context_of(authority: Authority, credentials: Credentials, identity: Identity) -> Context:
+    """What code runs in that serves a caller's inference, or another call that needs the same."""
+    context = copy_context()
+    context.run(CALLER.set, Caller(authority, credentials, identity, "infer"))
+    return context
 
 
 def refusal(identity: Identity | None, kind: CallKind, model: str) -> ModserveError:

@@ -22,6 +22,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, single_outcome
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.servable import Handle, Servable, Submitter, submit_traced
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.shared_memory import RegionLease
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import response_form
@@ -74,12 +75,14 @@ class InferenceCall:
     servable: Servable
     """Set by `begin` and `borrow`."""
 
-    def __init__(self, server: Server, wire: Wire, model: str = "", version: int | None = None) -> None:
+    def __init__(
+        self, server: Server, wire: Wire, tenant: Tenant | None, model: str = "", version: int | None = None
+    ) -> None:
         self._held: InferenceResponse | None = None
         """A response that may be the only one."""
         self._delivered = False
         self.server = server
-        self.tenant = server.tenant
+        self.tenant = tenant
         """Whose request it is; None where the server knows no tenants."""
         self.wire = wire
         self.model = model
@@ -297,7 +300,7 @@ class FutureCall(InferenceCall):
     __slots__ = ("future",)
 
     def __init__(self, server: Server, wire: Wire, model: str, version: int | None) -> None:
-        super().__init__(server, wire, model, version)
+        super().__init__(server, wire, server.tenant, model, version)
         self.future: asyncio.Future[InferenceResponse | ModserveError] = asyncio.get_running_loop().create_future()
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:

@@ -1,9 +1,7 @@
 """What is in use: the names of models that are being changed, and servables that are lent."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
 
 from modserve.core.servable import Servable, base
@@ -53,44 +51,51 @@ class Loans:
     """
 
     def __init__(self) -> None:
-        self._handles: Counter[int] = Counter()
-        self._returned = asyncio.Event()
+        self._handles: dict[int, int] = {}
+        """How many there are, by the id of the model."""
+        self._returned: asyncio.Event | None = None  # there while somebody waits
 
     def __repr__(self) -> str:
         return f"Loans({len(self._handles)} servables)"
 
     def lend(self, front: Servable, *servables: Servable) -> "LentServable":
         """Lend some servables, which are behind `front`, or that one itself if there are no others."""
-        lent = servables or (front,)
+        lent = [base(servable) for servable in servables or (front,)]
         for servable in lent:
-            self._handles[id(base(servable))] += 1
+            self._handles[id(servable)] = self._handles.get(id(servable), 0) + 1
         return LentServable(front, lent, self)
 
-    def give_back(self, servable: Servable) -> None:
-        key = id(base(servable))
-        self._handles[key] -= 1
-        if not self._handles[key]:
-            del self._handles[key]
+    def give_back(self, model: Servable) -> None:
+        left = self._handles[id(model)] - 1
+        if left:
+            self._handles[id(model)] = left
+            return
+        del self._handles[id(model)]
+        if self._returned is not None:
             self._returned.set()
-            self._returned = asyncio.Event()
+            self._returned = None
 
     async def returned(self, servable: Servable) -> None:
         """Wait until no handle is left. Called once nobody can borrow the servable again."""
         while self.lent(servable):
+            if self._returned is None:
+                self._returned = asyncio.Event()
             await self._returned.wait()
 
     def lent(self, servable: Servable) -> bool:
         return id(base(servable)) in self._handles
 
 
-@dataclass(slots=True, eq=False)
 class LentServable:
-    """Implements `core.servable.Handle`."""
+    """Implements `core.servable.Handle`. `models` are what is behind the servable."""
 
-    servable: Servable
-    _lent: tuple[Servable, ...]
-    _loans: Loans
+    __slots__ = ("_loans", "_models", "servable")
+
+    def __init__(self, servable: Servable, models: list[Servable], loans: Loans) -> None:
+        self.servable = servable
+        self._models = models
+        self._loans = loans
 
     def release(self) -> None:
-        for servable in self._lent:
-            self._loans.give_back(servable)
+        for model in self._models:
+            self._loans.give_back(model)

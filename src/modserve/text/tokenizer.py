@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -24,15 +23,19 @@ PIECE_CHARACTERS: Final = 64 * 1024
 PIECE_TEXTS: Final = 256
 
 
-@dataclass(slots=True)
 class Tokens:
-    """What a model gets of a text. INT64, of equal lengths."""
+    """What a model gets of a text. INT64, of equal lengths.
 
-    ids: Ids
-    types: Ids | None
-    """Which of a pair each token is of; None: all are of the first."""
-    cut: int = 0
-    """How many tokens were left out at the end, since the text is too long."""
+    `types` say which of a pair each token is of; None: all are of the first. `cut` counts the tokens that were left
+    out, since the text is too long.
+    """
+
+    __slots__ = ("cut", "ids", "types")
+
+    def __init__(self, ids: Ids, types: Ids | None, cut: int = 0) -> None:
+        self.ids = ids
+        self.types = types
+        self.cut = cut
 
 
 class Tokenizer:
@@ -44,6 +47,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self.size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._added = {pair: self._tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)}
+        self._types_texts = 1 in self._tokenizer.encode("a").type_ids  # also those that are no pairs
 
     def encode(self, texts: Sequence[Text], most: int, *, keep_end: bool = False) -> list[Tokens]:
         """At most `most` tokens of each text; of a pair, the longer one is cut first. Raises INVALID_ARG.
@@ -55,7 +59,7 @@ class Tokenizer:
         except Exception as error:  # of the library: it has no types of its own
             raise unreadable(error) from error
         return [
-            _tokens(one) if len(one) <= most else self._shortened(text, most, len(one), keep_end)
+            self._tokens(one, text) if len(one) <= most else self._shortened(text, most, len(one), keep_end)
             for text, one in zip(texts, encodings, strict=True)
         ]
 
@@ -95,6 +99,10 @@ class Tokenizer:
                 raise invalid(f"token {place} is {token}, and the model's tokens are 0 to {self.size - 1}")
         return Tokens(np.array(ids[:most], np.int64), None, max(0, len(ids) - most))
 
+    def _tokens(self, encoding: Any, text: Text) -> Tokens:
+        types = encoding.type_ids if self._types_texts or isinstance(text, tuple) else ()
+        return Tokens(np.array(encoding.ids, np.int64), np.array(types, np.int64) if 1 in types else None)
+
     def _shortened(self, text: Text, most: int, length: int, keep_end: bool) -> Tokens:
         pair = text if isinstance(text, tuple) else (text,)
         parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]
@@ -103,7 +111,7 @@ class Tokenizer:
         for part, size in zip(parts, shares([len(part) for part in parts], room), strict=True):
             part.truncate(size, direction=direction)
         whole = self._tokenizer.post_process(*parts)
-        tokens = _tokens(whole)
+        tokens = self._tokens(whole, text)
         return Tokens(tokens.ids, tokens.types, length - len(tokens.ids))
 
 
@@ -154,8 +162,3 @@ def characters_of(text: Text) -> int:
 def unreadable(error: Exception) -> ModserveError:
     """INVALID_ARG: the library refuses a text. Its own words are left out, since they may repeat the text."""
     return invalid(f"the tokenizer cannot read a text: {type(error).__name__}")
-
-
-def _tokens(encoding: Any) -> Tokens:
-    types = encoding.type_ids
-    return Tokens(np.array(encoding.ids, np.int64), np.array(types, np.int64) if 1 in types else None)

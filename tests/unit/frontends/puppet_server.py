@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,8 @@ class PuppetServable:
         inflight = self._signature.accept(request, sink, now_ns)
         self.submitted.append(inflight)
         if self.automatic:
-            asyncio.get_running_loop().call_soon(self.answer, inflight)
+            # As by an engine: in the context of no caller.
+            asyncio.get_running_loop().call_soon(self.answer, inflight, context=Context())
         return inflight
 
     def answer(self, inflight: Inflight) -> None:

@@ -15,12 +15,14 @@ from test_chat_routes import SPEAKER, Arrivals
 from test_text_routes import BARE, MODELS, TextLoader
 
 from modserve.access.authority import Authority
+from modserve.access.calls import Reach, need_of
 from modserve.access.identity import Identity, Scopes
 from modserve.access.key_file import AccessFile, Key
 from modserve.access.secret import digest
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
+from modserve.frontends.http.application import Application
 from modserve.frontends.http.direct import MODULES
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.repository.manager import ModelManager
@@ -31,6 +33,7 @@ from modserve.server.services import Services
 from modserve.settings import HttpSettings
 from text_folders import IDS, write_folder
 
+OF_MODEL = "{model}"
 KEYS: Mapping[str, Scopes] = {
     "user": {"*": frozenset({"infer", "read"})},
     "other": {"classes": frozenset({"infer", "read"})},
@@ -54,10 +57,12 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/chat/completions": CHAT,
     "/v1/completions": {"model": "speaker", "prompt": "hi"},
     "/responses": {"model": "speaker", "input": "hi"},
+    "/generate": {"text_input": "hi"},
+    "/generate_stream": {"text_input": "hi"},
 }
 """By how the path ends; the longest that fits."""
 PATHS = sorted(path.decode() for path in MODULES)
-"""All paths of calls that the port would run by itself, without keys."""
+"""All paths of calls that the port runs by itself."""
 STREAMED = [path for path in PATHS if re.search("completions|responses", path)]
 
 
@@ -81,9 +86,15 @@ class Place:
     client: httpx.AsyncClient
     authority: Authority
 
-    async def post(self, path: str, key: str = "", **more: Any) -> httpx.Response:
+    async def post(self, path: str, key: str = "", model: str = "", **more: Any) -> httpx.Response:
+        """`model`: another one than that of `body_of`."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return await self.client.post(path, json={**body_of(path), **more}, headers=headers)
+        body = {**body_of(path), **more}
+        if OF_MODEL in path:
+            path = path.replace(OF_MODEL, model or "speaker")
+        elif model:
+            body["model"] = model
+        return await self.client.post(path, json=body, headers=headers)
 
     @property
     def tenants(self) -> list[str | None]:
@@ -120,6 +131,8 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 def message_of(path: str, response: httpx.Response) -> str:
     """The text of an error, which has the form that clients of the path read."""
     document = response.json()
+    if OF_MODEL in path:
+        return str(document["error"])
     if path.startswith(("/v1/", "/openai/", "/v2/")):
         assert set(document["error"]) == {"message", "type", "param", "code"}
         return str(document["error"]["message"])
@@ -138,7 +151,7 @@ async def test_who_is_refused_and_who_is_served(place: Place, path: str) -> None
         assert (response.status_code, message_of(path, response)) == (status, text), key
         assert response.headers["www-authenticate"].startswith("Bearer")
     response = await place.post(path, "other")
-    there, message = body_of(path)["model"], message_of(path, response)
+    there, message = body_of(path).get("model", "speaker"), message_of(path, response)
     assert response.status_code == 404
     absent = await place.post(path, "other", model="nosuch")
     assert (absent.status_code, message_of(path, absent).replace("nosuch", there)) == (404, message)
@@ -242,3 +255,26 @@ async def test_choices_count_as_one_request(place: Place, stream: bool) -> None:
     assert (figures.results["accepted"], figures.rows, figures.tokens) == (1, 3, 6)
     assert place.server.quotas.in_flight == 0
     assert (await place.post("/v1/chat/completions", "user", n=3, stream=stream)).status_code == 429
+
+
+async def test_more_texts_than_run_at_a_time(place: Place) -> None:
+    """The last ones are submitted when others have ended, by whatever code ends these."""
+    count = 2 * HttpSettings().limits.parts
+    response = await place.post("/v1/embeddings", "user", input=["the cat"] * count)
+    assert (response.status_code, len(response.json()["data"])) == (200, count)
+    assert place.tenants == ["users"] * count
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_need_of_calls_that_the_port_runs(path: str) -> None:
+    """The port asks whether the caller may infer, and the call itself whether it may do so with its model."""
+    need, model = need_of("POST", path)
+    assert (need.kind, need.reach) == ("infer", Reach.MODEL)
+    assert model == (OF_MODEL if OF_MODEL in path else "")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_known_callers_need_no_application(place: Place, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await place.post(path, "user")).status_code == 200  # the first look at a key takes the application
+    monkeypatch.setattr(Application, "__call__", None)
+    assert (await place.post(path, "user")).status_code == 200

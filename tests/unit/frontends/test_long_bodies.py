@@ -112,7 +112,7 @@ READERS = {
     "infer": "read_long_request",
     "infer_stream": "read_long_request",
     "predict": "_read",
-    "generate": "decode",
+    "generate": "_decode_long",
     "load": "load_json",
 }
 """What reads them on the thread."""

@@ -20,6 +20,7 @@ from modserve.core.configuration.text_settings import TextSettings
 from modserve.core.errors import unavailable
 from modserve.core.loading import Blueprint, Listing
 from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
@@ -583,3 +584,20 @@ async def test_long_texts_are_read_on_a_thread(tmp_path: Path) -> None:
     body = await stage.post("/v1/embeddings", model="embed", input=["the cat " * 400, "cat"])
     close(body["data"][1]["embedding"], embedding(ids("cat")))
     assert body["usage"]["truncated_tokens"] == 802 - 8
+
+
+@pytest.mark.parametrize("timed", [True, False])
+async def test_what_a_request_has_cost(tmp_path: Path, timed: bool) -> None:
+    stage = await staged(tmp_path, MODELS, options=HttpSettings(server_timing=timed))
+    servable = stage.servable("embed")
+    servable.automatic = False
+    async with stage.client, asyncio.TaskGroup() as tasks:
+        post = tasks.create_task(stage.client.post("/v1/embeddings", json={"model": "embed", "input": "cat"}))
+        await until(lambda: bool(servable.submitted))
+        inflight = servable.submitted[0]
+        inflight.timing = ExecutionTiming(batch_size=3, compute_start_ns=1, compute_end_ns=2)
+        servable.answer(inflight)
+        response = await post
+    assert response.status_code == 200
+    cost = response.headers.get("server-timing")
+    assert cost is not None and cost.endswith('batch;desc="3"') if timed else cost is None

@@ -24,13 +24,13 @@ INVALID: Final = "\n"
 """Stands for an id that a client has sent and that cannot be used; `chosen` replaces it."""
 
 _VALID: Final = re.compile(r"[!-~]{1,128}")
-_PREFIX: Final = os.urandom(5).hex()
+_PREFIX: Final = os.urandom(5).hex() + "-"
 _numbers: Final = count(1)
 
 
 def make() -> str:
     """A new id: this process's prefix, and a number. On any thread."""
-    return f"{_PREFIX}-{next(_numbers):x}"
+    return _PREFIX + hex(next(_numbers))[2:]
 
 
 def received(value: str) -> str:

@@ -80,7 +80,7 @@ class StreamRequest(InferenceCall):
     """One request of a stream."""
 
     def __init__(self, stream: "InferStream", size: int) -> None:
-        super().__init__(stream.server, GRPC)
+        super().__init__(stream.server, GRPC, stream.server.tenant)
         self.stream = stream
         self.queue = OutcomeQueue(stream.server.memory)
         self.size = size

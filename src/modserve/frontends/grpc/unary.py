@@ -77,7 +77,7 @@ class UnaryInference(InferenceCall):
 
     def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:
         """`size`: bytes of the server's memory that the message holds."""
-        super().__init__(shared.server, GRPC, message.model_name)
+        super().__init__(shared.server, GRPC, shared.server.tenant, message.model_name)
         self._shared = shared
         self._client: ServerCall | None = client
         """None when it gets nothing more."""

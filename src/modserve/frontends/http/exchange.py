@@ -1,6 +1,6 @@
 """Calls that know of no framework: what one gets, and what it returns. The port runs it, or an ASGI application.
 
-The port runs the calls of texts by itself (`direct.py`). Inside another application, FastAPI's routes run the same.
+The port runs some calls by itself (`direct.py`). Inside another application, FastAPI's routes run the same.
 """
 
 from collections.abc import Callable, Coroutine, Sequence

@@ -54,7 +54,7 @@ class InferCall(InferenceCall):
     __slots__ = ("_context", "_done", "_encoding", "_over", "_writing")
 
     def __init__(self, context: CallContext, done: Callable[[Body | ModserveError, str], None]) -> None:
-        super().__init__(context.server, HTTP)
+        super().__init__(context.server, HTTP, context.server.tenant)
         self._context = context
         self._done = done
         self._over = False

@@ -22,7 +22,8 @@ from .exchange import CompleteRequest
 class Parts:
     """The inferences of a request that came at `now_ns`, by a servable that is borrowed; `outputs` are all for none.
 
-    `cost` is that of the inference that ended last. Raises INVALID_ARG for headers that are wrong.
+    `cost` is that of the inference that ended last; empty unless responses say it. Raises INVALID_ARG for headers that
+    are wrong.
     """
 
     __slots__ = (
@@ -39,6 +40,8 @@ class Parts:
         "_running",
         "_servable",
         "_server",
+        "_tenant",
+        "_timed",
         "_version",
         "_waiting",
         "cost",
@@ -56,7 +59,9 @@ class Parts:
         self._caller = contextvars.copy_context()
         """Has who calls. An engine says in another context that an inference is over."""
         self._server = context.server
+        self._tenant = context.server.tenant  # nobody knows later who calls
         self._most = context.limits.parts
+        self._timed = context.server_timing
         self._request = request
         self._servable = servable
         self._version = version
@@ -144,7 +149,8 @@ class Parts:
         if finish is None:
             return
         self._running.discard(part)
-        self.cost = part.cost
+        if self._timed:
+            self.cost = part.cost
         part.sending()  # how long that takes is not seen from here
         part.sent()
         part.close()
@@ -171,7 +177,7 @@ class _Part(InferenceCall):
     __slots__ = ("_parts", "index")
 
     def __init__(self, parts: Parts, index: int, model: str, version: int | None) -> None:
-        super().__init__(parts._server, HTTP, model, version)
+        super().__init__(parts._server, HTTP, parts._tenant, model, version)
         self._parts = parts
         self.index = index
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests.inflight import Inflight
@@ -35,7 +34,7 @@ class HttpStream(InferenceCall):
     )
 
     def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
-        super().__init__(streams.server, HTTP, model, version)
+        super().__init__(streams.server, HTTP, streams.server.tenant, model, version)
         self.limits: LoopLimits = streams.limits
         self._streams = streams
         self._queue = OutcomeQueue(streams.server.memory)
@@ -147,21 +146,20 @@ class Streams:
         self.limits = limits
         self.open: set[HttpStream] = set()
 
-    @contextmanager
-    def begin(self, note: Note, trace: TraceHeaders | None, model: str, version: int | None) -> Iterator[HttpStream]:
-        """A call whose request is read and submitted in the block, by its model even if that is replaced meanwhile.
+    def begin(self, note: Note, trace: TraceHeaders | None, model: str, version: int | None) -> HttpStream:
+        """A call whose request is still to be read and submitted, by its model even if that is replaced meanwhile.
 
-        It is closed if that fails.
+        Whoever begins it closes it, however that ends.
         """
         call = HttpStream(self, model, version)
         note.begun(call)
         try:
             call.borrow()
             call.begin(call.servable, time.monotonic_ns(), 0, trace)
-            yield call
         except BaseException:
             call.close()
             raise
+        return call
 
     def stop(self) -> None:
         """The server's time is up: what is still open ends with an error."""

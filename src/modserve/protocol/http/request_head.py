@@ -11,10 +11,10 @@ from modserve.protocol.http.deadlines import Timeouts
 class RequestHead:
     """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
 
-    `model` is named for an inference, and `route` for another call that goes around the application. They need none of
-    the first five fields, but for the target of a `route`, unless callers need keys: then the application refuses those
-    that may not. Other requests have only these, as the application reads the
-    rest by itself. Requests share heads, so nobody changes one.
+    An inference has a `model`; another call that goes around the application has a `route`, and a `model` if its path
+    names one. They need none of the first five fields, but for the target of a `route`, unless callers need keys: then
+    the application refuses those that may not. Other requests have only these, as the application reads the rest by
+    itself. Requests share heads, so nobody changes one.
     """
 
     method: bytes

@@ -1,7 +1,7 @@
 """The requests of OpenAI's two calls that generate text, as values that cannot be wrong."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from .. import unknown_fields
@@ -23,38 +23,69 @@ _CHAT_FIELDS = fields.COMMON | {
 _COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "suffix"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class TextRequest:
-    """What both calls have. `logprobs` counts the alternatives of each token; None: nothing is to be said of them."""
+    """What all calls have. There are `choices` for each prompt. Immutable.
+
+    `logprobs` counts the alternatives of each token; None: nothing is to be said of them.
+    """
 
     model: str
     stream: bool
     include_usage: bool
     choices: int
-    """For each prompt."""
     sampling: Mapping[str, object]
     stops: tuple[str, ...]
     logprobs: int | None
+
+    def __init__(
+        self,
+        model: str,
+        stream: bool,
+        include_usage: bool,
+        choices: int,
+        sampling: Mapping[str, object],
+        stops: tuple[str, ...],
+        logprobs: int | None,
+    ) -> None:
+        self.model = model
+        self.stream = stream
+        self.include_usage = include_usage
+        self.choices = choices
+        self.sampling = sampling
+        self.stops = stops
+        self.logprobs = logprobs
 
     @property
     def reports_usage(self) -> bool:
         return self.include_usage or not self.stream
 
 
-@dataclass(frozen=True, slots=True)
 class ChatRequest:
-    text: TextRequest
-    messages: Sequence[Mapping[str, Any]]
-    tools: ToolChoice = field(default_factory=ToolChoice)
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
+    __slots__ = ("add_generation_prompt", "messages", "template_arguments", "text", "tools")
+
+    def __init__(
+        self,
+        text: TextRequest,
+        messages: Sequence[Mapping[str, Any]],
+        tools: ToolChoice,
+        template_arguments: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+    ) -> None:
+        self.text = text
+        self.messages = messages
+        self.tools = tools
+        self.template_arguments = template_arguments
+        self.add_generation_prompt = add_generation_prompt
 
 
-@dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    text: TextRequest
-    prompts: tuple[str, ...]
-    echo: bool
+    __slots__ = ("echo", "prompts", "text")
+
+    def __init__(self, text: TextRequest, prompts: tuple[str, ...], echo: bool) -> None:
+        self.text = text
+        self.prompts = prompts
+        self.echo = echo
 
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:

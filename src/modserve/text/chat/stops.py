@@ -3,6 +3,8 @@
 import codecs
 from collections.abc import Sequence
 
+_DECODER = codecs.getincrementaldecoder("utf-8")
+
 
 class TextEnd:
     """Turns pieces of UTF-8 into text, up to the first of the stop sequences, which is left out.
@@ -14,7 +16,7 @@ class TextEnd:
     __slots__ = ("_decode", "_held", "_stops", "reached")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decode = _DECODER("replace").decode
         self._stops = stops
         self._held = ""
         self.reached = False

@@ -5,7 +5,6 @@ tool itself. Chat templates expect the former.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from . import fields
@@ -14,15 +13,18 @@ from .errors import field_error
 _MOST_TOOLS = 1024
 
 
-@dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which of the tools the model may, or has to, call."""
+    """Which of the tools the model may, or has to, call. `only` is the one function to call. Immutable."""
 
-    tools: Sequence[Mapping[str, Any]] = ()
-    required: bool = False
-    only: str = ""
-    """The one function to call."""
-    parallel: bool = True
+    __slots__ = ("only", "parallel", "required", "tools")
+
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]] = (), required: bool = False, only: str = "", parallel: bool = True
+    ) -> None:
+        self.tools = tools
+        self.required = required
+        self.only = only
+        self.parallel = parallel
 
     @property
     def names(self) -> frozenset[str]:

@@ -1,8 +1,6 @@
 """One request for text: its choices are calls of the model, whose outcomes become one response."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 from modserve.core.errors import ModserveError
@@ -37,18 +35,22 @@ _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"",
 """What is written are whole events."""
 
 
-@dataclass(slots=True)
 class TextGeneration:
     """The submitted calls of a request, and what becomes of each. `per_prompt` of them have the same prompt."""
 
-    contract: Contract
-    calls: Sequence[HttpStream]
-    choices: Sequence[TextChoice]
-    per_prompt: int
+    __slots__ = ("_per_prompt", "calls", "choices", "contract")
+
+    def __init__(
+        self, contract: Contract, calls: Sequence[HttpStream], choices: Sequence[TextChoice], per_prompt: int
+    ) -> None:
+        self.contract = contract
+        self.calls = calls
+        self.choices = choices
+        self._per_prompt = per_prompt
 
     @property
     def usage(self) -> Usage | None:
-        return usage_of(self.choices, self.per_prompt)
+        return usage_of(self.choices, self._per_prompt)
 
     def __post_init__(self) -> None:
         self.calls[0].on_close = self.count_tokens  # whoever ends it, and when
@@ -110,10 +112,9 @@ async def submit(
     else:
         inputs = _inputs(contract, text, prompts, stream)
     calls = [first]
-    with ExitStack() as begun:
+    try:
         for _ in choices[1:]:
-            another = streams.begin(request.note, head.trace_headers, text.model, None)
-            calls.append(begun.enter_context(another))
+            calls.append(streams.begin(request.note, head.trace_headers, text.model, None))
         requests = [
             header_forwarding.with_headers(
                 InferenceRequest(text.model, tensors, (), None, deadline_ns=ends_ns), head.forwarded
@@ -123,6 +124,10 @@ async def submit(
         _submit_all(calls, requests)
         if tokenizer is not None:
             await _count_prompts(tokenizer, prompts, choices[:: text.choices], not templated)
+    except BaseException:
+        for call in calls[1:]:
+            call.close()
+        raise
     return TextGeneration(contract, calls, choices, text.choices)
 
 

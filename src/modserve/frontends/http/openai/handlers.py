@@ -84,7 +84,8 @@ async def _converse(
 ) -> WholeResponse | ResponseStream:
     """The response to a conversation of `size` bytes, by the writer for its id."""
     text = chat.text
-    with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
+    call = surface.streams.begin(request.note, request.head.trace_headers, text.model, None)
+    try:
         model = await surface.models.of(call.servable)
         model.check(text)
         prompt = await surface.models.prompt(model, chat, size)
@@ -93,6 +94,9 @@ async def _converse(
         generation = await submit(
             surface.streams, request, call, model.contract, text, [prompt], tokenizer, chat.tools, templated
         )
+    except BaseException:
+        call.close()
+        raise
     writer = writer_of(call.identify())
     if text.stream:
         return await streamed_response(generation, writer)
@@ -103,13 +107,17 @@ async def _complete(
     surface: _Surface, request: CompleteRequest, completion: CompletionRequest
 ) -> WholeResponse | ResponseStream:
     text, prompts = completion.text, completion.prompts
-    with surface.streams.begin(request.note, request.head.trace_headers, text.model, None) as call:
+    call = surface.streams.begin(request.note, request.head.trace_headers, text.model, None)
+    try:
         model = await surface.models.of(call.servable)
         model.check(text)
         if model.contract.takes_messages:
             raise field_error("model", f"model '{text.model}' takes messages only: use chat/completions")
         tokenizer = await surface.models.tokenizer(model, text, call.tenant)
         generation = await submit(surface.streams, request, call, model.contract, text, prompts, tokenizer)
+    except BaseException:
+        call.close()
+        raise
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:

@@ -47,7 +47,7 @@ class TextModels:
         reading = self._tokenizers.get(model)
         if reading is None:
             reading = self._tokenizers[model] = offload.in_background(partial(_tokenizer, model))
-        return await asyncio.shield(reading)  # others wait for the same
+        return reading.result() if reading.done() else await asyncio.shield(reading)  # others wait for the same
 
     async def prompt(self, model: TextModel, chat: ChatRequest, size: int) -> str:
         """The text for a conversation of `size` bytes. Raises what is wrong with it, or with the chat template."""

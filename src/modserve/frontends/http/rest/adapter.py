@@ -24,6 +24,17 @@ def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaita
     return handle
 
 
+def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, str, int | None], Awaitable[Response]]:
+    """The same of a path that names a model."""
+
+    async def handle(request: Request, model: str, version: int | None = None) -> Response:
+        complete = await complete_request(request, options)
+        complete.head.model, complete.head.model_version = model, version
+        return response_to(request, await unless_disconnected(request, call(complete)))
+
+    return handle
+
+
 async def complete_request(request: Request, options: HttpSettings) -> CompleteRequest:
     """The request, when all of it has come."""
     encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))

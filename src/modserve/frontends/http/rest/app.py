@@ -20,7 +20,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
 from modserve.frontends.http import probes
-from modserve.frontends.http.direct import GENERATION, TEXT, DirectCalls
+from modserve.frontends.http.direct import EXTENSION, GENERATION, TEXT, DirectCalls
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.pb.json_message import to_json
 from modserve.protocol import failures
@@ -131,7 +131,7 @@ def create_app(
         _models(server, authority),
         _inference(context),
         infer_stream.router(context, streams),
-        generate.router(context, streams),
+        generate.router(direct.of(EXTENSION), context),
         control.repository_router(server, max_json, limits),
         control.logging_router(server, max_json),
         control.shared_memory_router(server, max_json),

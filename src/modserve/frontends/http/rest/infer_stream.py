@@ -41,8 +41,12 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""
-        with streams.begin(note_of(request), trace_headers(request), model, version) as call:
+        call = streams.begin(note_of(request), trace_headers(request), model, version)
+        try:
             call.submit_stream(await _read(call, version, request, context))
+        except BaseException:
+            call.close()
+            raise
         framing = framings.choose(", ".join(request.headers.getlist("accept")))
         return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)
 

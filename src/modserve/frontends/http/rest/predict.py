@@ -43,7 +43,7 @@ async def respond(
     finally:
         memory.release()
     headers = [] if chosen is None else [("Content-Encoding", chosen)]
-    if context.server_timing and run.cost:
+    if run.cost:
         headers.append(("Server-Timing", run.cost))
     return WholeResponse(written, headers=headers)
 

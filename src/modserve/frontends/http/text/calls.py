@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs
 
@@ -42,27 +42,40 @@ _NUMBER_BYTES: Final = 20
 """For each number of a result: four bytes, and its digits."""
 
 
-@dataclass(frozen=True, slots=True)
 class TextOptions:
     """How the texts of one call are read. None: as the model's files say."""
 
-    truncate: bool | None = None
-    keep_end: bool = False
-    prompt_name: str | None = None
+    __slots__ = ("keep_end", "prompt_name", "truncate")
+
+    def __init__(self, truncate: bool | None = None, keep_end: bool = False, prompt_name: str | None = None) -> None:
+        self.truncate = truncate
+        self.keep_end = keep_end
+        self.prompt_name = prompt_name
 
 
-@dataclass(slots=True)
 class TextCall:
     """A body that has been read. `close` gives back what it holds."""
 
-    context: CallContext
-    request: CompleteRequest
-    models: TextVersions
-    body: dict[str, Any]
-    memory: RequestMemory
-    now_ns: int
-    handles: list[TextHandle] = field(default_factory=list)
-    cost: str = ""
+    __slots__ = ("_handles", "body", "context", "cost", "memory", "models", "now_ns", "request")
+
+    def __init__(
+        self,
+        context: CallContext,
+        request: CompleteRequest,
+        models: TextVersions,
+        body: dict[str, Any],
+        memory: RequestMemory,
+        now_ns: int,
+    ) -> None:
+        self.context = context
+        self.request = request
+        self.models = models
+        self.body = body
+        self.memory = memory
+        self.now_ns = now_ns
+        self.cost = ""
+        """As `Parts` has it."""
+        self._handles: list[TextHandle] = []
 
     async def model(self, tasks: Collection[TextTask]) -> TextHandle:
         """The model that the body, or the query of the path, names; otherwise the only one. Raises as `borrow`."""
@@ -73,7 +86,7 @@ class TextCall:
         if name is not None and not isinstance(name, str):
             raise RequestFieldError("'model' must be a string: the name of a model", "model")
         handle = await self.models.borrow(name, tasks)
-        self.handles.append(handle)
+        self._handles.append(handle)
         return handle
 
     async def tokens(self, model: TextHandle, texts: Sequence[Text], options: TextOptions, member: str) -> list[Tokens]:
@@ -116,7 +129,9 @@ class TextCall:
         if dimensions is not None and dimensions > width > 0:
             message = f"'dimensions' is {dimensions}, and the embeddings of model '{model.name}' have {width}"
             raise RequestFieldError(message, "dimensions")
-        await self._reserve(_NUMBER_BYTES * (dimensions or max(width, 1)) * len(tokens))
+        size = _NUMBER_BYTES * (dimensions or max(width, 1)) * len(tokens)
+        if size > self.context.limits.json:
+            await offload.on_thread(self.memory.take, size)
         return await self.run(model, tokens, lambda output: plan.vector(output, skip, normalize, dimensions))
 
     async def run(
@@ -124,22 +139,17 @@ class TextCall:
     ) -> list[Result]:
         """What `finish` makes of the output of each text, on the event loop. Raises the first failure."""
         plan, output = model.plan, model.plan.output.name
-        order = sorted(range(len(tokens)), key=lambda place: -len(tokens[place].ids))  # alike lengths share batches
+        lengths = [len(each.ids) for each in tokens]
+        order = sorted(range(len(tokens)), key=lengths.__getitem__, reverse=True)  # alike lengths share batches
         run = Parts(self.context, self.request, model.servable, None, self.now_ns, (output,))
         inputs = (plan.inputs(tokens[place]) for place in order)
 
         def read(response: InferenceResponse, _: int) -> Result:
             return finish(response.outputs[output])
 
-        results = await run.all(inputs, read, len(tokens), sum(len(each.ids) for each in tokens))
+        results = await run.all(inputs, read, len(tokens), sum(lengths))
         self.cost = run.cost
-        placed = sorted(zip(order, results, strict=True), key=lambda pair: pair[0])
-        return [result for _, result in placed]
-
-    async def _reserve(self, size: int) -> None:
-        """Hold memory for what is large. Raises `MemoryExhaustedError`."""
-        if size > self.context.limits.json:
-            await offload.on_thread(self.memory.take, size)
+        return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
 
     async def written(self, content: object, elements: int) -> bytes:
         """JSON of a response, whose arrays of numpy have that many elements."""
@@ -148,7 +158,7 @@ class TextCall:
         return write(content)
 
     def close(self) -> None:
-        for handle in self.handles:
+        for handle in self._handles:
             handle.close()
         self.memory.release()
 

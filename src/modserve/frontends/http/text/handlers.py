@@ -74,7 +74,8 @@ def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Ha
             call = await calls.begin(context, request, models)
             try:
                 unknown_fields.tell(name, call.body, known)
-                return WholeResponse(await work(call))
+                body = await work(call)
+                return WholeResponse(body, headers=(("Server-Timing", call.cost),) if call.cost else ())
             finally:
                 call.close()
         except ModserveError as error:

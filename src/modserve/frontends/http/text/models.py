@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,19 +25,23 @@ _LISTED = 20
 """Names in a message."""
 
 
-@dataclass(slots=True)
 class TextHandle:
     """A borrowed version of a text model. `close` gives it back."""
 
-    name: str
-    handle: Handle
-    servable: Servable
-    text: TextDescription
-    tokenizer: Tokenizer
-    plan: TensorPlan
+    __slots__ = ("_handle", "name", "plan", "servable", "text", "tokenizer")
+
+    def __init__(
+        self, name: str, handle: Handle, text: TextDescription, tokenizer: Tokenizer, plan: TensorPlan
+    ) -> None:
+        self.name = name
+        self._handle = handle
+        self.servable = handle.servable
+        self.text = text
+        self.tokenizer = tokenizer
+        self.plan = plan
 
     def close(self) -> None:
-        self.handle.release()
+        self._handle.release()
 
 
 class _Entry:
@@ -67,7 +70,8 @@ class _Entry:
         return self._plan[1]
 
     def is_of(self, servable: Servable) -> bool:
-        return self.servable is servable and self.settings == servable.config.text
+        settings = servable.config.text
+        return self.servable is servable and (self.settings is settings or self.settings == settings)
 
 
 class TextVersions:
@@ -101,7 +105,9 @@ class TextVersions:
             ) from None
         try:
             entry = self._entry(handle.servable.id, handle.servable)
-            text = await _result(entry.text)
+            if not entry.text.done():
+                await asyncio.shield(entry.text)  # others wait for the same
+            text = _value(entry.text.result())
             if tasks and text.task not in tasks:
                 others = await self._names(tasks)
                 raise RequestFieldError(
@@ -112,10 +118,12 @@ class TextVersions:
             if entry.tokenizer is None:
                 folder = entry.folder
                 entry.tokenizer = _reading(lambda: tokenizer.load(folder))
-            tokens = await _result(entry.tokenizer)
+            if not entry.tokenizer.done():
+                await asyncio.shield(entry.tokenizer)
+            tokens = _value(entry.tokenizer.result())
             if not entry.is_planned:
                 await describe(entry.servable)
-            return TextHandle(name, handle, handle.servable, text, tokens, entry.plan(text))
+            return TextHandle(name, handle, text, tokens, entry.plan(text))
         except BaseException:
             handle.release()
             raise
@@ -182,8 +190,8 @@ def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError
     return offload.in_background(guarded)
 
 
-async def _result(reading: "asyncio.Future[Value | ModserveError]") -> Value:
-    outcome = reading.result() if reading.done() else await asyncio.shield(reading)  # others wait for the same
+def _value(outcome: Value | ModserveError) -> Value:
+    """What `_reading` has read. Raises the failure."""
     if isinstance(outcome, ModserveError):
         raise ModserveError(outcome.code, outcome.message)  # one of its own for each, since others raise it too
     return outcome

@@ -50,8 +50,8 @@ class ConnectionLog:
         """The client has gone before the outcome."""
         self._add(call, entries.GONE, 0)
 
-    def other(self, note: Note, path: str, status: int, sent: int) -> None:
-        """A call other than an inference is over."""
+    def other(self, note: Note, path: str, status: int, sent: int, tenant: str) -> None:
+        """A call other than an inference is over; `tenant` is empty where there is none."""
         inference, note.call = note.call, None
         what, counts = f"POST {path}", (status, self._size, sent)
         if inference is not None:
@@ -59,7 +59,7 @@ class ConnectionLog:
             entries.record(self._access, inference, self._client, what, *counts, note.count, *timing)
         else:
             entry = "HTTP", self._client, what, "", -1, *counts, 1, "", note.request_id
-            self._access.record(*entry, self._began_ns, 0, None, self._traceparent)
+            self._access.record(*entry, self._began_ns, 0, None, self._traceparent, tenant)
 
     def refuse(self, status: int, message: str) -> None:
         now_ns, size = time.monotonic_ns(), len(infer_response.encode_message(message))

@@ -187,6 +187,11 @@ def decoded_path(path: bytes) -> str:
     return SLASH.join(unquote_to_bytes(part).decode(errors="replace") for part in parts)
 
 
+def logged_path(path: bytes) -> str:
+    """As logs show it."""
+    return decoded_path(path).replace(SLASH, "%2F")
+
+
 def _address(name: object) -> tuple[str, int] | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None
 

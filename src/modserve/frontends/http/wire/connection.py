@@ -22,6 +22,7 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 import asyncio
 import logging
 import time
+from contextvars import Context
 from typing import cast
 
 from modserve.access.credentials import Credentials
@@ -62,8 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(context.heads, context.options, context.memory)
         self._known = context.heads.exact
-        self._turn = context.turn
-        self._authority = context.authority
+        self._keyed = context.authority is not None
         self._certificate: Credentials = ()  # what its client has shown in the handshake
         self._phase = ConnectionPhase.OPEN
         self._call: InferCall | DirectCall | AsgiCall | LongResponse | None = None
@@ -84,7 +84,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._authority is not None:
+        if self._keyed:
             self._certificate = shown_by(transport)
         if self._access is not None:
             self._access.connected(transport)
@@ -289,31 +289,30 @@ class HttpConnection(asyncio.Protocol):
         self._head = head
         if (log := self._access) is not None:
             log.begin(head, len(body))
-        context, turn, model = self.context, self._turn, head.model
+        context, turn, model, direct = self.context, self.context.turn, head.model, head.route != b""
         tenant: Tenant | None = None
-        if model and self._authority is not None:
-            identity = self._authority.recognise(head.credentials or self._certificate)
-            if identity is not None and identity.allows("infer", model):
-                tenant = identity.tenant
-            else:
-                model = ""  # the application says why not
-        if model:
+        caller: Context | None = None
+        if self._keyed and (model or direct):
+            tenant, caller = context.admission(head, self._certificate)
+            if tenant is None:
+                model, direct = "", False  # the application says why not
+        if model and not direct:
             self._call = call = InferCall(context.calls, self._respond)
             call.tenant = tenant
             turn.begin()
             call.start(model, head.model_version, head, body, received_ns)
             turn.end()
             return
-        transport, keep_alive = self._transport, head.keep_alive and self._phase is not _LAST
+        transport, keep = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        if head.route:
-            self._call = direct = DirectCall(context, transport, head, keep_alive, log, self._write, self._done)
+        if direct:
+            self._call = one = DirectCall(context, transport, head, keep, log, self._write, self._done, caller, tenant)
             turn.begin()
-            direct.start(body)
+            one.start(body)
             turn.end()
             return
         shown = self._certificate
-        self._call = other = AsgiCall(context, transport, head, body, keep_alive, self._writable, self._done, shown)
+        self._call = other = AsgiCall(context, transport, head, body, keep, self._writable, self._done, shown)
         context.turns.calls += 1
         context.tasks.create_task(other.run())
 

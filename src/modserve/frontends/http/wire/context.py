@@ -8,13 +8,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from contextvars import Context
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from modserve.access.credentials import Credentials
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.runtime.turn import turn_of
+from modserve.core.tenants import Tenant
 from modserve.frontends.http.direct import MODULES, DirectCalls
 from modserve.frontends.http.infer import CallContext
+from modserve.protocol.http.request_head import RequestHead
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -24,6 +28,7 @@ from .responses import BINARY_HEAD, JSON_HEAD, dated
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
+    from modserve.access.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +140,7 @@ class HttpContext:
     """What the connections of a listener share: the server behind them, its limits, and themselves.
 
     Without `inferences`, those go to the application as all other requests do; and so do all others without `direct`.
-    With an `authority`, so do inferences of callers that it does not know, or that may not run the model.
+    With an `authority`, so does what callers want that it does not know, or that may not have it.
     """
 
     def __init__(
@@ -156,13 +161,19 @@ class HttpContext:
         self.loop = loop
         self.options = options
         self.direct = direct
-        self.calls = CallContext(server, options) if direct is None else direct.context
+        # The others' server is that of their callers.
+        self.calls = CallContext(server, options) if direct is None or authority is not None else direct.context
         self.access = server.access_log
         self.turns = Turns(loop)
         self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
         traced = server.tracer.propagates or server.access_log is not None
         self.authority = authority
+        self._context_of: Callable[[Authority, Credentials, Identity], Context] | None = None
+        if authority is not None:
+            from modserve.access.caller import context_of
+
+            self._context_of = context_of
         routes = () if direct is None else MODULES
         self.heads = HeadMemory(options, self.memory, traced, inferences, routes, authority is not None)
         self.statuses = [0] * STATUSES
@@ -187,6 +198,20 @@ class HttpContext:
         self.json_head = JSON_HEAD
         """The templates of responses' heads, with the date."""
         self._set_date()
+
+    def admission(self, head: RequestHead, certificate: Credentials) -> tuple[Tenant | None, Context | None]:
+        """Whose a call beside the application is, and for one that is no inference, the context of its caller.
+
+        Nobody's if the caller is not known, or may not make it.
+        """
+        authority, context_of, model = self.authority, self._context_of, head.model
+        assert authority is not None, "there are no callers without keys: this is a bug"
+        assert context_of is not None, "it comes with the authority: this is a bug"
+        shown = head.credentials or certificate
+        identity = authority.recognise(shown)
+        if identity is None or not (identity.allows("infer", model) if model else identity.may("infer")):
+            return None, None
+        return identity.tenant, context_of(authority, shown, identity) if head.route else None
 
     def opened(self, connection: OpenConnection, peer: object) -> bool:
         """Whether there is room for it; at the limit, a connection of somebody with more of them makes it."""

@@ -8,9 +8,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from functools import partial
 from typing import Any
 
+from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.access import GONE
@@ -21,6 +23,7 @@ from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
+from .asgi import logged_path
 from .context import HttpContext
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
@@ -34,10 +37,12 @@ class DirectCall:
     """One request. `send` writes a whole response, which is made of parts; its first number is the length of the body.
 
     `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
-    `paused`: the client does not take what was written. Whoever clears that calls `write`.
+    `paused`: the client does not take what was written. Whoever clears that calls `write`. `caller` is the context that
+    says who calls, and `tenant` whom that belongs to, where there are keys.
     """
 
     __slots__ = (
+        "_caller",
         "_cancelled",
         "_chunked",
         "_closing",
@@ -55,6 +60,7 @@ class DirectCall:
         "_sent",
         "_status",
         "_stream",
+        "_tenant",
         "_transport",
         "_waiting",
         "_work",
@@ -71,7 +77,11 @@ class DirectCall:
         log: ConnectionLog | None,
         send: Callable[[int, list[Buffer]], None],
         done: Callable[[bool], None],
+        caller: Context | None = None,
+        tenant: Tenant | None = None,
     ) -> None:
+        self._caller = caller
+        self._tenant = "" if tenant is None else tenant.name
         self._context = context
         self._transport = transport
         self._head = head
@@ -109,7 +119,7 @@ class DirectCall:
         """Never raises."""
         direct = self._context.direct
         assert direct is not None, "heads have a route where there are such calls: this is a bug"
-        self._work = direct.handler(self._head.route)(CompleteRequest(self._head, bytes(body), self._note))
+        self._work = direct.handler(self._head)(CompleteRequest(self._head, bytes(body), self._note))
         self._step(None)
 
     def cancel(self) -> None:
@@ -136,7 +146,7 @@ class DirectCall:
         work, self._waiting = self._work, None
         assert work is not None, "it runs until it has ended: this is a bug"
         try:
-            waiting = work.send(None)
+            waiting = work.send(None) if self._caller is None else self._caller.run(work.send, None)
         except StopIteration as end:
             self._work = None
             self._respond(end.value)
@@ -159,7 +169,7 @@ class DirectCall:
 
     def _fail(self, error: Exception) -> None:
         if not self._over:
-            _log.error("POST %s failed unexpectedly", self._head.route.decode("latin-1"), exc_info=error)
+            _log.error("POST %s failed unexpectedly", logged_path(self._head.route), exc_info=error)
             self._respond(WholeResponse(_ERROR, 500))
 
     def _give_up(self) -> None:
@@ -172,7 +182,7 @@ class DirectCall:
         """The call is over, and logged with its status."""
         self._over = True
         if self._log is not None:
-            self._log.other(self._note, self._head.route.decode("latin-1"), status, self._sent)
+            self._log.other(self._note, logged_path(self._head.route), status, self._sent, self._tenant)
 
     # The response
 
@@ -232,7 +242,7 @@ class DirectCall:
     def _arrived(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._context.loop.call_soon(self._turn)
+            self._context.loop.call_soon(self._turn, context=self._caller)
 
     def _turn(self) -> None:
         self._scheduled = False

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from modserve.access.credentials import of_headers
@@ -19,12 +19,15 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 """RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
 
 # A longer version may be none at all; the application says so.
-_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?/infer(?:\?|$)")
+_CALL = re.compile(
+    rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?/(infer|generate|generate_stream)(?:\?|$)"
+)
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
-_OTHER: tuple[str, int | None, str] = ("", None, "")
-"""In place of a model, of its version and of a label, for another call."""
+Named: TypeAlias = tuple[str, int | None, str]
+"""A model, and its version or that one's label, by which a path names it."""
+_NO_MODEL: Named = ("", None, "")
 
 _VERSIONS = ("1.1", "1.0")
 _HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
@@ -90,7 +93,7 @@ def read_head(
     """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
 
     Without `inferences`, it is none of an inference, whatever its target is. `routes` are the paths of other calls that
-    go around the application. `keyed`: callers need keys.
+    go around the application, or its templates where they name models. `keyed`: callers need keys.
     """
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
@@ -133,30 +136,24 @@ def read_head(
         report_format = next((value.decode("latin-1") for name, value in lines.headers if name == FORMAT_HEADER), "")
     header_length = single.get(_HEADER_LENGTH)
     framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
-    inference: tuple[str, int | None, str] | None = None
-    if method == b"POST":
-        path = lines.target.partition(b"?")[0]
-        if path in routes:
-            inference = _OTHER
-        elif inferences:
-            inference = match_infer(lines.target)
+    named, route = match_call(lines.target, inferences, routes) if method == b"POST" else (None, b"")
     restriction = options.restrictions.get("inference")
-    if inference is None or (restriction is not None and not restriction.granted(lines.headers)):
+    if named is None or (restriction is not None and not restriction.granted(lines.headers)):
         head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
         head.report_format = report_format
     else:
         head = RequestHead(
             method=method,
-            target=lines.target if keyed or not inference[0] else b"",
+            target=lines.target if keyed or route else b"",
             version=version,
             headers=lines.headers if keyed else None,
             as_sent=lines.as_sent if keyed else None,
             keep_alive=keep_alive,
             old=old,
             cors=cors,
-            model=inference[0],
-            model_version=inference[1],
-            version_label=inference[2],
+            model=named[0],
+            model_version=named[1],
+            version_label=named[2],
             header_length=header_length,
             content_encoding=single.get(b"content-encoding"),
             response_encoding=compression.choose(", ".join(accepted)),
@@ -164,7 +161,7 @@ def read_head(
             timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
             trace_headers=trace_context.of_values(trace) if trace else None,
             request_id=_request_id(single.get(_REQUEST_ID)),
-            route=b"" if inference[0] else path,
+            route=route,
             report_format=report_format,
             credentials=of_headers(lines.headers) if keyed else (),
         )
@@ -228,10 +225,17 @@ def without_origin(target: bytes) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-def match_infer(target: bytes) -> tuple[str, int | None, str] | None:
-    """The model, and its version or that one's label, whose ``infer`` the target names; None for any other target."""
-    match = _INFER.match(target)
+def match_call(target: bytes, inferences: bool, routes: Collection[bytes]) -> tuple[Named | None, bytes]:
+    """The model of a call that goes around the application, and the path of one that is no inference.
+
+    None for a call of the application's.
+    """
+    match = _CALL.match(target)
     if match is None:
-        return None
+        path = target.partition(b"?")[0]
+        return (_NO_MODEL, path) if path in routes else (None, b"")
+    route = b"" if match[4] == b"infer" else target[: match.end(4)]
+    if not (inferences if not route else b"/v2/models/{model}/" + match[4] in routes):
+        return None, b""
     name = unquote_to_bytes(match[1]).decode(errors="replace")
-    return name, int(match[2]) if match[2] else None, match[3].decode() if match[3] else ""
+    return (name, int(match[2]) if match[2] else None, match[3].decode() if match[3] else ""), route

@@ -68,7 +68,7 @@ class HttpListener:
         assert self._app is not None, "one of the two: this is a bug"
         calls, authority = self._calls, self._authority
         # Callers' names are kept in tasks, which calls of the port's own have not.
-        direct = None if calls is None or authority is not None else calls.direct
+        direct = None if calls is None else calls.direct
         inferences = calls is not None
         context = HttpContext(self._server, self._app, self._tasks, loop, self._options, inferences, direct, authority)
         self._context = context
