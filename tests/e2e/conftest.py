@@ -24,6 +24,7 @@ LONGEST = (
     "test_workers",
     "test_install",
     "test_process_life",
+    "test_lame_duck",
     "test_python_faults",
     "test_wire",
     "test_perf_analyzer",
