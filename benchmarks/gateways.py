@@ -235,12 +235,13 @@ def run(
     answers: int,
     pause_s: float = 0.004,
     stops: int = gateway_stage.SERVER_COUNT,
+    edits: Mapping[str, Mapping[str, str]] = EDITS,
 ) -> dict[str, dict[str, Outcome]]:
     """All events behind these gateways, which have the same servers at the same time. By gateway and event."""
     addresses = [(server.http_port, server.grpc_port) for server in servers]
     with contextlib.ExitStack() as stack:
         gateways = [
-            stack.enter_context(gateway_stage.gateway(name, addresses, directory / name, EDITS[name])) for name in names
+            stack.enter_context(gateway_stage.gateway(name, addresses, directory / name, edits[name])) for name in names
         ]
         stage = Stage(servers, gateways, answers, pause_s, stops)
         stage.wait_until_used()

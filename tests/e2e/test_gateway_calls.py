@@ -98,7 +98,7 @@ def test_http(gateway: Gateway, servers: VanishingServers) -> None:
 def test_http_requests_of_sequences(gateway: Gateway, servers: VanishingServers, path: str) -> None:
     """Those of one sequence go to one server, those of many to all."""
     places = []
-    for number in range(24):
+    for number in range(48):
         headers = {"x-sequence-id": f"{number * 7919}"}
         assert send(gateway, "POST", path, headers, marked=False)[0] == 200  # the connection is kept, if any is
         for _ in range(2):
@@ -141,7 +141,7 @@ def test_grpc(gateway: Gateway, servers: VanishingServers) -> None:
 def test_grpc_requests_of_sequences(gateway: Gateway, servers: VanishingServers) -> None:
     places = []
     with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}", [("grpc.enable_retries", 0)]) as channel:
-        for number in range(24):
+        for number in range(48):
             for name in ("ModelInfer", "ModelStreamInfer"):
                 code, _ = rpc(channel, name, (("x-sequence-id", f"{number * 7919}"),))
                 assert code is grpc.StatusCode.UNAVAILABLE

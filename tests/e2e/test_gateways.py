@@ -44,7 +44,9 @@ SECRET = "a-secret-for-a-test"
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModelServer]]:
     foreign_clients.install()
     sums = tmp_path_factory.mktemp("sums")
-    write_accumulator(sums, "sum", "oldest { max_candidate_sequences: 40 }", "max_sequence_idle_microseconds: 60000000")
+    write_accumulator(
+        sums, "sum", "oldest { max_candidate_sequences: 200 }", "max_sequence_idle_microseconds: 60000000"
+    )
     with gateway_stage.servers(tmp_path_factory.mktemp("servers"), [EXAMPLES, sums], ["--server-timing=true"]) as three:
         yield three
 
@@ -174,16 +176,17 @@ def test_streams_may_be_silent_for_longer_than_a_try(running: dict[str, Gateway]
             for name, each in running.items()
             for scheme, port in (("http", each.http_port), ("grpc", each.grpc_port))
         }
-        assert {place: next(stream).plain("OUT") for place, stream in streams.items()} == dict.fromkeys(streams, 4)
-        assert {place: [each.plain("OUT") for each in stream] for place, stream in streams.items()} == {
-            place: [5] for place in streams
-        }
+        for expected in ([4], [5]):
+            assert {place: [next(stream).plain("OUT")] for place, stream in streams.items()} == dict.fromkeys(
+                streams, expected
+            )
+        assert [list(stream) for stream in streams.values()] == [[]] * len(streams)
 
 
 def test_versions_behind_one_name(gateway: Gateway) -> None:
     """Only the last server has version 2: its answers are right, and the others say that they do not have it."""
     inputs = {"INPUT0": np.array([[1, 2]], np.int32)}
-    outcomes = set()
+    outcomes: set[tuple[int, int | str | None]] = set()
     for url in (f"http://{HOST}:{gateway.http_port}", f"grpc://{HOST}:{gateway.grpc_port}"):
         with modserve.connect(url) as client:
             for version in [1, 2] * 9:
@@ -237,6 +240,10 @@ def test_control_is_refused(gateway: Gateway, servers: list[ModelServer]) -> Non
 # --- sequences --------------------------------------------------------------------------------------------------------
 
 
+MANY = 36
+"""So many sequences that each server gets some: that one of three gets none has a probability of a millionth."""
+
+
 class Sequence:
     """One, over either protocol, with the header that keeps it at one server."""
 
@@ -269,10 +276,10 @@ def sequences(gateway: Gateway, count: int, first: int) -> Iterator[list[Sequenc
 
 def test_each_sequence_stays_with_its_server(gateway: Gateway, servers: list[ModelServer]) -> None:
     before = [server.executions("sum") for server in servers]
-    with sequences(gateway, 16, 100) as opened:
+    with sequences(gateway, MANY, 100) as opened:
         for step, position in ((1, {"sequence_start": True}), (2, {}), (3, {"sequence_end": True})):
             sums = [each.send(step, **position) for each in opened]
-            assert sums == [step * (step + 1) // 2] * 16
+            assert sums == [step * (step + 1) // 2] * MANY
     after = [server.executions("sum") for server in servers]
     assert all(count > earlier for count, earlier in zip(after, before, strict=True)), "all servers have some"
 
@@ -331,11 +338,11 @@ def test_a_server_that_is_lost_in_the_middle_of_sequences(
     """Its sequences end with a clear error; those of the others go on, and no sum is wrong."""
     with ExitStack() as stack:
         opened = {
-            name: stack.enter_context(sequences(each, 12, 1000 * number))
+            name: stack.enter_context(sequences(each, MANY, 1000 * number))
             for number, (name, each) in enumerate(running.items(), 1)
         }
         for each in opened.values():
-            assert [sequence.send(1, sequence_start=True) for sequence in each] == [1] * 12
+            assert [sequence.send(1, sequence_start=True) for sequence in each] == [1] * MANY
         servers[0].program.signal(signal.SIGKILL)
         servers[0].program.wait()
         try:
@@ -347,7 +354,7 @@ def test_a_server_that_is_lost_in_the_middle_of_sequences(
                     except InferenceServerException as error:
                         errors.append(error.message())
                         eventually(functools.partial(is_forgotten, sequence))
-                assert 0 < len(errors) < 12, name
+                assert 0 < len(errors) < MANY, name
                 assert all("gateway: " in text or "START flag" in text for text in errors), errors
         finally:
             servers[0].start()
@@ -363,7 +370,11 @@ def is_forgotten(sequence: Sequence) -> bool:
 
 def test_chaos(servers: list[ModelServer], tmp_path: Path) -> None:
     """What benchmarks/gateways.py does, with fewer requests, and with all gateways at once."""
-    outcomes = gateways.run(NAMES, servers, tmp_path, answers=4, pause_s=0.08, stops=1)
+    # A busy machine may need more than 2 s for a request to the slow server.
+    edits = {
+        name: {before: after.replace("2s", "4s") for before, after in gateways.EDITS[name].items()} for name in NAMES
+    }
+    outcomes = gateways.run(NAMES, servers, tmp_path, answers=4, pause_s=0.08, stops=1, edits=edits)
     for name in NAMES:
         assert gateways.faults(outcomes[name]) == [], name
         assert list(outcomes[name]) == list(gateways.EVENTS)
