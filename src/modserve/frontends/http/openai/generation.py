@@ -1,6 +1,7 @@
 """One request for text: its choices are calls of the model, whose outcomes become one response."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from modserve.core.errors import ModserveError
