@@ -67,7 +67,7 @@ def test_connections_above_the_limit_are_told(limited: ServerProcess) -> None:
             answer = answer_of(dialled(limited.http_port))
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"20 connections open, which is its limit" in answer
-        assert len(re.findall("which is the limit", limited.log)) == 1
+        eventually(lambda: len(re.findall("which is the limit", limited.log)) == 1)
         with socket.create_connection((HOST, limited.http_port), SECONDS, ("127.0.0.2", 0)) as other:
             other.sendall(LIVE)
             assert other.recv(65536).startswith(b"HTTP/1.1 200 "), "another address has its place"

@@ -73,7 +73,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
 def row_count(config: ModelConfig, inputs: Mapping[str, Tensor]) -> int:
     """How many rows the inputs have; 1 for models without a batch dimension, and where inputs differ."""
     sizes = {tensor.shape[:1] for tensor in inputs.values()}
-    return max(1, *next(iter(sizes))) if config.batching and len(sizes) == 1 else 1
+    return max([1, *next(iter(sizes))]) if config.batching and len(sizes) == 1 else 1
 
 
 def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
