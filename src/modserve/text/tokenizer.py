@@ -1,5 +1,6 @@
 """Texts to tokens, by the ``tokenizers`` library. All of it may run on any thread, several at a time."""
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,7 +131,7 @@ def load(folder: Path) -> Tokenizer:
     """That of a folder. Raises UNSUPPORTED without the library, and INTERNAL for a file that it cannot use."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts of several requests are several threads' already
     try:
-        import tokenizers
+        tokenizers = importlib.import_module("tokenizers")
     except ImportError as error:
         raise unsupported(_MISSING) from error
     path = folder / TOKENIZER

@@ -34,6 +34,8 @@ TEXT_CALLS: Final[Mapping[str, frozenset[str]]] = {
 
 def tell(call: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
     """Say in the log, once for each, which fields of the request have no effect."""
+    if known.issuperset(document):
+        return  # as nearly always, at a tenth of the cost
     for name in document.keys() - known - _WITHOUT_EFFECT:
         key = (call, name)
         if document[name] is None or key in _names or len(_names) >= _MOST_NAMES or not _NAME.fullmatch(name):

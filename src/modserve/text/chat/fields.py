@@ -10,7 +10,7 @@ MOST_CHOICES: Final = 128
 _MOST_STOPS = 16
 
 
-_NUMBERS: dict[str, tuple[type, float, float]] = {
+_NUMBERS: dict[str, tuple[type, int | float, int | float]] = {
     "temperature": (float, 0, 2),
     "top_p": (float, 0, 1),
     "min_p": (float, 0, 1),
@@ -21,7 +21,10 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
     "frequency_penalty": (float, -2, 2),
     "repetition_penalty": (float, 0, 100),
 }
-"""Sampling parameters that are numbers: type, least, most. Some are vLLM's, which OpenAI has not."""
+"""Sampling parameters that are numbers: type, least, most. Some are vLLM's, which OpenAI has not.
+
+The bounds are not just `float`, of which the compiled form would make floats: 2**63 - 1 is none.
+"""
 
 SAMPLING: frozenset[str] = frozenset(
     {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}
@@ -123,18 +126,13 @@ def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
     return boolean(options, "include_usage")
 
 
-def _number(name: str, value: object, kind: type, least: float, most: float) -> object:
+def _number(name: str, value: object, kind: type, least: int | float, most: int | float) -> object:
     if type(value) is not int and not (kind is float and type(value) is float):
         raise wrong_type(name, "a whole number" if kind is int else "a number", value)
     assert isinstance(value, int | float), "one of these types: this is a bug"
     if not least <= value <= most:
-        # The compiled form has made floats of the bounds.
-        raise field_error(name, f"'{name}' must be between {_bound_text(least)} and {_bound_text(most)}, not {value}")
+        raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
     return value
-
-
-def _bound_text(bound: float) -> str:
-    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 def _kind(value: object) -> str:
