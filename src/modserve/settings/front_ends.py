@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 
 from . import values
 from .limits import LoopLimits
+from .listen_addresses import Address
 from .options import option
 from .tls import TlsFiles
 from .values import Count, Milliseconds, Port
@@ -21,7 +22,7 @@ class FrontEndSettings:
     """What HTTP and gRPC have in common."""
 
     allow: bool = option(True, "Serve {}.", "allow-{}")
-    address: str = option("0.0.0.0", "Address that {} listens on.")
+    address: Address = option("0.0.0.0", "Address that {} listens on; unix:PATH for a Unix socket.")
     port: Port = 0
     reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
     header_pattern: values.HeaderPattern = option(
