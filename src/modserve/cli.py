@@ -218,7 +218,7 @@ def run(
         opened.append(ports)
         _log.info("modserve %s, %s", __version__, form())
         for each in listen_addresses(settings):
-            if speaks:
+            if speaks and each.name in ports.by_name:
                 say(f"{each.name} listening on {place(each.address, ports.by_name[each.name])}")
 
     def on_loaded(server: "InferenceServer") -> None:
@@ -270,8 +270,8 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
     logged = settings.log.error and not settings.log.file and sys.stdout.isatty() and sys.stderr.isatty()
     paragraphs = [console.models_table(entries, logged=logged)]
     if waiting:
-        restricted = "model-repository" in settings.http.restrictions
-        paragraphs.append(console.waiting_line(waiting, None if restricted else place))
+        known = "model-repository" not in settings.http.restrictions and not settings.admin_address
+        paragraphs.append(console.waiting_line(waiting, place if known else None))
     elif not entries:
         listed = ", ".join(map(str, settings.repositories))
         paragraphs.append(f"There are no models in {listed}. Each model needs its own directory: NAME/1/model.onnx")

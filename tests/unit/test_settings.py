@@ -54,6 +54,7 @@ TRITONSERVER_OPTIONS = re.findall(
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
     "access-log",
+    "admin-address",
     "audit-log",
     "auth-file",
     "auth-open",

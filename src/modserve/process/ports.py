@@ -80,8 +80,8 @@ def _by(user: str) -> str:
 
 
 _ADVICE = {
-    errno.EADDRINUSE: "the port is in use{by}; '{option}' chooses another one",
-    errno.EACCES: "this user may not open it; '{option}' chooses another one",
+    errno.EADDRINUSE: "the port is in use{by}; '--{name}-port' chooses another one",
+    errno.EACCES: "this user may not open it; '--{name}-port' chooses another one",
     errno.EADDRNOTAVAIL: "this machine does not have that address; '--{name}-address' chooses another one",
 }
 _NO_FILES = "this user may not make files in {directory}; '{option}' chooses another place"
@@ -104,11 +104,11 @@ def opening(name: str, address: str, port: int) -> Iterator[None]:
         number = error.errno or 0
         in_use = number == errno.EADDRINUSE and not path
         user = owner(port) if in_use else ""
-        see = "'" if option.endswith("-address") else f"' and '--{name.lower()}-port'"
-        advice = (_SOCKET_ADVICE if path else _ADVICE).get(number) or "{error}; see '--{name}-address" + see
+        advice = (_SOCKET_ADVICE if path else _ADVICE).get(number) or "{error}; see '--{name}-address' and '{option}'"
         directory = os.path.dirname(path) or os.curdir
         words = {"name": name.lower(), "option": option, "by": _by(user), "directory": directory, "error": error}
-        raise PortError([RefusedPort(name, address, port, advice.format(**words), in_use, user)]) from error
+        text = advice.format(**words).replace("--admin-port", option)
+        raise PortError([RefusedPort(name, address, port, text, in_use, user)]) from error
 
 
 class PortOpenings:

@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from . import values
+from .addresses import Address
 from .limits import LoopLimits
-from .listen_addresses import Address
 from .options import option
 from .tls import TlsFiles
 from .values import Count, Milliseconds, Port

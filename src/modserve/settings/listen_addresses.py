@@ -1,50 +1,12 @@
 """Where a server with its settings listens."""
 
-import re
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-from pydantic import AfterValidator
+from typing import NamedTuple
 
 from modserve.core.runtime import unix_socket
 
-from .options import option
+from .settings import Settings
 
-if TYPE_CHECKING:
-    from .settings import Settings
-
-_ADMIN = re.compile(r"(?P<host>|\[[0-9A-Fa-f:.]+\]|[^\s/?#,@:\[\]]+):(?P<port>[0-9]{1,5})")
 _ANY_HOST, _LOOPBACK = "0.0.0.0", "127.0.0.1"
-
-
-def _address(text: str) -> str:
-    """The help does not say that it may also be a socket that the process has inherited."""
-    unix_socket.check(text)
-    return text
-
-
-def _admin_address(text: str) -> str:
-    if not text or text.startswith(unix_socket.PREFIX):
-        return _address(text)
-    match = _ADMIN.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
-        raise ValueError(f"'{text}' is not an address; expected HOST:PORT, :PORT or unix:PATH")
-    return text
-
-
-Address = Annotated[str, AfterValidator(_address)]
-AdminAddress = Annotated[str, AfterValidator(_admin_address)]
-ADMIN: Any = option(
-    "",
-    "Address for operators, HOST:PORT, :PORT or unix:PATH, that serves all that HTTP serves, and metrics. The other "
-    "ports then do not load models, list the repository, change routings or settings, or have pages for browsers.",
-    default_in_words="none",
-)
-METRICS: Any = option(
-    "",
-    "Address that the metrics port listens on; unix:PATH for a Unix socket. With --admin-address there is such a port "
-    "only if this or --metrics-port is set.",
-    default_in_words="that of HTTP; 127.0.0.1 if that is a Unix socket",
-)
 
 
 class ListenAddress(NamedTuple):
@@ -72,7 +34,7 @@ def place(address: str, port: int) -> str:
     return unix_socket.shown(address) if unix_socket.path_of(address) else f"{address}:{port}"
 
 
-def listen_addresses(settings: "Settings") -> list[ListenAddress]:
+def listen_addresses(settings: Settings) -> list[ListenAddress]:
     """All of a server: HTTP, gRPC, metrics and admin, as far as they are served."""
     http, grpc = settings.http, settings.grpc
     served = []
@@ -84,7 +46,7 @@ def listen_addresses(settings: "Settings") -> list[ListenAddress]:
     return [*served, *(each for each in (metrics, admin) if each is not None)]
 
 
-def metrics_address_of(settings: "Settings") -> ListenAddress | None:
+def metrics_address_of(settings: Settings) -> ListenAddress | None:
     """Of the metrics alone. Beside an admin port, which has them, it is only there where its address or port is set."""
     own = settings.metrics_address or "metrics_port" in settings.model_fields_set
     if not settings.allow_metrics or (settings.admin_address and not own):
@@ -94,7 +56,7 @@ def metrics_address_of(settings: "Settings") -> ListenAddress | None:
     return ListenAddress("metrics", address, settings.metrics_port)
 
 
-def admin_address_of(settings: "Settings") -> ListenAddress | None:
+def admin_address_of(settings: Settings) -> ListenAddress | None:
     """A Unix socket has no TLS; a port has that of HTTP."""
     address = settings.admin_address
     if not address:
