@@ -113,7 +113,7 @@ def errors() -> str:
 
 
 def calls() -> str:
-    """Every path and RPC by what it needs, and where. Paths of versions and labels need what those of their model do."""
+    """Every path and RPC by what it needs, and the ports that have it. Those of versions and labels are left out."""
     paths: dict[tuple[CallNeed, bool], list[str]] = {}
     rpcs: dict[tuple[CallNeed, bool], list[str]] = {}
     for path, of_path in PATH_NEEDS.items():

@@ -105,9 +105,11 @@ class AsyncHttpTransport:
                 return kept
             kept.close()
         async with asyncio.timeout(CONNECT_SECONDS):
-            streams = await asyncio.open_connection(
-                self._address.host, self._address.port, ssl=self._tls, limit=_BUFFER
-            )
+            if self._address.socket:
+                streams = await asyncio.open_unix_connection(self._address.socket, limit=_BUFFER)
+            else:
+                place = self._address.host, self._address.port
+                streams = await asyncio.open_connection(*place, ssl=self._tls, limit=_BUFFER)
         return _Connection(*streams)
 
     def _head(self, request: HttpRequest) -> bytes:

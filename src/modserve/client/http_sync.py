@@ -109,9 +109,12 @@ class HttpTransport:
             if not _has_ended(kept.sock):
                 return kept
             kept.close()
-        host, port = self._address.host, self._address.port
+        host, port, file = self._address.host, self._address.port, self._address.socket
         seconds = CONNECT_SECONDS if timeout is None else min(timeout, CONNECT_SECONDS)
-        if self._tls is None:
+        connection: http.client.HTTPConnection
+        if file:
+            connection = UnixConnection(file, timeout=seconds)
+        elif self._tls is None:
             connection = http.client.HTTPConnection(host, port, timeout=seconds)
         else:
             connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
@@ -122,7 +125,8 @@ class HttpTransport:
                 raise
             no_connection = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
             raise unreachable(str(self._address), no_connection) from error
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not file:
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
     def _release(self, exchange: "_Exchange") -> None:
@@ -132,6 +136,23 @@ class HttpTransport:
                     self._idle.append(exchange.connection)
                     return
         exchange.connection.close()
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """A connection to the Unix socket at `path`."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.close()
+            raise
 
 
 def _has_ended(sock: socket.socket | None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modserve.client.address import Access, Address, parse
+from modserve.client.address import Access, Address, is_url, parse
 from modserve.core.errors import invalid
 from modserve.settings.access import VARIABLE as KEY_VARIABLE
 
@@ -25,8 +25,11 @@ class Destination:
 
 
 def address(url: str) -> Address:
-    """Read ``http://…``, ``https://…``, ``grpc://…`` or ``grpcs://…``; a bare host is HTTP. Raises INVALID_ARG."""
-    return parse(url if "://" in url else f"http://{url}")
+    """Read ``http://…``, ``https://…``, ``grpc://…``, ``grpcs://…`` or ``unix:PATH``; a bare host is HTTP.
+
+    Raises INVALID_ARG.
+    """
+    return parse(url if is_url(url) or "://" in url else f"http://{url}")
 
 
 def destination(options: Namespace) -> Destination:

@@ -57,7 +57,7 @@ def _security(options: Namespace) -> Iterator[Check]:
         )
     place = address(options.url)
     if place.over_grpc:
-        raise UsageError("option '--url': expected the HTTP port, http://HOST:PORT or https://HOST:PORT")
+        raise UsageError("option '--url': expected the HTTP port, http://HOST:PORT, https://HOST:PORT or unix:PATH")
     return security_probe.all_checks(place)
 
 

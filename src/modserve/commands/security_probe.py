@@ -6,6 +6,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 
 from modserve.client.address import CONNECT_SECONDS, Access, Address
+from modserve.client.http_sync import UnixConnection
 
 from .doctor_checks import OK, PROBLEM, Check
 from .errors import UnreachableError
@@ -105,9 +106,12 @@ def _metrics(address: Address, level: str) -> Iterator[Check]:
 def _ask(address: Address, method: str, path: str) -> _StatusText:
     """The call shows no key, so whoever answers learns nothing: certificates are not checked."""
     place = address.host, address.port
-    if address.secure:
+    connection: HTTPConnection
+    if address.socket:
+        connection = UnixConnection(address.socket, CONNECT_SECONDS)
+    elif address.secure:
         context = Access(insecure=True).context()
-        connection: HTTPConnection = HTTPSConnection(*place, timeout=CONNECT_SECONDS, context=context)
+        connection = HTTPSConnection(*place, timeout=CONNECT_SECONDS, context=context)
     else:
         connection = HTTPConnection(*place, timeout=CONNECT_SECONDS)
     try:

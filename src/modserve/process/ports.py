@@ -87,7 +87,7 @@ _ADVICE = {
 _NO_FILES = "this user may not make files in {directory}; '{option}' chooses another place"
 _SOCKET_ADVICE = {
     errno.EADDRINUSE: "another server listens there; '{option}' chooses another place",
-    errno.EEXIST: "there is a file that is no socket; remove it, or '{option}' chooses another place",
+    errno.EEXIST: "there is something that is no socket; remove it, or '{option}' chooses another place",
     errno.ENOENT: "there is no directory {directory}; make it, or '{option}' chooses another place",
     errno.ENOTDIR: "{directory} is no directory; '{option}' chooses another place",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _NO_FILES),

@@ -25,9 +25,7 @@ class SharedConnection:
             if self.connection is not None and self.connection.usable:
                 return self.connection
             connection = Http2ClientConnection(self._fields)
-            endpoint = self._endpoint
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: connection, endpoint.host, endpoint.port, ssl=endpoint.secure)
+            await self._endpoint.connect(lambda: connection)
             await connection.ready
             self.connection = connection
             return connection

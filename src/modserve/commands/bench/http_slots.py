@@ -43,9 +43,7 @@ class HttpSlot(asyncio.Protocol):
 
     async def open(self) -> None:
         """Raises OSError."""
-        loop = asyncio.get_running_loop()
-        endpoint = self._endpoint
-        await loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=endpoint.secure)
+        await self._endpoint.connect(lambda: self)
 
     def send(self, index: int, tag: bytes = b"") -> None:
         transport = self._transport

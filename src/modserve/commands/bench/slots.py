@@ -1,10 +1,13 @@
 """A slot sends one request at a time and reports its response. There are slots for HTTP and for gRPC."""
 
+import asyncio
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
+
+from modserve.client.address import Address
 
 clock = time.perf_counter_ns
 """Nanoseconds of the clock that all latencies are differences of."""
@@ -45,9 +48,25 @@ class Endpoint:
     host: str
     port: int
     secure: ssl.SSLContext | None = None
+    socket: str = ""
+    """The path of a Unix socket, in place of host and port."""
+
+    @classmethod
+    def of(cls, address: Address, secure: ssl.SSLContext | None) -> Self:
+        return cls(address.host, address.port, secure, address.socket)
+
+    async def connect(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if self.socket:
+            await loop.create_unix_connection(protocol, self.socket)
+        else:
+            await loop.create_connection(protocol, self.host, self.port, ssl=self.secure)
 
     @property
     def authority(self) -> str:
+        if self.socket:
+            return self.host
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 

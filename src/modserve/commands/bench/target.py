@@ -109,7 +109,7 @@ def slot_factory(
     context = access.context() if place.secure else None
     if context is not None:
         context.set_alpn_protocols(["h2"] if place.over_grpc else ["http/1.1"])
-    endpoint = Endpoint(place.host, place.port, context)
+    endpoint = Endpoint.of(place, context)
     name, version = model.name, model.version
     if place.over_grpc:
         parameters = {_EMPTY_FINAL: True} if model.decoupled else {}

@@ -39,7 +39,7 @@ def text_session(server: Destination, model: str, options: TextLoad) -> Iterator
     context = server.access.context() if place.secure else None
     if context is not None:
         context.set_alpn_protocols(["http/1.1"])
-    endpoint = Endpoint(place.host, place.port, context)
+    endpoint = Endpoint.of(place, context)
     remote = connect(server)
     try:
         counter = TextCounter(options.limits, streams=calls.streams, numbered=options.prompts is None)
