@@ -15,6 +15,7 @@ from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopbac
 _NOBODY = "modserve-doctor-none"
 """A model that there is not."""
 _REFUSALS = (401, 403)
+_ABSENT = "Not Found"
 _LARGEST = 65_536
 _METRICS_PORT = re.compile(r"at port (\d+)")
 
@@ -25,14 +26,14 @@ class _StatusText(NamedTuple):
 
 
 class _Probe(NamedTuple):
-    """A call. It is open unless its status is a refusal, or its text says `otherwise`."""
+    """A call. It is open unless its status is a refusal, or its text says that there is none, or `otherwise`."""
 
     name: str
     method: str
     path: str
     text: str
     advice: str
-    otherwise: str = "Not Found"
+    otherwise: str = _ABSENT
 
 
 _PROBES = (
@@ -78,7 +79,7 @@ def all_checks(address: Address) -> Iterator[Check]:
         response = _ask(address, probe.method, probe.path)
         if response.status in _REFUSALS:
             yield Check(OK, probe.name, "refused without a key or header")
-        elif probe.otherwise in response.text:
+        elif probe.otherwise in response.text or _ABSENT in response.text:
             yield Check(OK, probe.name, f"not served: {response.text[:200]}")
         else:
             yield Check(level, probe.name, f"open: {probe.text}", probe.advice)
