@@ -153,6 +153,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:
+        reservation.close()
         _log.error("cannot create the directory for the workers' sockets; set TMPDIR to another place: %s", error)
         return 1
     workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory)

@@ -44,7 +44,7 @@ async def listen(
 ) -> ListeningSocket:
     """Open a host's port, or a Unix socket (``unix:PATH``). `protocol` makes one for each connection. Raises OSError.
 
-    An inherited socket (``fd:NUMBER``) stays open for other workers, and so does its file.
+    An inherited socket (``fd@NUMBER``) stays open for other workers, and so does its file.
     """
     loop, tls = asyncio.get_running_loop(), tls or {}
     if unix_socket.path_of(address):

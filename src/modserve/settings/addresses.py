@@ -19,7 +19,7 @@ def _address(text: str) -> str:
 
 
 def _admin_address(text: str) -> str:
-    if not text or text.startswith(unix_socket.PREFIX):
+    if not text or unix_socket.is_socket(text):
         return _address(text)
     match = _ADMIN.fullmatch(text)
     if match is None or int(match["port"]) > 65535:

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 PREFIX: Final = "unix:"
-_INHERITED: Final = "fd:"
+_INHERITED: Final = "fd@"
 LONGEST: Final = 107
 """Bytes of a path, by the system's limit."""
 MODE: Final = 0o660
@@ -24,7 +24,7 @@ PEER: Final = "unix"
 
 
 def path_of(address: str) -> str:
-    """The path of ``unix:PATH`` and ``unix:///PATH``, or of the socket in ``fd:NUMBER``; empty for other addresses."""
+    """The path of ``unix:PATH`` and ``unix:///PATH``, or of the socket in ``fd@NUMBER``; empty for other addresses."""
     if address.startswith(PREFIX):
         path = address.removeprefix(PREFIX)
         return path[2:] if path.startswith("///") else path
@@ -32,6 +32,11 @@ def path_of(address: str) -> str:
         return ""
     with closing(socket.socket(fileno=os.dup(_descriptor(address)))) as inherited:
         return str(inherited.getsockname())
+
+
+def is_socket(address: str) -> bool:
+    """Whether it is no host's."""
+    return address.startswith((PREFIX, _INHERITED))
 
 
 def shown(address: str) -> str:

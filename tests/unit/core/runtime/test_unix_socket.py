@@ -121,7 +121,7 @@ def test_a_socket_that_is_inherited(path: str) -> None:
         assert unix_socket.path_of(address) == path
         assert unix_socket.shown(address) == f"unix:{path}"
         child = os.dup(parent.fileno())
-        with closing(unix_socket.opened(f"fd:{child}", 5)) as opened:
+        with closing(unix_socket.opened(f"fd@{child}", 5)) as opened:
             assert not opened.get_inheritable()
             assert connected(path)
         assert connected(path)  # the parent still has it
