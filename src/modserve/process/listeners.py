@@ -65,6 +65,7 @@ def admin_settings(http: HttpSettings, own: ListenAddress, reuse_port: bool) -> 
         port=own.port,
         reuse_port=reuse_port,
         cors_allow_origin=frozenset(),
+        for_operators=True,
         use_ssl=own.secure and http.use_ssl,
         use_ssl_mutual=own.secure and http.use_ssl_mutual,
     )

@@ -109,6 +109,8 @@ class HttpSettings(FrontEndSettings):
         value="ORIGIN",
         several=True,
     )
+    for_operators: bool = False
+    """The port is for operators: no origin is allowed. No option sets it."""
 
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -22,9 +22,11 @@ from modserve.frontends.http.application import Application
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.deferred import made
 from modserve.frontends.http.wire.context import HttpContext
+from modserve.process.listeners import admin_settings
 from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS, CATEGORIES, PATH_CATEGORY, http_restrictions
 from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, HttpSettings
+from modserve.settings.listen_addresses import ListenAddress
 
 BROWSER = {"Accept": "text/html"}
 UNKNOWN = {"error": "Not Found"}
@@ -150,6 +152,25 @@ async def test_the_admin_port_has_everything_and_metrics(server: LocalServer, ta
     client = Client(port.site)
     client.send(infer())
     assert (await client.receive())[0].status == 200
+
+
+async def test_no_other_origin_calls_the_admin_port(server: LocalServer, tasks: asyncio.TaskGroup) -> None:
+    """Also one that may call the HTTP port: its page would unload models in an operator's browser."""
+    friend = "https://friend.example"
+    http = HttpSettings(cors_allow_origin=frozenset({friend, "*"}), allow_host=frozenset({"localhost"}))
+    options = admin_settings(http, ListenAddress("admin", "unix:/run/a", 0), reuse_port=False)
+    port = Port(server, tasks, options)
+    unload = "/v2/repository/models/simple/unload"
+    for headers in ({"Origin": friend}, {"Origin": friend, "Sec_Fetch_Site": "cross-site"}, {"Origin": "null"}):
+        answer = await port.ask("POST", unload, Content_Type="text/plain", **headers)
+        text = f"a page of '{headers['Origin']}' may not call the admin port"
+        assert (answer.status, json.loads(answer.body)) == (403, {"error": text})
+    answer = await port.ask("POST", unload, Sec_Fetch_Site="cross-site")
+    assert json.loads(answer.body) == {"error": "a page of another site may not call the admin port"}
+    preflight = await port.ask("OPTIONS", unload, Origin=friend, Access_Control_Request_Method="POST")
+    assert not [name for name in preflight.headers if name.startswith("access-control")]
+    own = await port.ask("POST", unload, Origin="http://localhost", Sec_Fetch_Site="same-origin")
+    assert (own.status, b"explicit model load / unload is not allowed" in own.body) == (503, True)
 
 
 async def test_the_grpc_port_does_not_know_their_rpcs(server: LocalServer) -> None:
