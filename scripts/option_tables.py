@@ -7,6 +7,7 @@ from modserve.access.identity import KINDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
 from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
+from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
 from modserve.settings.triton_options import WITHOUT_EFFECT
@@ -112,22 +113,24 @@ def errors() -> str:
 
 
 def calls() -> str:
-    """Every path and RPC by what it needs. Paths of versions and labels need what those of their model do."""
-    paths: dict[CallNeed, list[str]] = {}
-    rpcs: dict[CallNeed, list[str]] = {}
+    """Every path and RPC by what it needs, and the ports that have it. Those of versions and labels are left out."""
+    paths: dict[tuple[CallNeed, bool], list[str]] = {}
+    rpcs: dict[tuple[CallNeed, bool], list[str]] = {}
     for path, of_path in PATH_NEEDS.items():
         if "{version}" not in path and "{label}" not in path:
             for method, each in {"": of_path.usual, **of_path.others}.items():
-                paths.setdefault(each, []).append(f"`{method} {path}`" if method else f"`{path}`")
+                text = f"`{method} {path}`" if method else f"`{path}`"
+                paths.setdefault((each, path in ADMIN_PATHS), []).append(text)
     for rpc, each in RPC_NEEDS.items():
-        rpcs.setdefault(each, []).append(f"`{rpc}`")
-    order = sorted({*paths, *rpcs}, key=lambda need: (KINDS.index(need.kind), list(Reach).index(need.reach)))
+        rpcs.setdefault((each, rpc in ADMIN_RPCS), []).append(f"`{rpc}`")
+    order = {*paths, *rpcs}
     rows = []
-    for need in order:
+    for key in sorted(order, key=lambda row: (KINDS.index(row[0].kind), list(Reach).index(row[0].reach), row[1])):
+        need, admin = key
         kind = "none" if need.reach in (Reach.OPEN, Reach.HEALTH) else "any" if need.reach is Reach.ANY else need.kind
-        listed = ", ".join(paths.get(need, [])), ", ".join(rpcs.get(need, []))
-        rows.append(f"| {kind} | {need.reach.value} | {listed[0]} | {listed[1]} |")
-    return "\n".join(["", "| scope | about | HTTP | gRPC |", "|---|---|---|---|", *rows, "", ""])
+        listed = ", ".join(paths.get(key, [])), ", ".join(rpcs.get(key, []))
+        rows.append(f"| {kind} | {need.reach.value} | {'admin' if admin else 'all'} | {listed[0]} | {listed[1]} |")
+    return "\n".join(["", "| scope | about | ports | HTTP | gRPC |", "|---|---|---|---|---|", *rows, "", ""])
 
 
 TABLES = (

@@ -16,6 +16,7 @@ from .__about__ import __version__
 from .commands import table
 from .commands.table import COMMANDS
 from .core.errors import ModserveError
+from .core.runtime import unix_socket
 from .core.runtime.event_loop import new_event_loop
 from .form import form, stale_module
 from .observability.logging import Logs
@@ -24,6 +25,7 @@ from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
 from .settings.access import VARIABLE
+from .settings.listen_addresses import listen_addresses, place
 from .settings.options import did_you_mean
 from .workers.identity import WorkerIdentity
 
@@ -151,6 +153,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:
+        reservation.close()
         _log.error("cannot create the directory for the workers' sockets; set TMPDIR to another place: %s", error)
         return 1
     notice = settings.shutdown_delay_secs
@@ -159,8 +162,6 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     return _become(supervisor.arguments(settings.log, worker, workers, descriptors))
 
 
-_LONGEST_SOCKET = 107
-"""Bytes of a Unix-domain socket's path."""
 _LONGEST_NAME = "255.sequences"
 
 
@@ -170,7 +171,7 @@ def meeting_place(parent: str) -> Path:
     Raises OSError.
     """
     directory = tempfile.mkdtemp(prefix="modserve-workers-", dir=parent)
-    if len(os.fsencode(str(Path(directory) / _LONGEST_NAME))) > _LONGEST_SOCKET:
+    if len(os.fsencode(str(Path(directory) / _LONGEST_NAME))) > unix_socket.LONGEST:
         os.rmdir(directory)
         directory = tempfile.mkdtemp(prefix="modserve-workers-", dir="/tmp")
     return Path(directory)
@@ -218,13 +219,9 @@ def run(
     def on_open(ports: "Ports") -> None:
         opened.append(ports)
         _log.info("modserve %s, %s", __version__, form())
-        for name, address, port in (
-            ("HTTP", settings.http.address, ports.http),
-            ("gRPC", settings.grpc.address, ports.grpc),
-            ("metrics", settings.metrics_address or settings.http.address, ports.metrics),
-        ):
-            if port is not None and speaks:
-                say(f"{name} listening on {address}:{port}")
+        for each in listen_addresses(settings):
+            if speaks and each.name in ports.by_name:
+                say(f"{each.name} listening on {place(each.address, ports.by_name[each.name])}")
 
     def on_loaded(server: "InferenceServer") -> None:
         if speaks:
@@ -275,8 +272,8 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
     logged = settings.log.error and not settings.log.file and sys.stdout.isatty() and sys.stderr.isatty()
     paragraphs = [console.models_table(entries, logged=logged)]
     if waiting:
-        restricted = "model-repository" in settings.http.restrictions
-        paragraphs.append(console.waiting_line(waiting, None if restricted else place))
+        known = "model-repository" not in settings.http.restrictions and not settings.admin_address
+        paragraphs.append(console.waiting_line(waiting, place if known else None))
     elif not entries:
         listed = ", ".join(map(str, settings.repositories))
         paragraphs.append(f"There are no models in {listed}. Each model needs its own directory: NAME/1/model.onnx")

@@ -29,6 +29,7 @@ LONGEST = (
     "test_wire",
     "test_perf_analyzer",
     "test_what_to_try",
+    "test_unix_sockets",
     "test_grpc_busy_connections",
     "test_examples_python",
     "test_remote_azure",

@@ -26,6 +26,7 @@ ELSEWHERE = "http://triton:8000"
 BESIDE = "18100"
 """A port on pages that another server has."""
 CLONE = "/path/to/modserve"
+_NUMBERS = {"HTTP": "8000", "gRPC": "8001", "metrics": "8002", "admin": "8003"}
 _SHELL = re.compile(r"[|&;<>]|\$\(|^\s*(export|cd) ")
 _FAILURE = re.compile(r"^modserve: |\berror\b|\bproblem\b", re.MULTILINE)
 """What a page shows of a command that is meant to fail."""
@@ -111,8 +112,10 @@ class PageRunner:
             assert not trouble, trouble
 
     def _ports(self) -> dict[str, int]:
-        server = self._server or self._shared()
-        return {"8000": server.http_port, "8001": server.grpc_port, "8002": server.metrics_port}
+        """The numbers on pages, and those that the loaded server has instead. It may have fewer."""
+        log = (self._server or self._shared()).log
+        opened = dict(re.findall(r"^(HTTP|gRPC|metrics|admin) listening on \S+:(\d+)$", log, re.MULTILINE))
+        return {port: int(opened[name]) for name, port in _NUMBERS.items() if name in opened}
 
     def _here(self, text: str) -> str:
         if ELSEWHERE in text:
@@ -189,6 +192,7 @@ class PageRunner:
         """Starts a server in the place of the one before; what it prints until its models have loaded."""
         self.stop()
         options = [self._here(word) for word in words if word != "serve"]
+        options = [re.sub(r"^(--admin-address=.*:)\d+$", r"\g<1>0", option) for option in options]
         server = self._running.enter_context(
             started(options=[*options, "--event-loop-warning-ms=0"], directory=self.place)
         )

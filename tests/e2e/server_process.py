@@ -57,7 +57,8 @@ class ServerProcess:
         command = [*before, *(program or (sys.executable, "-m", "modserve", "serve"))]
         for repository in repositories:
             command += ["--model-repository", str(repository)]
-        for port in ("--http-port", "--grpc-port", "--metrics-port"):
+        has_admin = any(option.startswith("--admin-address") for option in options)  # which has the metrics
+        for port in ("--http-port", "--grpc-port", *(() if has_admin else ("--metrics-port",))):
             if not any(option.startswith(port) for option in options):
                 command += [port, "0"]
         if not any(option.startswith("--event-loop-warning-ms") for option in options):
@@ -130,6 +131,10 @@ class ServerProcess:
     @property
     def metrics_port(self) -> int:
         return self._port("metrics")
+
+    @property
+    def admin_port(self) -> int:
+        return self._port("admin")
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

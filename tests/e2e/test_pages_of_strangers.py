@@ -112,6 +112,17 @@ def test_a_stranger_s_page_orders_nothing(
     assert http(server.http_port, "GET", "/v2/logging").json == before
 
 
+def test_a_stranger_s_page_unloads_nothing(browser: webdriver.Chrome, server: ServerProcess, pages: int) -> None:
+    path = "/v2/repository/models/simple"
+    assert http(server.http_port, "POST", f"{path}/load", b"{}").status == 200
+    browser.get(f"http://{STRANGER}:{pages}/")
+    for mode in ("no-cors", "cors"):
+        send(browser, f"http://localhost:{server.http_port}{path}/unload", mode=mode)
+    assert loaded(server)
+    assert http(server.http_port, "POST", f"{path}/unload", b"{}").status == 200
+    assert not loaded(server)
+
+
 def test_another_port_of_this_machine_is_another_origin(
     browser: webdriver.Chrome, server: ServerProcess, pages: int
 ) -> None:

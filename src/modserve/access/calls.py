@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from modserve.protocol.restricted import DRAIN, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
+from modserve.protocol.restricted import ADMIN_PATHS, DRAIN, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
 
 from .identity import CallKind
 
@@ -111,20 +111,34 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
 
 
-_PATTERNS: Final = [
-    (_pattern(template), PATH_NEEDS[template])
-    for template in sorted(PATH_NEEDS, key=lambda template: (template.count("{"), -len(template)))
-    if "{" in template
-]
-"""The special before the general."""
+class _Needs:
+    """What calls need, by path template."""
+
+    def __init__(self, needs: Mapping[str, PathNeed]) -> None:
+        order = sorted(needs, key=lambda template: (template.count("{"), -len(template)))
+        self._exact = {template: needs[template] for template in order if "{" not in template}
+        self._patterns = [(_pattern(template), needs[template]) for template in order if "{" in template]
+        """The special before the general."""
+
+    def of(self, method: str, path: str) -> tuple[CallNeed, str]:
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact.of(method), ""
+        for pattern, need in self._patterns:
+            if (match := pattern.fullmatch(path)) is not None:
+                return need.of(method), match.groupdict().get("model", "")
+        return ANY, ""
+
+
+_ALL: Final = _Needs(PATH_NEEDS)
+_OF_CLIENTS: Final = _Needs({template: need for template, need in PATH_NEEDS.items() if template not in ADMIN_PATHS})
 
 
 def need_of(method: str, path: str) -> tuple[CallNeed, str]:
     """What a call to a decoded path needs, and the model that it names; empty for none."""
-    exact = PATH_NEEDS.get(path)
-    if exact is not None and "{" not in path:
-        return exact.of(method), ""
-    for pattern, need in _PATTERNS:
-        if (match := pattern.fullmatch(path)) is not None:
-            return need.of(method), match.groupdict().get("model", "")
-    return ANY, ""
+    return _ALL.of(method, path)
+
+
+def clients_need_of(method: str, path: str) -> tuple[CallNeed, str]:
+    """The same where another port serves the calls of operators: their paths are like those that nobody has."""
+    return _OF_CLIENTS.of(method, path)

@@ -1,4 +1,7 @@
-"""Addresses of servers, with the headers and TLS files for connections."""
+"""Addresses of servers, with the headers and TLS files for connections.
+
+A server's Unix socket is ``unix:PATH``, and speaks HTTP.
+"""
 
 import re
 import ssl
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modserve.core.errors import Code
+from modserve.core.runtime import unix_socket
 
 from .errors import ClientError
 
@@ -26,6 +30,7 @@ class Address:
     """Where a server is. `prefix` is the path in front of ``/v2``; `host` has no brackets.
 
     `name` is set where `host` is one of the addresses of a name: certificates and ``Host`` headers have the name.
+    `socket` is the path of a Unix socket; scheme, host and port are those of HTTP on this machine then.
     """
 
     scheme: str
@@ -33,6 +38,7 @@ class Address:
     port: int
     prefix: str = ""
     name: str = ""
+    socket: str = ""
 
     @property
     def secure(self) -> bool:
@@ -44,6 +50,8 @@ class Address:
 
     @property
     def authority(self) -> str:
+        if self.socket:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -57,7 +65,7 @@ class Address:
         return f"{self.name}:{self.port}" if self.name else self.authority
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}{self.prefix}"
+        return f"{unix_socket.PREFIX}{self.socket}" if self.socket else f"{self.scheme}://{self.authority}{self.prefix}"
 
     def at_port(self, port: int, scheme: str) -> "Address":
         """Another port of the same host."""
@@ -126,11 +134,17 @@ class Access:
 
 def is_url(target: str) -> bool:
     """Whether `target` names a server by its address; other schemes are those of model repositories."""
-    return target.partition("://")[0].lower() in PORTS and "://" in target
+    return target.startswith(unix_socket.PREFIX) or (target.partition("://")[0].lower() in PORTS and "://" in target)
 
 
 def parse(url: str) -> Address:
     """Raises INVALID_ARG."""
+    if url.startswith(unix_socket.PREFIX):
+        try:
+            unix_socket.check(url)
+        except ValueError as error:
+            raise ClientError(Code.INVALID_ARG, str(error)) from None
+        return Address("http", "localhost", PORTS["http"], socket=unix_socket.path_of(url))
     try:
         parts = urllib.parse.urlsplit(url)
         host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from modserve.core.errors import Code
 
-from .address import Address, parse
+from .address import Address, is_url, parse
 from .errors import ClientError
 
 _DNS = {"dns": "http", "dns+http": "http", "dns+https": "https", "dns+grpc": "grpc", "dns+grpcs": "grpcs"}
@@ -44,7 +44,7 @@ def addresses(text: str, resolve: Lookup = lookup) -> list[Address]:
         if scheme in _DNS:
             servers |= dict.fromkeys(_of_name(part, _DNS[scheme], resolve))
         else:
-            servers[parse(part if scheme else f"http://{part}")] = None
+            servers[parse(part if scheme or is_url(part) else f"http://{part}")] = None
     return list(servers)
 
 

@@ -105,13 +105,16 @@ class AsyncHttpTransport:
                 return kept
             kept.close()
         async with asyncio.timeout(CONNECT_SECONDS):
-            streams = await asyncio.open_connection(
-                self._address.host,
-                self._address.port,
-                ssl=self._tls,
-                server_hostname=self._address.host_name if self._tls else None,
-                limit=_BUFFER,
-            )
+            if self._address.socket:
+                streams = await asyncio.open_unix_connection(self._address.socket, limit=_BUFFER)
+            else:
+                streams = await asyncio.open_connection(
+                    self._address.host,
+                    self._address.port,
+                    ssl=self._tls,
+                    server_hostname=self._address.host_name if self._tls else None,
+                    limit=_BUFFER,
+                )
         return _Connection(*streams)
 
     def _head(self, request: HttpRequest) -> bytes:

@@ -120,6 +120,10 @@ class HttpTransport:
 
     def _open(self, seconds: float) -> http.client.HTTPConnection:
         """A new connection, which names the host by `Address.host_name`. Raises OSError."""
+        if self._address.socket:
+            connection: http.client.HTTPConnection = UnixConnection(self._address.socket, timeout=seconds)
+            connection.connect()
+            return connection
         name, port = self._address.host_name, self._address.port
         sock = socket.create_connection((self._address.host, port), seconds)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -138,6 +142,23 @@ class HttpTransport:
                     self._idle.append(exchange.connection)
                     return
         exchange.connection.close()
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """A connection to the Unix socket at `path`."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.close()
+            raise
 
 
 def _has_ended(sock: socket.socket | None) -> bool:

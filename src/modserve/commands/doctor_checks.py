@@ -21,6 +21,7 @@ from modserve.process.ports import PortError, opening, probe_port
 from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.open_files import for_connections, raised_limit
 from modserve.settings import Settings
+from modserve.settings.listen_addresses import listen_addresses
 
 from .terminal import count, plural, size
 
@@ -93,24 +94,23 @@ def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
     """Whether the ports of these settings can be opened, or who has them."""
     probe = probe or _probe
-    http, grpc = settings.http, settings.grpc
-    rows = (
-        ("HTTP", http.allow, http.address, http.port),
-        ("gRPC", grpc.allow, grpc.address, grpc.port),
-        ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port),
-    )
-    for name, allowed, address, port in rows:
-        if not allowed:
-            yield Check(OK, f"{name} port", "switched off")
+    addresses = {each.name: each for each in listen_addresses(settings)}
+    for name in ("HTTP", "gRPC", "metrics", *(["admin"] if "admin" in addresses else ())):
+        listening = addresses.get(name)
+        if listening is None:
+            served = settings.admin_address and name == "metrics" and settings.allow_metrics
+            yield Check(OK, f"{name} port", "none of its own: they are at the admin port" if served else "switched off")
             continue
+        kind = "socket" if listening.path else "port"
         try:
-            with opening(name, address, port):
-                probe(address, port)
+            with opening(name, listening.address, listening.port):
+                probe(listening.address, listening.port)
         except PortError as error:
             text, _, advice = str(error).rpartition("; ")
-            yield Check(PROBLEM, f"{name} port", text, advice)
+            yield Check(PROBLEM, f"{name} {kind}", text, advice)
         else:
-            yield Check(OK, f"{name} port", f"{address}:{port} is free" if port else "any that is free")
+            any_port = not listening.path and not listening.port
+            yield Check(OK, f"{name} {kind}", "any that is free" if any_port else f"{listening} is free")
 
 
 def _probe(address: str, port: int) -> None:

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from modserve.access.key_file import AccessFile
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import ModserveError
+from modserve.core.runtime import unix_socket
 from modserve.settings import Settings
 from modserve.settings.access import VARIABLE
+from modserve.settings.listen_addresses import ListenAddress, admin_address_of, listen_addresses, metrics_address_of
 
 from .doctor_checks import OK, PROBLEM, WARNING, Check
 from .terminal import plural
@@ -28,27 +30,16 @@ TLS_ADVICE = (
     "--{0}-use-ssl=true with --{0}-server-cert and --{0}-server-key; or a proxy with TLS, and --{0}-address of its side"
 )
 CONTROL_ADVICE = "keys, or --http-restricted-api and --grpc-restricted-protocol for {}"
+ADMIN_ADVICE = "--admin-address=127.0.0.1:8003, or unix:PATH"
 _LISTED = 5
 _MOST_FILES = 10_000
-
-
-class OpenPort(NamedTuple):
-    """A port of the server."""
-
-    name: str
-    address: str
-    port: int
-    secure: bool
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.address}:{self.port}"
 
 
 class Place(NamedTuple):
     """The settings, and what the checks share."""
 
     settings: Settings
-    listeners: Sequence[OpenPort]
+    listeners: Sequence[ListenAddress]
     file: AccessFile | None
     """None without a file that can be read."""
 
@@ -63,6 +54,9 @@ class Place(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address, which may be that of a Unix socket."""
+    if unix_socket.path_of(host):
+        return True
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
@@ -82,25 +76,18 @@ def listed(names: Iterable[str]) -> str:
 
 def all_checks(settings: Settings) -> Iterator[Check]:
     """Every check, in the order of the report."""
-    http, grpc = settings.http, settings.grpc
-    rows = (
-        ("HTTP", http.allow, http.address, http.port, http.tls is not None),
-        ("gRPC", grpc.allow, grpc.address, grpc.port, grpc.tls is not None),
-        ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port, False),
-    )
-    listeners = [OpenPort(name, address, port, secure) for name, allow, address, port, secure in rows if allow]
     file, failure = None, ""
     if settings.auth_file:
         try:
             file = WatchedFile(Path(settings.auth_file)).content
         except ModserveError as error:
             failure = error.message
-    place = Place(settings, listeners, file)
+    place = Place(settings, listen_addresses(settings), file)
     yield from _addresses(place)
     yield from _keys(place, failure)
-    for check in (_key_file, _endless_keys, _issuers, _tls, _restrictions, _model_control, _shared_memory, _health):
+    for check in (_key_file, _endless_keys, _issuers, _tls, _admin, _restrictions, _model_control):
         yield from check(place)
-    for check in (_metrics, _records, _code, _repositories, _browsers):
+    for check in (_shared_memory, _health, _metrics, _records, _code, _repositories, _browsers):
         yield from check(place)
 
 
@@ -109,9 +96,10 @@ def _addresses(place: Place) -> Iterator[Check]:
     if not remote:
         yield Check(OK, "addresses", "only this machine reaches the ports")
         return
-    text = f"other machines reach {', '.join(map(str, remote))}"
+    text = f"other machines reach {', '.join(f'{each.name} {each}' for each in remote)}"
     safe = place.has_keys and all(each.secure for each in remote if each.name != "metrics")
-    options = ", ".join(f"--{each.name.lower()}-address=127.0.0.1" for each in remote)
+    ports = {"admin": f":{remote[-1].port}"}
+    options = ", ".join(f"--{each.name.lower()}-address=127.0.0.1{ports.get(each.name, '')}" for each in remote)
     yield (
         Check(OK, "addresses", text)
         if safe
@@ -188,18 +176,41 @@ def _tls(place: Place) -> Iterator[Check]:
             yield Check(OK, name, "on, for clients with a certificate" if tls.mutual else "on")
 
 
+def _admin(place: Place) -> Iterator[Check]:
+    admin = admin_address_of(place.settings)
+    if admin is None:
+        return
+    has = "loads, settings, metrics and the console"
+    if is_loopback(admin.address):
+        yield Check(OK, "admin port", f"only this machine reaches {admin}, which alone has {has}")
+    elif not place.has_keys:
+        text = f"other machines reach {admin}: {has} are open to all of them"
+        yield Check(PROBLEM, "admin port", text, f"{ADMIN_ADVICE}; or {KEYS_ADVICE}")
+    elif not admin.secure:
+        text = f"other machines reach {admin}, over which keys and settings go in the clear"
+        yield Check(PROBLEM, "admin port", text, f"{ADMIN_ADVICE}; or {TLS_ADVICE.format('http')}")
+    else:
+        yield Check(OK, "admin port", f"{admin}, for callers with keys")
+
+
 def _restrictions(place: Place) -> Iterator[Check]:
     if place.has_keys:
         yield Check(OK, "settings", "logs, traces and shared memory need a key for 'admin' or 'control'")
         return
+    admin = bool(place.settings.admin_address)
+    of_clients = ["shared-memory"] if place.settings.allow_client_shm else []
+    categories = of_clients if admin else CONTROL_CATEGORIES
     for each, front_end in (("HTTP", place.settings.http), ("gRPC", place.settings.grpc)):
-        left = [category for category in CONTROL_CATEGORIES if category not in front_end.restrictions]
+        left = [category for category in categories if category not in front_end.restrictions]
         if not front_end.allow:
             continue
         if left:
             text = f"{each} calls that anybody may make for everybody: {', '.join(left)}"
             level = level_at([front_end.address])
-            yield Check(level, "settings", text, CONTROL_ADVICE.format(",".join(left)))
+            advice = CONTROL_ADVICE.format(",".join(left))
+            yield Check(level, "settings", text, advice if admin else f"{ADMIN_ADVICE}; {advice}")
+        elif admin and not categories:
+            yield Check(OK, "settings", f"{each} has no calls that change something for everybody")
         else:
             yield Check(OK, "settings", f"{each} calls that change something need a header")
 
@@ -214,9 +225,11 @@ def _model_control(place: Place) -> Iterator[Check]:
     elif place.has_keys or all("model-repository" in each.restrictions for each in front_ends):
         needed = "a key for 'control'" if place.has_keys else "a header"
         yield Check(OK, "model control", f"explicit: loads and unloads need {needed}")
+    elif settings.admin_address:
+        yield Check(OK, "model control", "explicit: whoever reaches the admin port loads and unloads models")
     else:
         text = "explicit: anybody may unload models, and load ones with a configuration and files of their own"
-        advice = f"{CONTROL_ADVICE.format('model-repository')}; or --model-control-mode=none"
+        advice = f"{ADMIN_ADVICE}; {CONTROL_ADVICE.format('model-repository')}; or --model-control-mode=none"
         yield Check(place.level, "model control", text, advice)
 
 
@@ -242,7 +255,11 @@ def _metrics(place: Place) -> Iterator[Check]:
     if not settings.allow_metrics:
         yield Check(OK, "metrics", "switched off")
         return
-    local = is_loopback(settings.metrics_address or settings.http.address)
+    alone = metrics_address_of(settings)
+    if alone is None:
+        yield Check(OK, "metrics", "at the admin port")
+        return
+    local = is_loopback(alone.address)
     advice = "--metrics-address of an inner network, or 127.0.0.1: this port has no TLS"
     if not place.has_keys or "metrics" in settings.auth_open:
         text = "open: names of models, and how much each is used"

@@ -6,6 +6,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 
 from modserve.client.address import CONNECT_SECONDS, Access, Address
+from modserve.client.http_sync import UnixConnection
 
 from . import tls_probe
 from .doctor_checks import OK, PROBLEM, Check
@@ -15,6 +16,7 @@ from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopbac
 _NOBODY = "modserve-doctor-none"
 """A model that there is not."""
 _REFUSALS = (401, 403)
+_ABSENT = "Not Found"
 _LARGEST = 65_536
 _METRICS_PORT = re.compile(r"at port (\d+)")
 
@@ -25,14 +27,14 @@ class _StatusText(NamedTuple):
 
 
 class _Probe(NamedTuple):
-    """A call. It is open unless its status is a refusal, or its text says `otherwise`."""
+    """A call. It is open unless its status is a refusal, or its text says that there is none, or `otherwise`."""
 
     name: str
     method: str
     path: str
     text: str
     advice: str
-    otherwise: str = "Not Found"
+    otherwise: str = _ABSENT
 
 
 _PROBES = (
@@ -81,7 +83,7 @@ def all_checks(address: Address) -> Iterator[Check]:
         response = _ask(address, probe.method, probe.path)
         if response.status in _REFUSALS:
             yield Check(OK, probe.name, "refused without a key or header")
-        elif probe.otherwise in response.text:
+        elif probe.otherwise in response.text or _ABSENT in response.text:
             yield Check(OK, probe.name, f"not served: {response.text[:200]}")
         else:
             yield Check(level, probe.name, f"open: {probe.text}", probe.advice)
@@ -109,9 +111,12 @@ def _metrics(address: Address, level: str) -> Iterator[Check]:
 def _ask(address: Address, method: str, path: str) -> _StatusText:
     """The call shows no key, so whoever answers learns nothing: certificates are not checked."""
     place = address.host, address.port
-    if address.secure:
+    connection: HTTPConnection
+    if address.socket:
+        connection = UnixConnection(address.socket, CONNECT_SECONDS)
+    elif address.secure:
         context = Access(insecure=True).context()
-        connection: HTTPConnection = HTTPSConnection(*place, timeout=CONNECT_SECONDS, context=context)
+        connection = HTTPSConnection(*place, timeout=CONNECT_SECONDS, context=context)
     else:
         connection = HTTPConnection(*place, timeout=CONNECT_SECONDS)
     try:

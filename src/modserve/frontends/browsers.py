@@ -74,9 +74,17 @@ def _is_private(name: str) -> bool:
 
 
 def order_refusal(
-    method: bytes, host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[str], secure: bool
+    method: bytes,
+    host: bytes,
+    marks: Mapping[bytes, bytes],
+    allowed: Collection[str],
+    secure: bool,
+    for_operators: bool = False,
 ) -> str:
-    """Why something that a page orders is not done; empty if it is. `allowed` are origins, `secure` is for TLS."""
+    """Why something that a page orders is not done; empty if it is. `allowed` are origins, `secure` is for TLS.
+
+    `for_operators`: no option allows other origins at this port.
+    """
     if method in _READING or ANY in allowed:
         return ""
     origin, site = marks.get(ORIGIN), marks.get(SITE)
@@ -91,9 +99,12 @@ def order_refusal(
             return ""
     elif site in _OWN_SITES:
         return ""
+    shown = _shown(text)
+    if for_operators:
+        place = f"'{shown}'" if shown else "another site"
+        return f"a page of {place} may not call the admin port"
     if not text:
         return "pages of other sites may not call this server; --http-cors-allow-origin=ORIGIN allows it"
-    shown = _shown(text)
     return f"a page of '{shown}' may not call this server; --http-cors-allow-origin={shown} allows it"
 
 

@@ -342,7 +342,7 @@ def address_text(client: object) -> str:
     """What a socket's address, or a text, is in a line; a dash for none."""
     if isinstance(client, tuple) and len(client) >= 2:
         host, port = client[0], client[1]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}" if port else str(host)
     return _word(str(client)) if client else "-"
 
 

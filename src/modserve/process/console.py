@@ -9,6 +9,7 @@ from urllib.parse import quote
 from modserve.backends.inventory import BackendEntry
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry
+from modserve.core.runtime import unix_socket
 from modserve.protocol import examples
 
 _MOST_ELEMENTS = 256
@@ -23,7 +24,7 @@ _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """The address of the HTTP port on this machine.
+    """The address of the HTTP port, or Unix socket, on this machine.
 
     `tls`: its certificate may be unknown to curl. `keyed`: callers need keys, which are in the environment.
     """
@@ -37,16 +38,20 @@ class HttpAddress:
         """The curl command for a path, without a body."""
         scheme = "https://" if self.tls else ""
         options = " -k" if self.tls else ""
-        if ":" in self._host:
-            options = f" -g{options}"
         if self.keyed:
             options += ' -H "x-api-key: $MODSERVE_API_KEY"'
+        if file := unix_socket.path_of(self.address):
+            url = f"{scheme or 'http://'}localhost{path}"
+            return f"curl --unix-socket {shlex.quote(file)}{options} {shlex.quote(url)}"
+        if ":" in self._host:
+            options = f" -g{options}"
         return f"curl{options} {shlex.quote(f'{scheme}{self._host}:{self.port}{path}')}"
 
     def infer(self, model: str) -> str:
         """The command that sends `model` a generated request."""
         scheme, options = ("https", " --insecure") if self.tls else ("http", "")
-        url = f"{scheme}://{self._host}:{self.port}"
+        in_file = unix_socket.path_of(self.address)
+        url = f"{unix_socket.PREFIX}{in_file}" if in_file else f"{scheme}://{self._host}:{self.port}"
         if url != _DEFAULT_URL:
             options = f" --url {shlex.quote(url)}{options}"
         return f"modserve infer {shlex.quote(model)} --sample{options}"

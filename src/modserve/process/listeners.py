@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modserve.core.servable import Finisher
 from modserve.core.statistics.metrics import MetricStore
@@ -21,6 +21,7 @@ from modserve.resources.machine_memory import allowed_memory
 from modserve.server import Server
 from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, HttpSettings, Settings
+from modserve.settings.listen_addresses import ListenAddress, admin_address_of, listen_addresses, metrics_address_of
 
 from .metrics_page import MetricsPage
 from .ports import PortOpenings, probe_port
@@ -46,11 +47,11 @@ def grpc_settings(settings: Settings) -> GrpcSettings:
     return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
 
 
-def metrics_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
+def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
     """How the metrics port is served: as HTTP is, but without TLS and without what concerns inference."""
     return HttpSettings(
-        address=settings.metrics_address or settings.http.address,
-        port=settings.metrics_port,
+        address=own.address,
+        port=own.port,
         reuse_port=reuse_port,
         client_timeout=settings.http.client_timeout,
         idle_timeout=settings.http.idle_timeout,
@@ -59,13 +60,34 @@ def metrics_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
     )
 
 
+def admin_settings(http: HttpSettings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
+    """How the admin port is served: as HTTP is, but to no pages of other origins."""
+    return replace(
+        http,
+        address=own.address,
+        port=own.port,
+        reuse_port=reuse_port,
+        cors_allow_origin=frozenset(),
+        for_operators=True,
+        use_ssl=own.secure and http.use_ssl,
+        use_ssl_mutual=own.secure and http.use_ssl_mutual,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The open ports; None for a disabled front end."""
+    """The open ports, 0 for a Unix socket; None for a disabled front end."""
 
     http: int | None
     grpc: int | None
     metrics: int | None
+    admin: int | None = None
+
+    @property
+    def by_name(self) -> Mapping[str, int]:
+        """Of the front ends that are served."""
+        names = {"HTTP": self.http, "gRPC": self.grpc, "metrics": self.metrics, "admin": self.admin}
+        return {name: port for name, port in names.items() if port is not None}
 
 
 class Listeners:
@@ -96,25 +118,38 @@ class Listeners:
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: HttpListener | None = None
+        self._admin: HttpListener | None = None
+        self._addresses = listen_addresses(settings)
         authority = None if access is None else access.authority
         ports = self.connections, self._responses
         front: Server = server if member is None else member.server(server)
         page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog.collect], self._endings)
-        if settings.http.allow:
-            connections = open_files.connections(settings.http.max_connections)
-            http = replace(settings.http, max_connections=connections)
-            self._http = HttpListener(front, http.address, http.port, http, tasks, authority=authority, audit=audit)
+        admin = admin_address_of(settings)
+        http = replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
+        parts: Any = {"tasks": tasks, "authority": authority, "audit": audit}
+        if http.allow:
+            own = http if admin is None else replace(http, console=False)
+            public = admin is not None
+            self._http = HttpListener(front, http.address, http.port, own, without_admin=public, **parts)
         if settings.grpc.allow:
             grpc = grpc_settings(settings)
-            self._grpc = GrpcListener(front, grpc.address, grpc.port, grpc, authority, audit)
+            self._grpc = GrpcListener(
+                front, grpc.address, grpc.port, grpc, authority, audit, without_admin=admin is not None
+            )
+        app: AsgiApp | None = None
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
-            app: AsgiApp = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics)
+            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics)
             if authority is not None and "metrics" not in settings.auth_open:
                 app = _guarded(app, authority, server)
-            options = metrics_settings(settings, reuse_port=member is not None)
-            self._metrics = HttpListener(front, options.address, options.port, options, tasks, app)
+        alone = metrics_address_of(settings)
+        if app is not None and alone is not None:
+            options = metrics_settings(settings, alone, reuse_port=member is not None)
+            self._metrics = HttpListener(front, alone.address, alone.port, options, tasks, app)
+        if admin is not None:
+            options = admin_settings(http, admin, reuse_port=member is not None)
+            self._admin = HttpListener(front, admin.address, admin.port, options, metrics=app, **parts)
         reporting = [
             port
             for port, option in ((self._http, settings.http.orca), (self._grpc, settings.grpc.orca))
@@ -140,19 +175,15 @@ class Listeners:
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, which names all that are refused, or CertificateError."""
-        settings = self._settings
-        rows: tuple[tuple[str, HttpListener | GrpcListener | None, str, int], ...] = (
-            ("HTTP", self._http, settings.http.address, settings.http.port),
-            ("gRPC", self._grpc, settings.grpc.address, settings.grpc.port),
-            ("metrics", self._metrics, settings.metrics_address or settings.http.address, settings.metrics_port),
-        )
+        listeners: dict[str, HttpListener | GrpcListener | None]
+        listeners = {"HTTP": self._http, "gRPC": self._grpc, "metrics": self._metrics, "admin": self._admin}
         if self._access is not None:
             self._access.start()
         openings = PortOpenings()
         opened: dict[str, int] = {}
-        for name, listener, address, port in rows:
-            if listener is None:
-                continue
+        for name, address, port, *_ in self._addresses:
+            listener = listeners[name]
+            assert listener is not None, "made by the same addresses: this is a bug"
             with openings.opening(name, address, port):
                 if openings.failed:
                     await probe_port(address, port)
@@ -161,13 +192,12 @@ class Listeners:
         openings.end()
         if self._reporter is not None:
             self._reporter.start()
-        ports = Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"))
-        if ports.metrics is not None:
-            self._server.announce_metrics(ports.metrics)
-        return ports
+        if opened.get("metrics"):
+            self._server.announce_metrics(opened["metrics"])
+        return Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"), opened.get("admin"))
 
     async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
-        """Drain the server unless a client has done so, unload, and close everything, metrics last.
+        """Drain the server unless a client has done so, unload, and close everything, metrics and admin last.
 
         `shut_down` unloads in so many seconds; False, which is returned, if the time was too short.
         """
@@ -192,6 +222,8 @@ class Listeners:
         async with asyncio.TaskGroup() as retiring:
             if self._http:
                 retiring.create_task(self._http.retire(seconds, closing=replaced or not keepers))
+            if self._admin and replaced:
+                retiring.create_task(self._admin.retire(seconds, closing=True))
             if self._grpc and not keepers:
                 retiring.create_task(self._grpc.retire(seconds))
 
@@ -218,8 +250,9 @@ class Listeners:
             await self._http.close()
         if self._grpc:
             await self._grpc.close()
-        if self._metrics:
-            await self._metrics.close()
+        for port in (self._admin, self._metrics):
+            if port:
+                await port.close()
         if self._member is not None:
             await self._member.stop()
         await asyncio.to_thread(self._server.tracer.close)

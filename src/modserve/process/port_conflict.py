@@ -81,7 +81,7 @@ def _free_ports(refusals: Sequence[RefusedPort]) -> list[str]:
         numbers = range(refusal.port + _STEP, 65536, _STEP)
         free = (number for number in numbers if number not in ports and _is_free(refusal.address, number))
         ports.append(next(free, 0))
-    return [f"{refusal.option}={port}" for refusal, port in zip(refusals, ports, strict=True)]
+    return [refusal.option_with(port) for refusal, port in zip(refusals, ports, strict=True)]
 
 
 def _is_free(address: str, port: int) -> bool:

@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from modserve.core.runtime import unix_socket
 from modserve.resources.port_owner import owner
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedPort:
-    """The port of the front end `name` that cannot be opened. `user` names the process that has it, if known."""
+    """The port or Unix socket of the front end `name` that cannot be opened.
+
+    `user` names the process that has the port, if known.
+    """
 
     name: str
     address: str
@@ -23,11 +28,29 @@ class RefusedPort:
 
     @property
     def place(self) -> str:
+        if unix_socket.path_of(self.address):
+            return unix_socket.shown(self.address)
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     @property
     def option(self) -> str:
-        return f"--{self.name.lower()}-port"
+        return _option(self.name, self.address)
+
+    def option_with(self, port: int) -> str:
+        """The option that chooses another port."""
+        place = RefusedPort(self.name, self.address, port, "").place
+        return f"{self.option}={place if self.option.endswith('-address') else port}"
+
+    @property
+    def sentence(self) -> str:
+        kind = "socket" if unix_socket.path_of(self.address) else "port"
+        return f"cannot open the {self.name} {kind} {self.place}: {self.text}"
+
+
+def _option(name: str, address: str) -> str:
+    """The option by which another place is chosen."""
+    of_address = name == "admin" or unix_socket.path_of(address)
+    return f"--{name.lower()}-{'address' if of_address else 'port'}"
 
 
 class PortError(Exception):
@@ -44,7 +67,7 @@ def _text(refusals: Sequence[RefusedPort]) -> str:
         places = listed([f"{each.place} ({each.name})" for each in refusals])
         options = listed([f"'{each.option}'" for each in refusals])
         return f"cannot open the ports {places}: they are in use{_by(first.user)}; {options} choose others"
-    return "; ".join(f"cannot open the {each.name} port {each.place}: {each.text}" for each in refusals)
+    return "; ".join(each.sentence for each in refusals)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -57,22 +80,34 @@ def _by(user: str) -> str:
 
 
 _ADVICE = {
-    errno.EADDRINUSE: "the port is in use{1}; '--{0}-port' chooses another one",
-    errno.EACCES: "this user may not open it; '--{0}-port' chooses another one",
-    errno.EADDRNOTAVAIL: "this machine does not have that address; '--{0}-address' chooses another one",
+    errno.EADDRINUSE: "the port is in use{by}; '--{name}-port' chooses another one",
+    errno.EACCES: "this user may not open it; '--{name}-port' chooses another one",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; '--{name}-address' chooses another one",
+}
+_NO_FILES = "this user may not make files in {directory}; '{option}' chooses another place"
+_SOCKET_ADVICE = {
+    errno.EADDRINUSE: "another server listens there; '{option}' chooses another place",
+    errno.EEXIST: "there is something that is no socket; remove it, or '{option}' chooses another place",
+    errno.ENOENT: "there is no directory {directory}; make it, or '{option}' chooses another place",
+    errno.ENOTDIR: "{directory} is no directory; '{option}' chooses another place",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _NO_FILES),
 }
 
 
 @contextlib.contextmanager
 def opening(name: str, address: str, port: int) -> Iterator[None]:
-    """Raises PortError for the OSError with which a port of the front end `name` is refused."""
+    """Raises PortError for the OSError with which a port, or a Unix socket, of the front end `name` is refused."""
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0) or f"{error}; see '--{{0}}-address' and '--{{0}}-port'"
-        in_use = error.errno == errno.EADDRINUSE
+        path, option = unix_socket.path_of(address), _option(name, address)
+        number = error.errno or 0
+        in_use = number == errno.EADDRINUSE and not path
         user = owner(port) if in_use else ""
-        text = advice.format(name.lower(), _by(user))
+        advice = (_SOCKET_ADVICE if path else _ADVICE).get(number) or "{error}; see '--{name}-address' and '{option}'"
+        directory = os.path.dirname(path) or os.curdir
+        words = {"name": name.lower(), "option": option, "by": _by(user), "directory": directory, "error": error}
+        text = advice.format(**words).replace("--admin-port", option)
         raise PortError([RefusedPort(name, address, port, text, in_use, user)]) from error
 
 
@@ -103,10 +138,13 @@ class PortOpenings:
 
 
 async def probe_port(address: str, port: int) -> None:
-    """See whether a port can be opened for listening, without doing so. Raises OSError.
+    """See whether a port, or a Unix socket, can be opened for listening, without doing so. Raises OSError.
 
     Of a name's addresses those that this machine does not have may be left out, as long as one can be opened.
     """
+    if path := unix_socket.path_of(address):
+        unix_socket.probe(path)
+        return
     if port == 0:
         return
     loop = asyncio.get_running_loop()

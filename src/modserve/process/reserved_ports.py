@@ -1,15 +1,22 @@
-"""The numbers of the ports that workers share, reserved before the first of them starts."""
+"""The ports and Unix sockets that workers share, reserved before the first of them starts."""
 
 import errno
 import os
 import socket
 
-from modserve.process.ports import PortOpenings, opening
+from modserve.core.runtime import unix_socket
+from modserve.process.ports import PortOpenings, RefusedPort, opening
 from modserve.settings import Settings
+from modserve.settings.listen_addresses import listen_addresses
+
+_BACKLOG = 2048
 
 
 class Reservation:
-    """Holds port numbers by sockets that are bound and do not listen, so that no connection ever comes to them."""
+    """Holds port numbers by sockets that are bound and do not listen, so that no connection ever comes to them.
+
+    Unix sockets listen: the workers inherit them, and whoever is free takes a connection.
+    """
 
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
@@ -21,13 +28,20 @@ class Reservation:
 
         0 takes a free one. `shared`: servers beside this one may have the port, too.
         """
+        if path := unix_socket.path_of(address):
+            with opening(name, address, port):
+                listening = unix_socket.listening(path, _BACKLOG)
+            self.sockets.append(listening)
+            self.options.append(f"--{name.lower()}-address={unix_socket.inherited_address(listening)}")
+            return
         with opening(name, address, port):
             if port and not shared:
                 for probe in _bound(address, port, share=False):
                     probe.close()
             bound = _bound(address, port, share=True)
             self.sockets += bound
-        self.options.append(f"--{name.lower()}-port={bound[0].getsockname()[1]}")
+        number = bound[0].getsockname()[1]
+        self.options.append(RefusedPort(name, address, 0, "").option_with(number))
 
     def hand_over(self) -> list[int]:
         """The sockets' descriptors, which stay open when this process becomes another program."""
@@ -39,6 +53,8 @@ class Reservation:
 
     def close(self) -> None:
         for each in self.sockets:
+            if each.family == socket.AF_UNIX:
+                unix_socket.SocketFile(each).remove()
             each.close()
         self.sockets.clear()
 
@@ -47,17 +63,10 @@ def reserve(settings: Settings) -> Reservation:
     """Reserve the ports of every front end that is served. Raises PortError, which names all that are refused."""
     reservation = Reservation()
     openings = PortOpenings()
-    http, grpc = settings.http, settings.grpc
-    rows = (
-        ("HTTP", http.allow, http.address, http.port, http.reuse_port),
-        ("gRPC", grpc.allow, grpc.address, grpc.port, grpc.reuse_port),
-        ("metrics", settings.allow_metrics, settings.metrics_address or http.address, settings.metrics_port, False),
-    )
     try:
-        for name, allowed, address, port, shared in rows:
-            if allowed:
-                with openings.opening(name, address, port):
-                    reservation.add(name, address, port, shared)
+        for each in listen_addresses(settings):
+            with openings.opening(each.name, each.address, each.port):
+                reservation.add(each.name, each.address, each.port, each.shared)
         openings.end()
     except BaseException:
         reservation.close()

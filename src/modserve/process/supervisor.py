@@ -2,7 +2,8 @@
 
 Engines run native code in the server's process, so a fault in one of them ends the whole process, and no handler inside
 can prevent it. This process stays outside. It imports very little, so that little can go wrong in it. With several
-workers it reserves the ports by sockets that do not listen. As process 1 of a container it also reaps orphans.
+workers it reserves the ports by sockets that do not listen, and hands on Unix sockets that do. As process 1 of a
+container it also reaps orphans.
 
 - A child that crashes is started again, with longer and longer delays while it keeps crashing.
 - Several workers: a worker that ends normally while the server runs (after a SIGTERM to that worker) is replaced at
@@ -18,6 +19,7 @@ workers it reserves the ports by sockets that do not listen. As process 1 of a c
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
+from modserve.core.runtime import unix_socket
 from modserve.observability.logging import Logs
 from modserve.workers.identity import STOPPING, WorkerIdentity
 
@@ -79,12 +82,14 @@ class Supervisor:
         workers: Workers | None = None,
         launch: Callable[[Sequence[str]], int] = start,
         send: Callable[[int, int], None] = os.kill,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `workers`, `command` is a server alone."""
+        """Without `workers`, `command` is a server alone. `close`: from now on, no worker will take connections."""
         self._command = command
         self._workers = workers
         self._launch = launch
         self._send = send
+        self._close = close
         self._children = [Child(index) for index in range(1 if workers is None else workers.count)]
         self.stopping = False
         self.code = 0
@@ -148,6 +153,7 @@ class Supervisor:
             self._patient = False
             self._waiting.clear()
             (self._workers.directory / STOPPING).unlink(missing_ok=True)
+            self._close()
             self._send_all(number)
         else:
             self._patient = True
@@ -176,6 +182,7 @@ class Supervisor:
                 _log.error("%s %s during startup: the server stops", self._name(child), end.text)
                 self._patient = True
                 self._end_s = now_s + self._workers.grace_s + _LAST_WORDS_S
+                self._close()
                 self._send_all(signal.SIGTERM)
             return
         delay = child.back_off.delay(now_s - child.since_s) if end.code else 0.0
@@ -210,6 +217,8 @@ class Supervisor:
         assert self._workers is not None, "a server alone is not drained: this is a bug"
         while self._waiting:
             child = self._draining = self._waiting.pop(0)
+            if not self._waiting:
+                self._close()
             self._next_s = now_s + self._workers.grace_s / self._workers.count
             if child.pid is not None:
                 self._send_to(child.pid, signal.SIGTERM)
@@ -251,7 +260,7 @@ def arguments(
 ) -> list[str]:
     """The command line, behind the interpreter's name, of the process that supervises `command`.
 
-    `descriptors` are those of the sockets that hold the workers' ports.
+    `descriptors` are those of the sockets that hold the workers' ports, and of their Unix sockets.
     """
     of_workers = (
         ["0", "", "", ""]
@@ -266,18 +275,37 @@ def main() -> int:
     """Supervises what this process's arguments say, which `arguments` made."""
     log_format, log_file, count, grace, notice, directory, numbers, *command = sys.argv[1:]
     workers = Workers(int(count), float(grace), Path(directory), float(notice)) if directory else None
+    held = HeldSockets([int(descriptor) for descriptor in filter(None, numbers.split(","))])
     try:
-        for descriptor in filter(None, numbers.split(",")):
-            os.set_inheritable(int(descriptor), False)
         logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
         logs.install()
-        return supervise(Supervisor(command, workers), logs.reopen)
+        return supervise(Supervisor(command, workers, close=held.close), logs.reopen)
     except OSError as error:
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
     finally:
+        held.close()
         if workers is not None:
             remove(workers.directory)
+
+
+class HeldSockets:
+    """The workers inherit those that listen, which are Unix sockets, and not those that hold a port's number."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        self._unix = [each for each in sockets if each.family == socket.AF_UNIX]
+        self._holding = [each for each in sockets if each.family != socket.AF_UNIX]
+        self._files = [unix_socket.SocketFile(each) for each in self._unix]
+        for each in self._holding:
+            each.set_inheritable(False)
+
+    def close(self) -> None:
+        """Nobody connects to the Unix sockets any more, once the workers have closed theirs. May be called again."""
+        for file in self._files:
+            file.remove()
+        for each in self._unix:
+            each.close()
 
 
 def remove(directory: Path) -> None:

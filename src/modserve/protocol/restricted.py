@@ -23,6 +23,10 @@ class Calls:
     """What follows ``/v2/models/{model}``."""
     v1_paths: tuple[str, ...] = ()
     """What follows ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
+    admin_paths: tuple[str, ...] = ()
+    """More paths, of pages for operators."""
+    for_operators: bool = False
+    """Beside an admin port, the other ports do not serve these calls."""
 
 
 DRAIN = "/v2/health/drain"
@@ -40,9 +44,10 @@ CATEGORIES: Mapping[str, Calls] = {
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
         paths=(
-            *("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}", "/docs/snippets/{model}", "/info"),
-            *("/openai/v1/models", "/openai/v1/models/{model}", "/console/texts/{model}"),
+            *("/v2", "/v2/models", "/v1/models", "/info"),
+            *("/openai/v1/models", "/openai/v1/models/{model}"),
         ),
+        admin_paths=("/docs/examples/{model}", "/docs/snippets/{model}", "/console/texts/{model}"),
         model_paths=("", "/engine", "/openapi.json"),
         v1_paths=("/metadata",),
     ),
@@ -77,14 +82,18 @@ CATEGORIES: Mapping[str, Calls] = {
                 for path in ("/index", "/models/{model}/load", "/models/{model}/unload")
             ),
         ),
+        for_operators=True,
     ),
     "statistics": Calls(
         ("ModelStatistics", "StreamCoreMetrics"),
-        paths=("/v2/models/stats", "/v2/memory", "/console/events", "/console/peers"),
+        paths=("/v2/models/stats", "/v2/memory"),
         model_paths=("/stats", "/batches"),
+        admin_paths=("/console/events", "/console/peers"),
     ),
-    "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),
-    "logging": Calls(("LogSettings",), paths=("/v2/logging", "/console/failures")),
+    "trace": Calls(
+        ("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",), for_operators=True
+    ),
+    "logging": Calls(("LogSettings",), paths=("/v2/logging", "/console/failures"), for_operators=True),
 }
 
 OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about", "/metrics"})
@@ -99,13 +108,23 @@ _V1_MODELS = ("/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v
 
 
 def _templates(calls: Calls) -> Iterable[str]:
-    yield from calls.paths
+    yield from (*calls.paths, *calls.admin_paths)
     for prefixes, suffixes in ((_MODELS, calls.model_paths), (_V1_MODELS, calls.v1_paths)):
         yield from (prefix + suffix for prefix in prefixes for suffix in suffixes)
 
 
 PATH_CATEGORY = {template: category for category, calls in CATEGORIES.items() for template in _templates(calls)}
 """Categories by path template, in which a name in braces stands for any one part of a path."""
+
+ADMIN_PATHS = OPEN_PATHS | {
+    template
+    for calls in CATEGORIES.values()
+    for template in (_templates(calls) if calls.for_operators else calls.admin_paths)
+}
+"""Path templates that only the admin port serves, if there is one: what changes the server or its models, Triton's
+groups as a whole, and pages for operators. Shared memory is registered by those who infer with it."""
+ADMIN_RPCS = frozenset(rpc for calls in CATEGORIES.values() if calls.for_operators for rpc in calls.rpcs)
+"""The same for gRPC, which the admin port does not serve."""
 
 GRPC_PREFIX = "triton-grpc-protocol-"
 

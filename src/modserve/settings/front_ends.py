@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from . import values
+from .addresses import Address
 from .limits import LoopLimits
 from .options import option
 from .tls import TlsFiles
@@ -21,7 +22,7 @@ class FrontEndSettings:
     """What HTTP and gRPC have in common."""
 
     allow: bool = option(True, "Serve {}.", "allow-{}")
-    address: str = option("0.0.0.0", "Address that {} listens on.")
+    address: Address = option("0.0.0.0", "Address that {} listens on; unix:PATH for a Unix socket.")
     port: Port = 0
     reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
     header_pattern: values.HeaderPattern = option(
@@ -121,6 +122,8 @@ class HttpSettings(FrontEndSettings):
         value="ORIGIN",
         several=True,
     )
+    for_operators: bool = False
+    """The port is for operators: no origin is allowed. No option sets it."""
 
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import access, load_limits, log, model_memory, shutdown, telemetry, values
+from . import access, addresses, load_limits, log, model_memory, shutdown, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -186,11 +186,12 @@ class Settings(BaseModel):
     auth_file: str = access.FILE
     auth_open: access.Open = access.OPEN
     api_key: access.Key = None
+    admin_address: addresses.AdminAddress = addresses.ADMIN
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
 
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
-    metrics_address: str = option("", "Address that the metrics port listens on.", default_in_words="that of HTTP")
+    metrics_address: addresses.Address = addresses.METRICS
     metrics_port: Port = option(8002, "Port for metrics; 0 takes a free one.")
     metrics_config: values.MetricsConfig = option(
         {},

@@ -20,7 +20,7 @@ from product.wire import models, questions
 from product.wire.ledger import CUT, GONE, Ledger, Outcome, Ticket, error
 from product.wire.questions import HOST, SECONDS, Question, Responses
 
-KEPT, HTTP, GRPC, LIBRARY_HTTP, LIBRARY_GRPC, SHARED, GENERATE = WAYS = (
+KEPT, HTTP, GRPC, LIBRARY_HTTP, LIBRARY_GRPC, SHARED, GENERATE, LIBRARY_SOCKET = WAYS = (
     "kept connection",
     "tritonclient.http",
     "tritonclient.grpc",
@@ -28,6 +28,7 @@ KEPT, HTTP, GRPC, LIBRARY_HTTP, LIBRARY_GRPC, SHARED, GENERATE = WAYS = (
     "library, grpc",
     "shared stream",
     "generate",
+    "library, admin socket",
 )
 EVENTS, STREAM, LIBRARY_STREAM = STREAM_WAYS = ("generate_stream", "tritonclient's stream", "library's stream")
 
@@ -88,7 +89,8 @@ class SharedStream:
 class Clients:
     """Those of one server; `close` when all tickets are settled."""
 
-    def __init__(self, server: ServerProcess, ledger: Ledger) -> None:
+    def __init__(self, server: ServerProcess, ledger: Ledger, admin: str) -> None:
+        """`admin`: the path of the server's socket for operators, which serves everything that the ports do."""
         self.http_port, self.grpc_port = server.http_port, server.grpc_port
         self._ledger = ledger
         self._threads = ThreadPoolExecutor(_THREADS)
@@ -98,6 +100,7 @@ class Clients:
         self._library = {
             LIBRARY_HTTP: modserve.connect(f"http://{HOST}:{self.http_port}", timeout=SECONDS),
             LIBRARY_GRPC: modserve.connect(f"grpc://{HOST}:{self.grpc_port}", timeout=SECONDS),
+            LIBRARY_SOCKET: modserve.connect(f"unix:{admin}", timeout=SECONDS),
         }
         self._kept: list[HTTPConnection] = []
         self._shared: SharedStream | None = None
@@ -141,6 +144,7 @@ class Clients:
             HTTP: lambda: questions.by_triton_http(self.http_port, question),
             GRPC: lambda: questions.by_triton_grpc(self._grpc, question, deadline_s),
             LIBRARY_HTTP: lambda: questions.by_library(self._library[LIBRARY_HTTP], question),
+            LIBRARY_SOCKET: lambda: questions.by_library(self._library[LIBRARY_SOCKET], question),
             LIBRARY_GRPC: lambda: questions.by_library(self._library[LIBRARY_GRPC], question),
             SHARED: lambda: self._stream().ask(question),
             GENERATE: lambda: questions.by_generate(self.http_port, question),

@@ -24,6 +24,7 @@ from wire import Answer, http
 
 from attack.measuring import Footprint, footprint
 from attack.probe import queue_seconds
+from modserve.client.http_sync import UnixConnection
 from product.wire import models
 from product.wire.clients import EVENTS, KEPT, STREAM_WAYS, WAYS, Clients
 from product.wire.ledger import ANSWERED, CUT, Disturbance, Ledger, Ticket, error
@@ -90,6 +91,8 @@ class Product:
 
     def __init__(self, repository: Path, options: Sequence[str]) -> None:
         self._repository = repository
+        self._admin = str(repository.with_suffix(".sock"))
+        """The server's socket for operators: orders and metrics go over it, and the ports do not have them."""
         self._options = options
         models.write(repository)
         self.story: list[str] = []
@@ -104,9 +107,10 @@ class Product:
         self._children = len(self.children())
 
     def _start(self) -> None:
-        self.server = ServerProcess([self._repository], [*models.OPTIONS, *self._options])
+        options = [*models.OPTIONS, *self._options, f"--admin-address=unix:{self._admin}"]
+        self.server = ServerProcess([self._repository], options)
         self.server.wait_for(LOADED, 120.0)
-        self.clients = Clients(self.server, self.ledger)
+        self.clients = Clients(self.server, self.ledger, self._admin)
         self.routed = False
         self._kills: Counter[str] = Counter()
         for name, place in self.forms.items():
@@ -169,7 +173,13 @@ class Product:
 
     def order(self, path: str, document: object = None, method: str = "POST") -> Answer:
         body = b"" if document is None else json.dumps(document).encode()
-        return http(self.server.http_port, method, path, body, {"Content-Type": "application/json"})
+        connection = UnixConnection(self._admin, PATIENCE_S)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return Answer(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
 
     def load(self, name: str) -> Answer:
         return self.order(f"/v2/repository/models/{name}/load", {})
@@ -321,14 +331,14 @@ class Product:
         return [match[0] for match in self._counts() if match[1] not in _OF_CONNECTIONS]
 
     def _counts(self) -> list[re.Match[str]]:
-        page = http(self.server.metrics_port, "GET", "/metrics").body.decode()
+        page = self.order("/metrics", method="GET").body.decode()
         return [match for match in _ZERO.finditer(page) if float(match[3])]
 
     def _nothing_runs(self) -> bool:
         return not self.busy()
 
     def in_flight(self, model: str) -> float:
-        page = http(self.server.metrics_port, "GET", "/metrics").body.decode()
+        page = self.order("/metrics", method="GET").body.decode()
         match = re.search(rf'^modserve_requests_in_flight{{model="{model}"}} (\S+)$', page, re.MULTILINE)
         return float(match[1]) if match else 0.0
 
@@ -343,7 +353,7 @@ class Product:
         self.until(lambda: not self._growth(), "the server keeps what it had", self._growth)
         memory = self.order("/v2/memory", method="GET").json
         self.check(not memory["limit"] or memory["held"] <= memory["limit"], f"the models hold too much: {memory}")
-        self.clients = Clients(self.server, self.ledger)
+        self.clients = Clients(self.server, self.ledger, self._admin)
 
     def _growth(self) -> list[str]:
         now: Footprint = footprint(self.server.pid)

@@ -24,8 +24,10 @@ class Processes:
     def __init__(self, tmp_path: Path, count: int = 3, grace_s: float = 30.0, notice_s: float = 0.0) -> None:
         self.identities: list[WorkerIdentity] = []
         self.signals: list[tuple[int, int]] = []
+        self.closed: list[list[tuple[int, int]]] = []
+        """The signals that were sent before each closing of the shared sockets."""
         workers = Workers(count, grace_s, tmp_path, notice_s)
-        self.supervisor = Supervisor(["serve", IDENTITY], workers, self.launch, self.send)
+        self.supervisor = Supervisor(["serve", IDENTITY], workers, self.launch, self.send, self.close)
         self.supervisor.begin(0.0)
 
     def launch(self, command: Sequence[str]) -> int:
@@ -34,6 +36,9 @@ class Processes:
 
     def send(self, pid: int, number: int) -> None:
         self.signals.append((pid, number))
+
+    def close(self) -> None:
+        self.closed.append(list(self.signals))
 
     def end(self, pid: int, end: ExitStatus, now_s: float) -> None:
         self.supervisor.ended(pid, end, now_s)
@@ -300,3 +305,20 @@ def test_the_command_line_of_the_supervisor() -> None:
     assert arguments(settings, ["x", "--y"]) == [*begin, "0", "", "", "", "", "x", "--y"]
     workers = Workers(3, 30.0, Path("/d"), 10.0)
     assert arguments(settings, ["x"], workers, (5, 6)) == [*begin, "3", "30.0", "10.0", "/d", "5,6", "x"]
+
+
+def test_shared_sockets_stay_open_until_the_last_worker_drains(processes: Processes) -> None:
+    processes.supervisor.signalled(signal.SIGTERM, 1.0)
+    processes.end(100, DONE, 2.0)
+    assert processes.closed == []
+    processes.end(101, DONE, 3.0)
+    assert processes.closed == [[(100, signal.SIGTERM), (101, signal.SIGTERM)]]
+    assert processes.signals[-1] == (102, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM])
+def test_shared_sockets_close_at_once_when_all_end_at_once(processes: Processes, number: signal.Signals) -> None:
+    if number is signal.SIGTERM:
+        processes.supervisor.signalled(number, 1.0)
+    processes.supervisor.signalled(number, 1.0)
+    assert len(processes.closed) == 1

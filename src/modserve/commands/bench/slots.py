@@ -55,12 +55,14 @@ class Endpoint:
         """What requests call the server."""
         return self.address.virtual_host
 
-    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+    async def connect(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         """Raises OSError."""
-        place, name = self.address, self.address.host_name if self.secure else None
-        await asyncio.get_running_loop().create_connection(
-            protocol, place.host, place.port, ssl=self.secure, server_hostname=name
-        )
+        loop, place = asyncio.get_running_loop(), self.address
+        if place.socket:
+            await loop.create_unix_connection(protocol, place.socket)
+            return
+        name = place.host_name if self.secure else None
+        await loop.create_connection(protocol, place.host, place.port, ssl=self.secure, server_hostname=name)
 
 
 class SlotFactory(Protocol):

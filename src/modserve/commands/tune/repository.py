@@ -51,7 +51,7 @@ def local_repositories(server: Address, process: Path | None = None) -> tuple[Se
     server tells its clients where its files are. Without a process to read, nothing.
     """
     if process is None:
-        process = listener(server.port) if _is_local(server.host) else None
+        process = listener(server.port) if _is_local(server.host) and not server.socket else None
     if process is None:
         return (), {}
     try:

@@ -12,8 +12,9 @@ from modserve.frontends.http2.connection import Http2Connection
 from modserve.frontends.http2.headers import literal
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.policies import Policies
-from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
+from modserve.frontends.listening import FAREWELL, HANDSHAKE, ListeningSocket, listen
 from modserve.protocol.control import load_report
+from modserve.protocol.restricted import ADMIN_RPCS
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
@@ -46,7 +47,10 @@ CODINGS: Final = {"none": (), "low": ("gzip", "deflate"), "medium": ("deflate", 
 
 
 class GrpcListener:
-    """Serves `server` on one port; with an `authority`, to callers that it knows."""
+    """Serves `server` on one port; with an `authority`, to callers that it knows.
+
+    `without_admin`: another port serves the calls of operators, and this one does not know them.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class GrpcListener:
         options: GrpcSettings,
         authority: "Authority | None" = None,
         audit: "AuditLog | None" = None,
+        without_admin: bool = False,
     ) -> None:
         self._server = server
         self._address = address
@@ -66,9 +71,11 @@ class GrpcListener:
         self._dispatcher = Dispatcher(server, options.limits, max_message=most, guard=guard, audit=_audited(audit))
         self._streams = InferStreams(scoped, options, self._dispatcher.inflater)
         self._reports = None if options.orca == "off" else LoadReports(scoped)
-        self._rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams, self._reports)
+        rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams, self._reports)
+        hidden = ADMIN_RPCS if without_admin else ()
+        self._rpcs = {path: rpc for path, rpc in rpcs.items() if rpc.method.name not in hidden}
         self._port: GrpcPort | None = None
-        self._socket: asyncio.Server | None = None
+        self._socket: ListeningSocket | None = None
 
     @property
     def connections(self) -> int:
@@ -86,7 +93,7 @@ class GrpcListener:
         return {} if self._port is None else self._port.endings
 
     async def start(self) -> int:
-        """Open the port and return its number. Raises OSError, or CertificateError."""
+        """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError."""
         loop, options = asyncio.get_running_loop(), self._options
         grpc_port = self._port = GrpcPort(
             loop,
@@ -104,14 +111,9 @@ class GrpcListener:
             context = Certificates(options.tls, (_PROTOCOL,)).server_context()
             tls = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
         factory: Any = lambda: Http2Connection(grpc_port)  # noqa: E731
-        self._socket = await loop.create_server(
-            factory, self._address, self._number, backlog=2048, reuse_port=options.reuse_port or None, **tls
-        )
-        for listening in self._socket.sockets:
-            keep_alive(listening)
+        self._socket = await listen(factory, self._address, self._number, options.reuse_port, tls)
         grpc_port.start_ticking()
-        port: int = self._socket.sockets[0].getsockname()[1]
-        return port
+        return self._socket.port
 
     def report_load(self, report: LoadReport) -> None:
         """What trailers, and streams of reports, say of the server's load from now on."""

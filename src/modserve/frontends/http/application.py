@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from modserve.observability.audit_log import AuditLog
 
 _PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
+_METRICS = "/metrics"
 _ID = request_ids.HEADER.lower().encode()
 
 
 class Application:
-    """An ASGI application over `server`, for the event loop's thread."""
+    """An ASGI application over `server`, for the event loop's thread.
+
+    `metrics` serves its own path. `without_admin`: there are no paths but those of clients.
+    """
 
     def __init__(
         self,
@@ -41,8 +45,12 @@ class Application:
         options: HttpSettings,
         authority: "Authority | None" = None,
         audit: "AuditLog | None" = None,
+        metrics: AsgiApp | None = None,
+        without_admin: bool = False,
     ) -> None:
         self._server = server
+        self._metrics = metrics
+        self._without_admin = without_admin
         self._authority = authority
         self._audit = audit
         self._options = options
@@ -52,6 +60,9 @@ class Application:
         """The calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._metrics is not None and scope["path"] == _METRICS:
+            await self._metrics(scope, receive, send)
+            return
         app = self._app
         if app is None:
             if (probe := self._probe(scope)) is not None:
@@ -76,8 +87,9 @@ class Application:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
-                app = module.create_app(self.direct.context.server, self._options, self.direct, self._authority)
-                app = guarded(app, self._server, self._authority)
+                calls, alone = self.direct, self._without_admin
+                app = module.create_app(calls.context.server, self._options, calls, self._authority, alone)
+                app = guarded(app, self._server, self._authority, alone)
                 if self._audit is not None:
                     app = importlib.import_module("modserve.frontends.http.audited").AuditedApp(app, self._audit)
                 access = self._server.access_log
@@ -98,13 +110,15 @@ def scoped(server: Server, authority: "Authority | None") -> Server:
     return ScopedServer(server)
 
 
-def guarded(app: AsgiApp, server: Server, authority: "Authority | None") -> AsgiApp:
+def guarded(app: AsgiApp, server: Server, authority: "Authority | None", without_admin: bool = False) -> AsgiApp:
     """The application, to callers that the authority knows if there is one. It is made over a `scoped` server."""
     if authority is None:
         return app
+    from modserve.access.calls import clients_need_of, need_of
+
     from .guard import GuardedApp
 
-    return GuardedApp(app, authority, server)
+    return GuardedApp(app, authority, server, clients_need_of if without_admin else need_of)
 
 
 async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from modserve.core.runtime.turn import turn_of
+from modserve.frontends.listening import peer_of
 
 from . import frames
 from .block_decoder import Fields
@@ -161,7 +162,7 @@ class Http2Port:
         if count:
             _log.warning(
                 "the gRPC connection of %s is ended: %s (limit '%s': %s)%s",
-                _address(transport.get_extra_info("peername")),
+                _address(peer_of(transport)),
                 text or ending.text,
                 ending.reason,
                 ending.limit,

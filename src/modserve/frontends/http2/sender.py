@@ -13,6 +13,7 @@ from typing import Final, final
 
 from modserve.access.credentials import Credentials
 from modserve.frontends.certificates import shown_by
+from modserve.frontends.listening import peer_of
 
 from . import frames
 from .budgets import Budgets
@@ -80,7 +81,7 @@ class Sender(StreamSender):
 
     @property
     def peer(self) -> object:
-        return None if self.transport is None else self.transport.get_extra_info("peername")
+        return None if self.transport is None else peer_of(self.transport)
 
     @property
     def certificate(self) -> Credentials:

@@ -164,10 +164,7 @@ class TextShower {
 
 // Hands each piece of the text, and the count of tokens at the end, to `take`, and waits for what it returns.
 async function generate(path, body, signal, take) {
-  const response = await fetch(path, { method: "POST", body: JSON.stringify(body), headers: secrets(), signal });
-  if (!response.ok) {
-    throw await refusalOf(response);
-  }
+  const response = await fetchOk(path, { method: "POST", body: JSON.stringify(body), signal });
   let length = 0;
   for await (const [, data] of eventsOf(response)) {
     if (data === "[DONE]") {

@@ -73,16 +73,26 @@ function writeBars(list, counts, rate = () => "") {
   });
 }
 
-// Calls of this server, with the headers that the user has typed.
+// Calls of this server, with the headers that the user has typed: these are here and nowhere else until the page is left.
 
-function secrets() {
-  const typed = {};
+const secrets = {};
+
+function keepSecrets() {
   for (const input of byId("secret-fields").querySelectorAll("input")) {
     if (input.value) {
-      typed[input.name] = input.value;
+      secrets[input.name] = (input.name === "Authorization" ? "Bearer " : "") + input.value;
+      input.value = "";
+      input.placeholder = "in use";
     }
   }
-  return typed;
+}
+
+function askFor(header, text) {
+  if (!byId("secret-fields").querySelector(`[name="${header}"]`)) {
+    byId("secret-fields").append(element("label", {}, text,
+      element("input", { type: "password", name: header, autocomplete: "off" })));
+  }
+  byId("secrets").hidden = false;
 }
 
 class Refusal extends Error {
@@ -103,12 +113,19 @@ async function refusalOf(response) {
   return new Refusal(response.status, String(text) || `status ${response.status}`);
 }
 
-async function ask(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: { ...secrets(), ...options.headers } });
+async function fetchOk(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: { ...secrets, ...options.headers } });
+  if (response.status === 401) {
+    askFor("Authorization", "Key ");
+  }
   if (!response.ok) {
     throw await refusalOf(response);
   }
-  const text = await response.text();
+  return response;
+}
+
+async function ask(path, options) {
+  const text = await (await fetchOk(path, options)).text();
   return text ? JSON.parse(text) : null;
 }
 

@@ -123,10 +123,7 @@ function inputFields(spec, example, large) {
 async function sendOne(row, tensors, parameters, result, status, signal) {
   const { body, headers } = written(tensors, parameters);
   const begun = performance.now();
-  const response = await fetch(`${pathOf(row)}/infer`, { method: "POST", body, headers: { ...secrets(), ...headers }, signal });
-  if (!response.ok) {
-    throw await refusalOf(response);
-  }
+  const response = await fetchOk(`${pathOf(row)}/infer`, { method: "POST", body, headers, signal });
   const data = new Uint8Array(await response.arrayBuffer());
   const took = performance.now() - begun;
   const length = Number(response.headers.get("Inference-Header-Content-Length") || data.length);
@@ -139,11 +136,8 @@ async function sendOne(row, tensors, parameters, result, status, signal) {
 async function sendStream(row, tensors, parameters, result, status, signal) {
   const { body, headers } = written(tensors, parameters);
   const begun = performance.now();
-  const response = await fetch(`${pathOf(row)}/infer_stream`, {
-    method: "POST", body, headers: { ...secrets(), ...headers, Accept: "text/event-stream" }, signal });
-  if (!response.ok) {
-    throw await refusalOf(response);
-  }
+  const response = await fetchOk(`${pathOf(row)}/infer_stream`, {
+    method: "POST", body, headers: { ...headers, Accept: "text/event-stream" }, signal });
   let count = 0;
   for await (const [, data] of eventsOf(response)) {
     const document = JSON.parse(data);

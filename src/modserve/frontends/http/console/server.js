@@ -7,7 +7,7 @@ let seconds = 0;
 // Why calls of a category are not made; empty if they may be.
 function whyNot(category) {
   const header = allowed.restricted[category];
-  return header && !secrets()[header] ? `Calls of category '${category}' need the header '${header}': type its value above.` : "";
+  return header && !secrets[header] ? `Calls of category '${category}' need the header '${header}': type its value above.` : "";
 }
 
 const tiles = Object.fromEntries(SERVER_CHARTS.map((kind) => [kind, new Chart(kind)]));
@@ -129,10 +129,7 @@ function makeSecrets() {
   for (const [category, header] of Object.entries(allowed.restricted)) {
     byHeader.set(header, [...(byHeader.get(header) || []), category]);
   }
-  byId("secrets").hidden = !byHeader.size;
-  byId("secret-fields").replaceChildren(...[...byHeader].map(([header, categories]) => element("label", {},
-    `${header} (${categories.join(", ")}) `,
-    element("input", { type: "password", name: header, autocomplete: "off" }))));
+  byHeader.forEach((categories, header) => askFor(header, `${header} (${categories.join(", ")}) `));
 }
 
 function showControl() {

@@ -56,7 +56,7 @@ makeTable();
 setTheme(keptTheme());
 byId("theme").addEventListener("change", (event) => { setTheme(event.target.value); keptTheme(event.target.value); });
 byId("pause").addEventListener("click", () => setPaused(!paused));
-byId("secrets").addEventListener("submit", (event) => { event.preventDefault(); begin(); });
+byId("secrets").addEventListener("submit", (event) => { event.preventDefault(); keepSecrets(); begin(); });
 byId("log").addEventListener("submit", changeLog);
 document.addEventListener("visibilitychange", visibilityChanged);
 // A browser may keep a page that was left, with its connections, to show it again.

@@ -80,10 +80,7 @@ async function* eventsOf(response) {
 }
 
 async function followOnce(signal) {
-  const response = await fetch("console/events", { headers: secrets(), signal, cache: "no-store" });
-  if (!response.ok) {
-    throw await refusalOf(response);
-  }
+  const response = await fetchOk("console/events", { signal, cache: "no-store" });
   for await (const [name, data] of eventsOf(response)) {
     const content = JSON.parse(data);
     if (name === "end") {
@@ -115,7 +112,7 @@ async function follow() {
         return;
       }
       why = error.message;
-      if (error.status === 403 || error.status === 404) {
+      if ([401, 403, 404].includes(error.status)) {
         say("not allowed", "bad");
         notice(`The figures are not shown: ${why}`);
         return;

@@ -28,6 +28,7 @@ from modserve.protocol.control import memory, metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
+from modserve.protocol.restricted import ADMIN_PATHS
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
@@ -97,14 +98,20 @@ def _secure(document: dict[str, Any], authority: "Authority | None") -> dict[str
 
 
 def create_app(
-    server: Server, options: HttpSettings, direct: DirectCalls | None = None, authority: "Authority | None" = None
+    server: Server,
+    options: HttpSettings,
+    direct: DirectCalls | None = None,
+    authority: "Authority | None" = None,
+    without_admin: bool = False,
 ) -> FastAPI:
     """The application over `server`. Its ``state.streams`` are the `Streams` that are open.
 
     `direct` are the calls that its port serves without the application; it has others if there is no port.
-    The documents tell of the keys of an `authority`; it does not ask for them.
+    The documents tell of the keys of an `authority`; it does not ask for them. `without_admin`: another port serves the
+    calls of operators, and the application has no such paths.
     """
     direct = DirectCalls(CallContext(server, options)) if direct is None else direct
+    hidden = ADMIN_PATHS if without_admin else frozenset()
     max_json, limits, context = options.max_json, options.limits, direct.context
     app = _App(
         title="modserve",
@@ -120,7 +127,7 @@ def create_app(
     app.add_exception_handler(ModserveError, _modserve_error(server))
     app.add_exception_handler(Exception, _unforeseen_error)
     if options.restrictions:
-        app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions)
+        app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions, hidden=hidden)
     app.add_middleware(middleware.AnyMethod)
     app.add_middleware(Identified)
     streams = app.state.streams = direct.streams
@@ -140,12 +147,13 @@ def create_app(
         _root(server, options),
     ]
     # Few, and each for its paths alone: others pass them quickly.
-    app.router.routes.extend(_doors(app, direct))
-    app.router.routes.extend(chain.from_iterable(router.routes for router in routers))
+    app.router.routes.extend(_later_routes(app, direct, without_admin))
+    routes = chain.from_iterable(router.routes for router in routers)
+    app.router.routes.extend(route for route in routes if getattr(route, "template", "") not in hidden)
     return app
 
 
-def _doors(app: FastAPI, direct: DirectCalls) -> list[BaseRoute]:
+def _later_routes(app: FastAPI, direct: DirectCalls, without_admin: bool) -> list[BaseRoute]:
     """The routes of modules that are imported at their first use: most servers run none of their lines."""
     context = direct.context
     server, options = context.server, context.options
@@ -175,10 +183,12 @@ def _doors(app: FastAPI, direct: DirectCalls) -> list[BaseRoute]:
 
         return routes.router(direct.of(GENERATION), context).routes
 
-    doors = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1, r"/docs(/|$)|/openapi\.json$": docs}
-    if options.console:
-        doors[r"/console(/|$)"] = console
-    return [DeferredRoutes(re.compile(paths), make) for paths, make in doors.items()]
+    makers = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1}
+    if not without_admin:
+        makers[r"/docs(/|$)|/openapi\.json$"] = docs
+        if options.console:
+            makers[r"/console(/|$)"] = console
+    return [DeferredRoutes(re.compile(paths), make) for paths, make in makers.items()]
 
 
 def _root(server: Server, options: HttpSettings) -> APIRouter:

@@ -20,8 +20,10 @@ _ROUTE = "modserve.route"
 class DeferredRoutes(BaseRoute):
     """Stands for the routes that `make` returns, at the same place in the order of routes: those of some paths."""
 
-    def __init__(self, paths: re.Pattern[str], make: Callable[[], Sequence[BaseRoute]]) -> None:
+    def __init__(self, paths: re.Pattern[str], make: Callable[[], Sequence[BaseRoute]], template: str = "") -> None:
+        """`template` is that of the only path, in which a name in braces stands for any one part."""
         self.paths = paths
+        self.template = template
         self._make = make
 
     @cached_property
@@ -59,7 +61,8 @@ class DeferringRouter(APIRouter):
             router.add_api_route(path, endpoint, **options)
             return router.routes
 
-        self.routes.append(DeferredRoutes(compile_path(self.prefix + path)[0], make))
+        paths, template, _ = compile_path(self.prefix + path)
+        self.routes.append(DeferredRoutes(paths, make, template))
 
 
 def made(routes: Sequence[BaseRoute]) -> list[BaseRoute]:

@@ -1,6 +1,6 @@
 """What is the same for all paths of the application: HEAD, OPTIONS, the allowed methods, and restricted calls."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -19,7 +19,7 @@ _METHODS = ("GET", "POST", "DELETE")
 """All that the application's paths have, but for HEAD and OPTIONS."""
 
 _PATTERNS = [
-    (compile_path(template)[0], PATH_CATEGORY[template])
+    (compile_path(template)[0], template)
     for template in sorted(PATH_CATEGORY, key=lambda template: (template.count("{"), -len(template)))
 ]
 """Compiled as the application's routes are, so whatever is routed is known here; the special before the general."""
@@ -78,24 +78,26 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-def path_category(path: str) -> str | None:
-    """The category of a decoded path; None for one that belongs to no call."""
-    return next((category for pattern, category in _PATTERNS if pattern.match(path)), None)
+def path_category(path: str, hidden: Collection[str] = ()) -> str | None:
+    """The category of a decoded path; None for one that belongs to no call, or to one of the `hidden` templates."""
+    template = next((template for pattern, template in _PATTERNS if pattern.match(path)), "")
+    return None if template in hidden else PATH_CATEGORY.get(template)
 
 
 class RestrictedApp:
-    """An application behind its restrictions, by category.
+    """An application behind its restrictions, by category. It has no paths of the `hidden` templates.
 
     OPTIONS passes: it says what a path can do, does none of it, and browsers ask it without headers of their own.
     """
 
-    def __init__(self, app: AsgiApp, restrictions: Mapping[str, Restriction]) -> None:
+    def __init__(self, app: AsgiApp, restrictions: Mapping[str, Restriction], hidden: Collection[str] = ()) -> None:
         self._app = app
+        self._hidden = hidden
         self._restrictions = restrictions
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] != "OPTIONS":
-            restriction = self._restrictions.get(path_category(scope["path"]) or "")
+            restriction = self._restrictions.get(path_category(scope["path"], self._hidden) or "")
             if restriction is not None and not restriction.granted(scope["headers"]):
                 refusal = Response(encode_message(restriction.refusal), 403, media_type=MIME_JSON)
                 await refusal(scope, receive, send)

@@ -8,6 +8,7 @@ from modserve.core.requests import request_ids
 from modserve.frontends import access as entries
 from modserve.frontends.http.exchange import Note
 from modserve.frontends.http.infer import InferCall
+from modserve.frontends.listening import peer_of
 from modserve.observability.access_log import AccessLog
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
@@ -29,7 +30,7 @@ class ConnectionLog:
         self._traceparent = ""
 
     def connected(self, transport: asyncio.BaseTransport) -> None:
-        self._client = transport.get_extra_info("peername")
+        self._client = peer_of(transport)
 
     def begin(self, head: RequestHead, size: int) -> None:
         """An inference, or another call, with a body of `size` bytes begins."""

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import unquote_to_bytes
 
 from modserve.access.credentials import Credentials
+from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer
+from modserve.frontends.listening import peer_of
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 
@@ -193,6 +195,8 @@ def logged_path(path: bytes) -> str:
 
 
 def _address(name: object) -> tuple[str, int] | None:
+    if name == unix_socket.PEER:
+        return unix_socket.PEER, 0
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None
 
 
@@ -210,7 +214,7 @@ def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Cred
         "query_string": query,
         "root_path": "",
         "headers": head.headers,
-        "client": _address(transport.get_extra_info("peername")),
+        "client": _address(peer_of(transport)),
         "server": _address(transport.get_extra_info("sockname")),
         "extensions": {HEADERS_AS_SENT: head.as_sent, CERTIFICATE: certificate},
     }

@@ -184,7 +184,8 @@ def _check_host(hosts: list[bytes], old: bool) -> None:
 def _check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options: HttpSettings) -> None:
     """Refuse what a stranger's page has a browser send."""
     secure = options.use_ssl or options.use_ssl_mutual
-    refusal = browsers.order_refusal(method, host, marks, options.cors_allow_origin, secure)
+    origins = options.cors_allow_origin
+    refusal = browsers.order_refusal(method, host, marks, origins, secure, options.for_operators)
     if not refusal and not secure:  # with TLS, a browser has compared the name with the certificate
         refusal = browsers.name_refusal(host, marks, options.allow_host | {options.address})
     if refusal:

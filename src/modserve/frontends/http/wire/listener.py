@@ -7,7 +7,7 @@ from modserve.core.statistics.load_report import LoadReport
 from modserve.frontends import browsers
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.application import Application
-from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
+from modserve.frontends.listening import FAREWELL, HANDSHAKE, ListeningSocket, listen
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -26,7 +26,8 @@ _FLUSH = 1.0
 class HttpListener:
     """Serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests' tasks.
 
-    With an `authority`, to callers that it knows.
+    With an `authority`, to callers that it knows. `metrics` is the page of metrics, if this port has it;
+    `without_admin`: another port has the calls of operators.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class HttpListener:
         app: AsgiApp | None = None,
         authority: "Authority | None" = None,
         audit: "AuditLog | None" = None,
+        metrics: AsgiApp | None = None,
+        without_admin: bool = False,
     ) -> None:
         self._server = server
         self._address = address
@@ -47,9 +50,10 @@ class HttpListener:
         self._tasks = tasks
         self._context: HttpContext | None = None
         self._authority = authority
-        self._calls = Application(server, options, authority, audit) if app is None else None
+        more = authority, audit, metrics, without_admin
+        self._calls = Application(server, options, *more) if app is None else None
         self._app = app or self._calls
-        self._socket: asyncio.Server | None = None
+        self._socket: ListeningSocket | None = None
 
     @property
     def connections(self) -> int:
@@ -63,7 +67,7 @@ class HttpListener:
         return {str(status): count for status, count in enumerate(statuses) if count}
 
     async def start(self) -> int:
-        """Open the port and return its number. Raises OSError, or CertificateError."""
+        """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
         assert self._app is not None, "one of the two: this is a bug"
         calls, authority = self._calls, self._authority
@@ -76,20 +80,12 @@ class HttpListener:
         if self._options.tls is not None:
             certificates = Certificates(self._options.tls).server_context()
             tls = {"ssl": certificates, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
-        self._socket = await loop.create_server(
-            lambda: HttpConnection(context),
-            self._address,
-            self._port,
-            backlog=2048,
-            reuse_port=self._options.reuse_port or None,
-            **tls,
+        self._socket = await listen(
+            lambda: HttpConnection(context), self._address, self._port, self._options.reuse_port, tls
         )
-        for listening in self._socket.sockets:
-            keep_alive(listening)
         context.start_ticking()
         browsers.learn_names()
-        port: int = self._socket.sockets[0].getsockname()[1]
-        return port
+        return self._socket.port
 
     def report_load(self, report: LoadReport) -> None:
         """What responses say of the server's load from now on. Only for a port with the option for it."""

@@ -1,0 +1,156 @@
+"""Unix sockets that servers listen on: files by which programs of the same machine reach them.
+
+A file outlives the process that made it. Whoever listens next replaces it, but never that of a server that lives: the
+directory is locked while one looks and makes its own.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Final
+
+PREFIX: Final = "unix:"
+_INHERITED: Final = "fd@"
+LONGEST: Final = 107
+"""Bytes of a path, by the system's limit."""
+MODE: Final = 0o660
+"""Of the file: to connect is to write. The directory's rights apply as well."""
+PEER: Final = "unix"
+"""Stands for the address of clients, which have none."""
+
+
+def path_of(address: str) -> str:
+    """The path of ``unix:PATH`` and ``unix:///PATH``, or of the socket in ``fd@NUMBER``; empty for other addresses."""
+    if address.startswith(PREFIX):
+        path = address.removeprefix(PREFIX)
+        return path[2:] if path.startswith("///") else path
+    if not address.startswith(_INHERITED):
+        return ""
+    with closing(socket.socket(fileno=os.dup(_descriptor(address)))) as inherited:
+        return str(inherited.getsockname())
+
+
+def is_socket(address: str) -> bool:
+    """Whether it is no host's."""
+    return address.startswith((PREFIX, _INHERITED))
+
+
+def shown(address: str) -> str:
+    """The address as people write it."""
+    path = path_of(address)
+    return f"{PREFIX}{path}" if path else address
+
+
+def inherited_address(listening: socket.socket) -> str:
+    """The address by which a child process that inherits a listening socket finds it."""
+    return f"{_INHERITED}{listening.fileno()}"
+
+
+def _descriptor(address: str) -> int:
+    return int(address.removeprefix(_INHERITED))
+
+
+def check(address: str) -> None:
+    """Raises ValueError for a path that no socket can have."""
+    if not address.startswith(PREFIX):
+        return
+    path = path_of(address)
+    if not path or "\0" in path:
+        raise ValueError(f"'{address}' has no path; expected unix:PATH")
+    length = len(os.fsencode(path))
+    if length > LONGEST:
+        raise ValueError(f"the path of '{address}' has {length} bytes, and those of Unix sockets at most {LONGEST}")
+
+
+def opened(address: str, backlog: int) -> socket.socket:
+    """The inherited socket that listens, or a new one at the path. Raises OSError.
+
+    That is EADDRINUSE if a server lives there, and EEXIST if the file is no socket.
+    """
+    if address.startswith(_INHERITED):
+        inherited = socket.socket(fileno=_descriptor(address))
+        inherited.set_inheritable(False)
+        return inherited
+    return listening(path_of(address), backlog)
+
+
+def listening(path: str, backlog: int) -> socket.socket:
+    """A new socket that listens at `path`, in place of one that nobody serves any more. Raises OSError, as `opened`."""
+    with _locked(os.path.dirname(path) or "."):
+        _remove_stale(path)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.bind(path)
+            os.chmod(path, MODE)  # nobody connects before `listen`
+            made.listen(backlog)
+        except BaseException:
+            made.close()
+            raise
+    return made
+
+
+def probe(path: str) -> None:
+    """See whether `listening` would succeed. Raises the same OSError; a stale file is removed."""
+    directory = os.path.dirname(path) or "."
+    with _locked(directory):
+        _remove_stale(path)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory)
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """No other server looks at sockets in the directory meanwhile. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # file systems without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as client:
+        client.setblocking(False)
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except FileNotFoundError:
+            return
+        except BlockingIOError:  # so many clients wait that no more may
+            pass
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
+
+
+class SocketFile:
+    """The file of a listening socket, which is removed once, unless somebody has replaced it."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._path = str(listening.getsockname())
+        self._identity = self._current()
+
+    def remove(self) -> None:
+        identity, self._identity = self._identity, None
+        if identity is not None and identity == self._current():
+            with suppress(OSError):
+                os.unlink(self._path)
+
+    def _current(self) -> tuple[int, int] | None:
+        try:
+            status = os.lstat(self._path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino

@@ -1,0 +1,86 @@
+"""Listening on a Unix socket, with both event loops: its file, its clients, and who takes over."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from modserve.core.runtime import unix_socket
+from modserve.core.runtime.event_loop import new_event_loop
+from modserve.frontends.listening import listen, peer_of
+
+
+class Greeting(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        opened = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+        opened.write(str(peer_of(opened)).encode())
+        opened.close()
+
+
+async def greeting(path: str) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path)
+    text = await reader.read()
+    writer.close()
+    return text
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, new_event_loop], ids=["asyncio", "ours"])
+def loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    factory: Callable[[], asyncio.AbstractEventLoop] = request.param
+    return factory
+
+
+def test_a_socket_and_its_file(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def work() -> None:
+        opened = await listen(Greeting, "unix:a.sock", 1234, True)
+        assert opened.port == 0
+        assert await greeting("a.sock") == b"unix"
+        opened.close()
+        opened.close()
+        assert os.listdir() == []
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(work())
+
+
+def test_an_inherited_socket_stays(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers have it. One ends; the other serves on, and so does one that is started later."""
+    monkeypatch.chdir(tmp_path)
+
+    async def work(parent: socket.socket) -> None:
+        workers = []
+        for _ in range(2):
+            descriptor = os.dup(parent.fileno())
+            workers.append(await listen(Greeting, f"fd@{descriptor}", 0, False))
+        workers[0].close()
+        await asyncio.sleep(0)
+        assert [await greeting("a.sock") for _ in range(5)] == [b"unix"] * 5
+        workers[1].close()
+        await asyncio.sleep(0)
+        later = await listen(Greeting, f"fd@{os.dup(parent.fileno())}", 0, False)
+        assert await greeting("a.sock") == b"unix"
+        later.close()
+        assert os.listdir() == ["a.sock"]
+
+    with closing(unix_socket.listening("a.sock", 5)) as parent, asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(work(parent))
+
+
+async def test_a_port() -> None:
+    opened = await listen(Greeting, "127.0.0.1", 0, False)
+    assert opened.port > 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    assert (await reader.read()).startswith(b"('127.0.0.1', ")
+    writer.close()
+    opened.close()
