@@ -17,6 +17,7 @@ from vanishing_servers import MARK, VanishingServers, vanishing
 from wire import SECONDS
 
 import gateway_stage
+import gateways
 from gateway_stage import NAMES, Gateway
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
 
@@ -43,7 +44,7 @@ def servers() -> Iterator[VanishingServers]:
 
 
 @pytest.fixture(scope="module")
-def gateways(servers: VanishingServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Gateway]]:
+def running(servers: VanishingServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Gateway]]:
     foreign_clients.install()
     with ExitStack() as stack:
         yield {
@@ -55,9 +56,9 @@ def gateways(servers: VanishingServers, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(params=NAMES)
-def gateway(request: pytest.FixtureRequest, gateways: dict[str, Gateway], servers: VanishingServers) -> Gateway:
+def gateway(request: pytest.FixtureRequest, running: dict[str, Gateway], servers: VanishingServers) -> Gateway:
     servers.take()
-    return gateways[request.param]
+    return running[request.param]
 
 
 def send(
@@ -149,3 +150,9 @@ def test_grpc_requests_of_sequences(gateway: Gateway, servers: VanishingServers)
             assert first == second
             places.append(first)
     assert set(places) == {0, 1, 2}
+
+
+def test_the_page_has_the_tables_of_all_gateways() -> None:
+    page = gateways.PAGE.read_text()
+    for title in gateways.TITLES.values():
+        assert f"**{title}**\n\n| event | sent |" in page
