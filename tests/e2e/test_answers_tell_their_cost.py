@@ -47,7 +47,7 @@ def test_over_every_protocol(server: ServerProcess) -> None:
         assert batch_size(answer.headers["server-timing"]) in sizes
     body = json.dumps({tensor["name"]: tensor["data"] for tensor in SIMPLE})
     answer = http(server.http_port, "POST", "/v2/models/simple/generate", body.encode())
-    assert batch_size(answer.headers["server-timing"]) == 1
+    assert batch_size(answer.headers["Server-Timing"]) == 1
     with channel(server.grpc_port) as opened:
         _, call = stub(opened).ModelInfer.with_call(message(Ask()), timeout=SECONDS)
     (cost,) = [value for key, value in call.trailing_metadata() if key == "server-timing"]

@@ -289,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
         self._head = head
         if (log := self._access) is not None:
             log.begin(head, len(body))
-        context, turn, model, direct = self.context, self.context.turn, head.model, head.route != b""
+        context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
         tenant: Tenant | None = None
         caller: Context | None = None
         if self._keyed and (model or direct):
