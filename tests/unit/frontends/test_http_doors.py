@@ -51,7 +51,10 @@ TEXTS = {
     "frontends.http.parts",
     *(f"frontends.http.text{name}" for name in ("", ".calls", ".fields", ".models", ".openai", ".rerank")),
     *(f"frontends.http.text{name}" for name in (".handlers", ".routes", ".tei")),
-    *(f"text{name}" for name in ("", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")),
+    *(
+        f"text{name}"
+        for name in ("", ".dense", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")
+    ),
     "text.unknown_fields",
 }
 EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
