@@ -78,8 +78,7 @@ class LocalServer:
         self.memory, self.quotas = services.memory, services.quotas
         self.model_memory = services.model_memory
         self.failure_log, self.access_log = services.failure_log, services.access_log
-        self.recorder = services.recorder
-        self.engine_metrics = services.engine_metrics
+        self.recorder, self.engine_metrics = services.recorder, services.engine_metrics
         if self._logs is not None:
             self.tracer.change_verbosity(self._logs.settings.verbose_level)
 

@@ -192,7 +192,7 @@ class Settings(BaseModel):
 
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
     metrics_address: addresses.Address = addresses.METRICS
-    metrics_port: Port = option(8002, "Port for metrics; 0 takes a free one.")
+    metrics_port: Port = option(8002, "Port for metrics; 0: a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
         "Contents of the metrics page: counter_latencies (sums of times) and histogram_latencies, both true by "
@@ -202,9 +202,7 @@ class Settings(BaseModel):
         parse=values.metrics_setting,
         several=True,
     )
-    metrics_interval_ms: values.Milliseconds = option(
-        2000, "Milliseconds after which a scrape updates CPU, memory and GPUs."
-    )
+    metrics_interval_ms: values.Milliseconds = option(2000, "Milliseconds until a scrape updates CPU, memory and GPUs.")
     allow_cpu_metrics: bool = option(True, "Include the machine's CPU and memory in the metrics.")
     allow_gpu_metrics: bool = option(True, "Include GPUs in the metrics, if nvidia-ml-py is installed.")
     event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(

@@ -28,7 +28,8 @@ def single_page(package: str, name: str, scripts: Sequence[str]) -> PageResponse
 
     style = read(f"{name}.css")
     parts = resources.files(__package__).joinpath(_PARTS).read_bytes()
-    script = b'"use strict";\n' + b"\n".join([parts, *map(read, scripts)])
+    lines = b"\n".join([parts, *map(read, scripts)]).split(b"\n")
+    script = b"\n".join([b'"use strict";', *(line for line in lines if not line.lstrip().startswith(b"//"))])
     body = read(f"{name}.html").replace(b"/* style */", style).replace(b"/* script */", script)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "

@@ -48,13 +48,11 @@ class TextGeneration:
         self.calls = calls
         self.choices = choices
         self._per_prompt = per_prompt
+        calls[0].on_close = self.count_tokens  # whoever ends it, and when
 
     @property
     def usage(self) -> Usage | None:
         return usage_of(self.choices, self._per_prompt)
-
-    def __post_init__(self) -> None:
-        self.calls[0].on_close = self.count_tokens  # whoever ends it, and when
 
     def count_tokens(self) -> None:
         """What has been read and written by now counts for the tenant, if there is one. Does so once."""
