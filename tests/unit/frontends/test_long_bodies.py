@@ -26,7 +26,7 @@ from modserve.frontends.http.wire import body as incoming_body
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import RequestMemory, on_thread
 from modserve.protocol.control import repository
-from modserve.protocol.http import generate, v1_predict_request
+from modserve.protocol.http import v1_predict_request
 from modserve.settings import HttpSettings
 from work_threads import Threads
 
@@ -93,8 +93,8 @@ CALLS = {
     ),
     "generate": (
         "/v2/models/echo/generate",
-        generate,
-        "decode",
+        orjson,
+        "loads",
         json.dumps({"IN": "x" * LONG}).encode(),
         b'{"IN":"x"}',
     ),
