@@ -30,7 +30,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(foreign.split()))
 
 
-LIBRARY = {"client", "library", "triton_client"}
+LIBRARY = {"client", "library", "ray", "triton_client"}
 """For programs that use modserve as a library: no server needs it."""
 
 RULES = {
@@ -71,6 +71,7 @@ RULES = {
         "models.diagnosis models.residency models.serving"
     ),
     "server": rule("core observability pb resources routing"),
+    "server.member": rule("core routing server.local"),
     "server.scoped": rule("access core observability pb routing server"),
     "server.in_process": rule("core resources"),
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
@@ -100,11 +101,14 @@ RULES = {
     "library.connecting": rule("client core process.app settings"),
     "library.mounting": rule("client core frontends library.connecting process.app server settings"),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
+    "ray": rule(
+        "access core frontends models.serving.wrappers pb process.app routing server settings workers", "grpc ray"
+    ),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
         "access backends client config core execution form server.in_process models observability pb process.console "
-        "process.model_setup process.ports protocol repository resources settings text.description",
-        "google.protobuf hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
+        "process.model_setup process.ports protocol ray.application repository resources settings text.description",
+        "google.protobuf hpack ml_dtypes numpy onnxruntime orjson PIL pynvml ray rich shtab uvloop",
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "
@@ -271,7 +275,7 @@ def f():
 
 def test_only_the_command_line_and_the_library_import_app() -> None:
     found = {package for package, others in unit_graph().items() if "process.app" in others}
-    assert found <= {"cli", "library.connecting", "library.mounting", "testing", "__init__"}
+    assert found <= {"cli", "library.connecting", "library.mounting", "ray", "testing", "__init__"}
 
 
 def test_front_ends_see_only_the_interface_of_a_server() -> None:

@@ -9,8 +9,6 @@ from modserve.settings import Settings
 
 NAME = "modserve"
 """Of the deployment, and by default of the application."""
-LEDGER = "ledger"
-"""Of the actor that numbers the changes."""
 SERVICERS = "modserve.ray.servicers.add_services"
 """What Ray's gRPC proxies are told to serve."""
 _MOST_CALLS = 10_000
@@ -37,18 +35,22 @@ def app(
 
     Raises `ModserveError` if Ray is not installed, or for an option that has no effect here.
     """
-    settings = checked(model_repository, serve_options)
+    return bound(checked(model_repository, serve_options), target_pending, deployment or {}, revision)
+
+
+def bound(settings: Settings, target_pending: float, deployment: Mapping[str, Any], revision: str) -> Any:
+    """The application of settings that are `checked`. Raises `ModserveError` as `app` does."""
     if target_pending <= 0:
         raise invalid(f"target_pending is {target_pending}, expected a number above 0")
+    options = deployment_options(dict(deployment), target_pending)
     check_installed()
     from .replica import deployment_class
 
-    options = deployment_options(dict(deployment or {}), target_pending)
     return deployment_class().options(**options).bind(settings, revision)
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """The same of `app`'s keywords in a mapping: ``import_path: modserve.ray:build`` in a configuration of Ray Serve."""
+    """The same of a mapping of keywords: ``import_path: modserve.ray:build`` in a configuration of Ray Serve."""
     return app(**arguments)
 
 
@@ -89,7 +91,9 @@ def deployment_options(options: dict[str, Any], target_pending: float) -> dict[s
     """Those of Ray's deployment, with what modserve adds. Raises INVALID_ARG for what it has to decide itself."""
     for name in ("request_router_config", "deployment_actors"):
         if name in options:
-            raise invalid(f"deployment option '{name}' cannot be set: modserve's own keeps sequences and changes together")
+            raise invalid(
+                f"deployment option '{name}' cannot be set: modserve's own keeps sequences and changes together"
+            )
     scaling = options.get("autoscaling_config")
     if isinstance(scaling, Mapping) and "policy" not in scaling:
         policy = {
@@ -97,4 +101,5 @@ def deployment_options(options: dict[str, Any], target_pending: float) -> dict[s
             "policy_kwargs": {"target_pending": target_pending},
         }
         options["autoscaling_config"] = {"look_back_period_s": _SMOOTHING_S, **scaling, "policy": policy}
-    return {"max_ongoing_requests": _MOST_CALLS, **options}
+    # Ray would log each call; modserve has an access log of its own.
+    return {"max_ongoing_requests": _MOST_CALLS, "logging_config": {"enable_access_log": False}, **options}

@@ -21,8 +21,8 @@ class Ledger:
     `broadcast` calls `PeerCalls.receive` of each replica that runs, and returns what they return, or exceptions.
     """
 
-    def __init__(self, broadcast: Callable[[bytes, float], Awaitable[list[Any]]] | None = None) -> None:
-        self._broadcast = broadcast or broadcast_to_own_deployment()
+    def __init__(self, broadcast: Callable[[bytes, float], Awaitable[list[Any]]]) -> None:
+        self._broadcast = broadcast
         self._one = asyncio.Lock()
         self._number = 0
         self._changes: dict[tuple[str, str], tuple[int, ServerChange]] = {}
@@ -71,13 +71,3 @@ class Ledger:
             self._changes.clear()
             for data in changes:
                 self._record(number, values.loads(data))
-
-
-def broadcast_to_own_deployment() -> Callable[[bytes, float], Awaitable[list[Any]]]:
-    """Of the deployment whose actor this process is."""
-    from ray import serve
-
-    from .links import broadcast
-
-    context = serve.get_deployment_actor_context()
-    return broadcast(context.deployment, context.app_name)

@@ -3,15 +3,15 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 
 from modserve.core.errors import unavailable
 
-from .application import LEDGER
 from .replica_set import LedgerLostError
 
+LEDGER = "ledger"
+"""Name of the actor that numbers the changes."""
 RECEIVE = "receive_call"
 SEQUENCE = "receive_sequence"
 """Methods of a replica, for the others."""
@@ -33,7 +33,7 @@ def broadcast(deployment: str, app: str) -> Callable[[bytes, float], Awaitable[l
 
 
 class LedgerLink:
-    """The ledger of the deployment that this replica belongs to. Implements `replica_set.Ledger`."""
+    """The ledger of the deployment that this replica belongs to. Implements `replica_set.LedgerCalls`."""
 
     async def change(self, change: bytes) -> bytes:
         outcome: bytes = await self._call("change", change)
@@ -67,21 +67,3 @@ class SequenceLink:
                 yield outcome
         except RayError:
             raise unavailable("the replica that has the sequence has ended: start the sequence again") from None
-
-
-def decorated(cls: type) -> Any:
-    """The class as a deployment, with its HTTP, and the actor that numbers changes."""
-    from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
-
-    from .ledger import Ledger
-    from .router import SessionRouter
-
-    actor = DeploymentActorConfig(
-        name=LEDGER, actor_class=ray.remote(Ledger), actor_options={"num_cpus": 0, "max_concurrency": 1000}
-    )
-    return serve.deployment(
-        serve.ingress()(cls),
-        name="modserve",
-        deployment_actors=[actor],
-        request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
-    )

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
+import ray
 from ray import serve
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from modserve.access.access_control import AccessControl
 from modserve.core.configuration.trace_settings import TraceSettings
@@ -23,13 +25,17 @@ from modserve.workers.fleet_server import FleetServer
 
 from . import sequences
 from .calls import ProxyCalls, WireMessage
+from .ledger import Ledger
 from .lifespan import without_lifespan
-from .links import LedgerLink, SequenceLink, broadcast, decorated
+from .links import LEDGER, LedgerLink, SequenceLink, broadcast
 from .replica_set import PeerCalls, ReplicaSet
+from .router import SessionRouter
 from .scaling import PENDING
 from .sequences import SequenceRoutes, SessionModel
 from .servicers import SERVICES
 
+_MOST_WAITING = 1000
+"""Calls of the ledger that may wait: those of replicas that start, and changes of clients."""
 _REFUSED = "it runs in one of several replicas, and the others would not do the same. Let a client do it"
 
 
@@ -149,6 +155,21 @@ async def _no_page(openmetrics: bool) -> bytes:
     return b""
 
 
+class LedgerActor(Ledger):
+    """The ledger of the deployment whose actor it is."""
+
+    def __init__(self) -> None:
+        context = serve.get_deployment_actor_context()
+        super().__init__(broadcast(context.deployment, context.app_name))
+
+
 def deployment_class() -> Any:
-    """The deployment, for options and arguments."""
-    return decorated(Replica)
+    """The deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes."""
+    options = {"num_cpus": 0, "max_concurrency": _MOST_WAITING}
+    actor = DeploymentActorConfig(name=LEDGER, actor_class=ray.remote(LedgerActor), actor_options=options)
+    return serve.deployment(
+        serve.ingress()(Replica),
+        name="modserve",
+        deployment_actors=[actor],
+        request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
+    )

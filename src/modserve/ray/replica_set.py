@@ -20,7 +20,7 @@ _PAUSE = 2.0
 """Seconds between two looks for changes that have passed a replica by, as at its start."""
 
 
-class Ledger(Protocol):
+class LedgerCalls(Protocol):
     """What a replica calls of the `ledger.Ledger`, wherever that is. All raise LedgerLostError."""
 
     async def change(self, change: bytes) -> bytes: ...
@@ -33,14 +33,16 @@ class LedgerLostError(Exception):
 
 
 class ReplicaSet:
-    """The others, for one replica. Implements `workers.fleet_server.Peers` and `Changing`.
+    """The others, for one replica. Implements `workers.fleet_server.Peers` and `ChangeMaker`.
 
     `broadcast` calls `PeerCalls.receive` of each replica that runs, this one included, and returns what they return.
     """
 
     index, starts = 0, 0
 
-    def __init__(self, name: str, broadcast: Callable[[bytes, float], Awaitable[list[Any]]], ledger: Ledger) -> None:
+    def __init__(
+        self, name: str, broadcast: Callable[[bytes, float], Awaitable[list[Any]]], ledger: LedgerCalls
+    ) -> None:
         self.name = name
         self._broadcast = broadcast
         self._ledger = ledger
@@ -76,7 +78,7 @@ class ReplicaSet:
 class PeerCalls:
     """What others call in one replica, and its number: that of the last change that it has made."""
 
-    def __init__(self, name: str, control: WorkerControl, ledger: Ledger) -> None:
+    def __init__(self, name: str, control: WorkerControl, ledger: LedgerCalls) -> None:
         self.name = name
         self.number = 0
         self._control = control
@@ -142,4 +144,3 @@ class PeerCalls:
             await asyncio.sleep(_PAUSE)
             with suppress(LedgerLostError):
                 await self.catch_up()
-

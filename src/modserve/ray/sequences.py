@@ -55,9 +55,7 @@ class SequenceRoutes:
         if self._last.get(session) is task:
             del self._last[session]
 
-    async def _send(
-        self, session: str, data: bytes, inflight: Inflight, before: asyncio.Task[None] | None
-    ) -> None:
+    async def _send(self, session: str, data: bytes, inflight: Inflight, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
         try:

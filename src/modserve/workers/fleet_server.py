@@ -17,7 +17,7 @@ from .client import PeerLostError
 from .journal import ServerChange
 
 
-class Identity(Protocol):
+class FleetPlace(Protocol):
     """Which of several processes this one is, of how many, and how often it was started before."""
 
     @property
@@ -36,7 +36,7 @@ class Others(Protocol):
     async def unready(self) -> list[IndexEntry]: ...
 
 
-class Changing(Protocol):
+class ChangeMaker(Protocol):
     """Makes a change in all processes or in none. Raises as `Coordinator` does."""
 
     async def change(self, change: ServerChange) -> None: ...
@@ -49,7 +49,7 @@ class FleetServer:
     """
 
     def __init__(
-        self, server: LocalServer, identity: Identity, peers: Others, coordinator: Changing, noun: str = "worker"
+        self, server: LocalServer, identity: FleetPlace, peers: Others, coordinator: ChangeMaker, noun: str = "worker"
     ) -> None:
         """`noun`: what people call one of the processes."""
         self._server = server
