@@ -102,7 +102,8 @@ RULES = {
     "library.mounting": rule("client core frontends library.connecting process.app server settings"),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "ray": rule(
-        "access core frontends models.serving.wrappers pb process.app routing server settings workers", "grpc ray"
+        "access core frontends models.serving.wrappers pb process.app routing server settings workers",
+        "grpc pydantic ray",
     ),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.settings import Settings
 
@@ -71,8 +73,9 @@ def checked(model_repository: str | Path, serve_options: Mapping[str, Any]) -> S
         options["model_repository"] = model_repository
     try:
         settings = Settings(**options)
-    except ValueError as error:
-        raise invalid(f"options of the server: {error}") from None
+    except ValidationError as error:
+        texts = (each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise invalid(f"options of the server: {'; '.join(texts)}") from None
     return check_settings(settings)
 
 
@@ -82,8 +85,6 @@ def check_settings(settings: Settings) -> Settings:
         raise invalid("workers cannot be set on Ray: it has replicas instead; set num_replicas")
     if settings.audit_log:
         raise invalid("audit_log cannot be set on Ray: its proxies log the calls")
-    if not (settings.model_repository or settings.model_file or settings.python_model or settings.example):
-        raise invalid("there is nothing to serve: set model_repository")
     return settings
 
 

@@ -141,7 +141,13 @@ class ProxyCalls:
         guard = None if authority is None else RpcGuard(authority)
         self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0, guard=guard)
         self._streams = InferStreams(server, options, self._dispatcher.inflater)
+        self._open: set[asyncio.Task[None]] = set()
         self.rpcs = rpc_table(server, options, self._dispatcher.inflater, self._streams)
+
+    @property
+    def open_calls(self) -> int:
+        """Streams that are under way."""
+        return len(self._open)
 
     def stop(self) -> None:
         """Streams read no more requests."""
@@ -162,11 +168,12 @@ class ProxyCalls:
         """Any number of messages, for one or for any number. Raises `StreamFailure`, with the status in the context."""
         call = ProxyCall(context, _one(messages) if isinstance(messages, bytes) else messages)
         task = asyncio.ensure_future(self._serve(self.rpcs[path], call))
+        self._open.add(task)
         try:
             while (message := await call.unsent.get()) is not None:
                 yield WireMessage(message)
-            await task
         finally:
+            self._open.discard(task)
             task.cancel()
             call.over()
         if call.status != _OK:
