@@ -18,8 +18,9 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_DEDUP_LOGS="0",
     RAY_gcs_server_request_timeout_seconds="120",
-    RAY_health_check_initial_delay_ms="3000",
-    RAY_health_check_period_ms="2000",
+    RAY_health_check_period_ms="1000",  # a killed raylet is noticed after ten of these,
+    RAY_health_check_failure_threshold="10",
+    RAY_health_check_timeout_ms="30000",  # and a slow one is none
 )
 
 import ray
@@ -62,7 +63,7 @@ input { name: "VALUE" data_type: TYPE_INT32 dims: 1 }
 output { name: "SUM" data_type: TYPE_INT32 dims: 1 }
 output { name: "PROCESS" data_type: TYPE_INT32 dims: 1 }
 sequence_batching {
-  direct { }
+  oldest { max_candidate_sequences: 64 }
   max_sequence_idle_microseconds: 600000000
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
   control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
@@ -128,7 +129,7 @@ class RayCluster:
         application = serve.status().applications.get(APP)
         if application is None:
             return 0
-        return application.deployments["modserve"].replica_states.get("RUNNING", 0)
+        return int(application.deployments["modserve"].replica_states.get("RUNNING", 0))
 
     def steady(self, count: int) -> None:
         """Wait until so many replicas run, none is on its way, and they respond."""

@@ -76,7 +76,8 @@ async def test_failures_come_back_and_the_next_request_is_sent() -> None:
     routes = SequenceRoutes(sender)
     sinks = [AwaitedSink() for _ in range(3)]
     lost = unavailable("the replica that has the sequence has ended: start the sequence again")
-    for sink, outcome in zip(sinks, (lost, invalid("no start"), response(7)), strict=True):
+    outcomes: list[InferenceResponse | ModserveError] = [lost, invalid("no start"), response(7)]
+    for sink, outcome in zip(sinks, outcomes, strict=True):
         sender.outcomes.put_nowait(outcome)
         routes.forward("s", request(), sink, 0)
     await sinks[2].over.wait()
