@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
+import numpy as np
+
 _ROOT = Path(__file__).parents[1]
 _PATIENCE = 180.0
 _ROWS = {"server alone": "", "Ray's own proxy": "0", "HAProxy mode": "1"}
@@ -78,7 +80,7 @@ def served(mode: str) -> Iterator[str]:
 def _ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/v2/models/simple/ready", timeout=10) as response:
-            return response.status == 200
+            return int(response.status) == 200
     except (OSError, urllib.error.URLError):
         return False
 
@@ -90,17 +92,17 @@ def throughput(url: str, model: str) -> tuple[float, float]:
         command = [sys.executable, "-m", "modserve", "bench", model, "--url", url, "--concurrency", "16"]
         command += ["--window-secs", "2", "--windows", "3", "--stability", "1000", "--json", str(file)]
         if model == "repeat":
-            command += ["--input", f"IN=@{_values(folder, 'in', [1])}", "--input", f"WAIT=@{_values(folder, 'w', [0])}"]
-            command += ["--input", f"DELAY=@{_values(folder, 'd', [50])}"]
+            for name, values in (("IN", [1]), ("DELAY", [50]), ("WAIT", [0])):
+                command += ["--input", f"{name}=@{_values(folder, name, values)}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
         result = json.loads(file.read_text())
     (row,) = result["results"]
-    return row["throughput"], row["latency_ms"]["p50"]
+    return row["requests_per_second"], row["latency_ms"]["p50"]
 
 
 def _values(folder: str, name: str, values: list[int]) -> Path:
-    file = Path(folder) / f"{name}.bin"
-    file.write_bytes(b"".join(each.to_bytes(4, "little") for each in values))
+    file = Path(folder) / f"{name}.npy"
+    np.save(file, np.array(values, np.int32 if name == "IN" else np.uint32))
     return file
 
 
