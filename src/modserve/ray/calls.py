@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 from modserve.access.credentials import Credentials, of_headers
 from modserve.core.requests import request_ids
@@ -67,11 +68,13 @@ class ProxyCall:
         )
         self.deadline_ns = 0
         """Ray's proxy has it, and cancels the call."""
-        self.peer = context.peer()
+        self.peer = address(context.peer())
         self.request_id = ""
         self.unsent: asyncio.Queue[Response | None] = asyncio.Queue(_UNSENT)
         """The messages of a stream that are not sent yet; None after the last one."""
         self.status = _OK
+        self.left = False
+        """Nobody takes the messages of the stream any more."""
 
     def identify(self) -> str:
         if not self.request_id:
@@ -127,6 +130,13 @@ class ProxyCall:
         self._callbacks.clear()
 
 
+def address(peer: str) -> tuple[str, int] | None:
+    """The client's address as a socket has it, from gRPC's text: ipv4:192.0.2.1:1234, or ipv6:[2001:db8::1]:1234."""
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    return (host.strip("[]"), int(port)) if kind in ("ipv4", "ipv6") and port.isdigit() else None
+
+
 def _code(status: int) -> Any:
     import grpc
 
@@ -144,10 +154,10 @@ class ProxyCalls:
         self._open: set[asyncio.Task[None]] = set()
         self.rpcs = rpc_table(server, options, self._dispatcher.inflater, self._streams)
 
-    @property
-    def open_calls(self) -> int:
-        """Streams that are under way."""
-        return len(self._open)
+    async def ended(self) -> None:
+        """Return when no stream is under way."""
+        while self._open:
+            await asyncio.wait(list(self._open))
 
     def stop(self) -> None:
         """Streams read no more requests."""
@@ -156,10 +166,12 @@ class ProxyCalls:
     async def unary(self, path: str, data: bytes, context: ProxyContext) -> WireMessage:
         """One message for one. How it failed is in the context."""
         call = ProxyCall(context, _one(data))
-        outcome = await self._dispatcher.unary(self.rpcs[path], call)
-        if isinstance(outcome, Refusal):
-            call.refuse(outcome)
-        call.over()
+        try:
+            outcome = await self._dispatcher.unary(self.rpcs[path], call)
+            if isinstance(outcome, Refusal):
+                call.refuse(outcome)
+        finally:
+            call.over()
         return WireMessage(b"" if isinstance(outcome, Refusal) else outcome)
 
     async def stream(
@@ -169,11 +181,12 @@ class ProxyCalls:
         call = ProxyCall(context, _one(messages) if isinstance(messages, bytes) else messages)
         task = asyncio.ensure_future(self._serve(self.rpcs[path], call))
         self._open.add(task)
+        task.add_done_callback(self._open.discard)
         try:
             while (message := await call.unsent.get()) is not None:
                 yield WireMessage(message)
         finally:
-            self._open.discard(task)
+            call.left = True
             task.cancel()
             call.over()
         if call.status != _OK:
@@ -181,7 +194,8 @@ class ProxyCalls:
 
     async def _serve(self, rpc: Rpc, call: ProxyCall) -> None:
         await self._dispatcher.serve(rpc, call)
-        await call.unsent.put(None)
+        if not call.left:
+            await call.unsent.put(None)
 
 
 async def _one(data: bytes) -> AsyncGenerator[bytes]:

@@ -83,7 +83,7 @@ class Replica:
             reasons = "; ".join(f"{each.name}: {each.reason}" for each in failed)
             await server.shut_down()
             raise unavailable(f"models failed to load: {reasons}")
-        await self._peer_calls.catch_up()
+        await self._peer_calls.start()
         self._following = asyncio.create_task(self._peer_calls.follow())
         if self._access is not None:
             self._access.start()

@@ -19,6 +19,9 @@ PATIENCE = 20.0
 _PAUSE = 2.0
 """Seconds between two looks for changes that have passed a replica by, as at its start."""
 
+_RETRY = 0.5
+"""Seconds until the next call of a ledger that is being started."""
+
 
 class LedgerCalls(Protocol):
     """What a replica calls of the `ledger.Ledger`, wherever that is. All raise LedgerLostError."""
@@ -137,6 +140,14 @@ class PeerCalls:
             if failure is not None:
                 _log.error("this replica cannot repeat a change of the others: %s: %s", change, failure.message)
         self.number = number
+
+    async def start(self) -> None:
+        """Catch up before the first call of a client, with the next ledger where one was lost."""
+        while True:
+            try:
+                return await self.catch_up()
+            except LedgerLostError:
+                await asyncio.sleep(_RETRY)
 
     async def follow(self) -> None:
         """Catch up again and again, for changes that were made while Ray did not know this replica yet."""

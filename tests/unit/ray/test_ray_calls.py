@@ -7,9 +7,11 @@ import grpc
 import pytest
 
 from modserve import InferenceServer, Settings
+from modserve.frontends.http.application import scoped
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
-from modserve.ray.calls import ProxyCalls, StreamFailure
+from modserve.process.app import access_control
+from modserve.ray.calls import ProxyCalls, StreamFailure, address
 from modserve.ray.lifespan import without_lifespan
 from modserve.ray.servicers import add_services
 from modserve.settings import GrpcSettings
@@ -110,7 +112,52 @@ async def test_a_stream_that_is_left_ends_its_call(calls: ProxyCalls) -> None:
     first = health_pb.HealthCheckResponse.FromString((await anext(stream)).SerializeToString())
     assert first.status == health_pb.HealthCheckResponse.SERVING
     await stream.aclose()
-    assert calls.open_calls == 0
+    assert await calls.ended() is None
+
+
+async def test_a_stream_with_many_messages_that_is_left_ends_its_call(calls: ProxyCalls) -> None:
+    """Its task waits for room for another message at that moment."""
+    stream = calls.stream(STREAM, messages(*(request(id=str(number)) for number in range(200))), FakeContext())
+    await anext(stream)
+    await stream.aclose()
+    assert await calls.ended() is None
+
+
+async def test_a_caller_without_the_key() -> None:
+    settings = Settings(
+        model_repository=["model_repository"],
+        model_control_mode="explicit",
+        load_model=["simple"],
+        api_key="secret-of-a-caller-0",
+    )
+    access = access_control(settings)
+    assert access is not None
+    access.start()
+    try:
+        async with InferenceServer(settings) as server:
+            calls = ProxyCalls(scoped(server, access.authority), settings.grpc, access.authority)
+            context = FakeContext()
+            await calls.unary(INFER, request(), context)
+            assert context.code is grpc.StatusCode.UNAUTHENTICATED
+            context = FakeContext(("x-api-key", "secret-of-a-caller-0"))
+            response = await calls.unary(INFER, request(), context)
+            assert (context.code, bool(response.SerializeToString())) == (None, True)
+    finally:
+        access.stop()
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        ("ipv4:192.0.2.1:1234", ("192.0.2.1", 1234)),
+        ("ipv6:[2001:db8::1]:1234", ("2001:db8::1", 1234)),
+        ("ipv6:%5B2001:db8::1%5D:1234", ("2001:db8::1", 1234)),
+        ("unix:/tmp/socket", None),
+        ("", None),
+    ],
+)
+def test_the_address_of_a_client(peer: str, expected: tuple[str, int] | None) -> None:
+    assert address(peer) == expected
 
 
 def test_every_service_is_registered_with_bytes_for_messages() -> None:
