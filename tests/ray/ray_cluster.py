@@ -139,9 +139,9 @@ class RayCluster:
     def _health(self) -> str:
         return str(serve.status().applications[APP].status.value)
 
-    def processes(self, node: Any = None) -> list[int]:
-        """Those of the replicas: children of the raylets that this cluster has started."""
-        nodes = [self.cluster.head_node, *self.others] if node is None else [node]
+    def processes(self, kind: str = "ServeReplica") -> list[int]:
+        """Those of the replicas, or other actors: children of the raylets that this cluster has started."""
+        nodes = [self.cluster.head_node, *self.others]
         raylets = {str(each.all_processes["raylet"][0].process.pid) for each in nodes if "raylet" in each.all_processes}
         found = []
         for entry in Path("/proc").iterdir():
@@ -152,7 +152,7 @@ class RayCluster:
                 parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if title.startswith(b"ray::ServeReplica:") and parent in raylets:
+            if title.startswith(f"ray::{kind}".encode()) and parent in raylets:
                 found.append(int(entry.name))
         return found
 

@@ -187,6 +187,36 @@ def test_a_killed_replica_is_replaced_with_what_clients_have_changed(cluster: Ra
     assert httpx.post(f"{cluster.url}/v2/repository/models/digits/unload", timeout=120).status_code == 200
 
 
+def test_a_sequence_whose_replica_is_lost_is_refused(cluster: RayCluster) -> None:
+    """Never a wrong sum: the client is told, and begins again."""
+    start = {"sequence_id": 4711, "sequence_start": True}
+    with modserve.connect(cluster.grpc_url, timeout=120) as client:
+        victim = int(client.infer("accumulate", {"VALUE": [[5]]}, parameters=start)["PROCESS"][0, 0])
+        assert victim in cluster.processes()
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(modserve.ClientError, match=r"start the sequence again|START"):
+            client.infer("accumulate", {"VALUE": [[6]]}, parameters={"sequence_id": 4711})
+        cluster.steady(3)
+        again = client.infer("accumulate", {"VALUE": [[7]]}, parameters=start)
+        assert again["SUM"].tolist() == [[7]]
+
+
+def test_a_killed_ledger_learns_from_the_replicas(cluster: RayCluster) -> None:
+    """What clients have changed before still holds, also for replicas that start later."""
+    control = f"{cluster.url}/v2/repository/models"
+    assert httpx.post(f"{control}/digits/load", timeout=180).status_code == 200
+    (ledger,) = cluster.processes("LedgerActor")
+    os.kill(ledger, signal.SIGKILL)
+    wait(lambda: cluster.processes("LedgerActor") not in ([], [ledger]), "another ledger")
+    wait(lambda: httpx.post(f"{control}/repeat/unload", timeout=120).status_code == 200, "a change")
+    os.kill(cluster.processes()[0], signal.SIGKILL)
+    cluster.steady(3)
+    wait(lambda: ready(cluster, "digits", 20) == {200}, "digits in all replicas")
+    wait(lambda: ready(cluster, "repeat", 20) == {400}, "repeat in none")
+    assert httpx.post(f"{control}/digits/unload", timeout=120).status_code == 200
+    assert httpx.post(f"{control}/repeat/load", timeout=120).status_code == 200
+
+
 def test_a_killed_raylet_and_a_new_node(cluster: RayCluster) -> None:
     """A node vanishes with its replica; the others serve, and a new node gets the third replica again."""
     with load(cluster.url) as clients:

@@ -25,6 +25,8 @@ class Ledger:
         self._broadcast = broadcast
         self._one = asyncio.Lock()
         self._number = 0
+        self._learnt = False
+        """It has what replicas know of a ledger before it."""
         self._changes: dict[tuple[str, str], tuple[int, ServerChange]] = {}
 
     async def change(self, data: bytes) -> bytes:
@@ -33,8 +35,10 @@ class Ledger:
 
     async def _change(self, change: ServerChange) -> ModserveError | None:
         async with self._one:
+            if not self._learnt:
+                await self._learn()
             number, mark = self._number + 1, uuid.uuid4().hex
-            outcomes = await self._in_all("make", number, change, mark)
+            outcomes: list[ModserveError | None] = await self._in_all("make", number, change, mark)
             failures = [each for each in outcomes if each is not None]
             if not outcomes:
                 return unavailable("no replica is available")
@@ -49,10 +53,15 @@ class Ledger:
             note = f" (refused by {len(failures)} of {len(outcomes)} replicas, and undone in the others)"
             return ModserveError(failures[0].code, failures[0].message.rstrip("\n") + note)
 
-    async def _in_all(self, *call: object) -> list[ModserveError | None]:
-        """The outcomes of the replicas that responded: one that ended meanwhile comes back with all changes."""
-        method, *arguments = call
-        responses = await self._broadcast(values.dumps((_NAME, method, tuple(arguments))), PATIENCE)
+    async def _learn(self) -> None:
+        """Before the first change: replicas may have made others, of a ledger that was lost."""
+        for number, changes in await self._in_all("knows"):
+            await self.restore(number, changes)
+        self._learnt = True
+
+    async def _in_all(self, method: str, *arguments: object) -> list[Any]:
+        """What the replicas that respond return: one that ended meanwhile comes back with all changes."""
+        responses = await self._broadcast(values.dumps((_NAME, method, arguments)), PATIENCE)
         return [values.loads(each) for each in responses if isinstance(each, bytes) and each]
 
     def _record(self, number: int, change: ServerChange) -> None:

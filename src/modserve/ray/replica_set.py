@@ -95,6 +95,8 @@ class PeerCalls:
             return b""
         if method == "make":
             return values.dumps(await self._make(*arguments))
+        if method == "knows":
+            return values.dumps(await self._knows())
         if method == "unmake":
             return values.dumps(await self._unmake(*arguments))
         return values.dumps(await self._control.call(method, arguments))
@@ -102,8 +104,8 @@ class PeerCalls:
     async def _make(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
         """What keeps the replica from making the change."""
         async with self._one:
-            if number <= self.number:
-                return None
+            if number <= self.number:  # of a ledger that knows less
+                return unavailable("another change was made meanwhile: repeat this one")
             try:
                 await self._catch_up(number - 1)
             except LedgerLostError:
@@ -112,6 +114,12 @@ class PeerCalls:
             if failure is None:
                 self.number = number
             return failure
+
+    async def _knows(self) -> tuple[int, list[bytes]]:
+        """The number of the last change, and the changes that hold."""
+        async with self._one:
+            state, _ = await self._control.call("state", ())
+            return self.number, [values.dumps(each) for each in state]
 
     async def _unmake(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
         async with self._one:

@@ -164,6 +164,23 @@ async def test_a_new_ledger_learns_from_the_replicas(ray: FakeRay, start: Callab
     assert (late.has("echo"), late.calls.number) == (True, 1)
 
 
+async def test_a_new_ledger_learns_before_its_first_change(ray: FakeRay, start: Callable[[FakeRay], Any]) -> None:
+    await ray.each[0].fleet.load_model("echo")
+    ray.ledger = Ledger(ray.broadcast)
+    await ray.each[1].fleet.load_model("simple")
+    assert [each.has("simple") for each in ray.each] == [True] * 3
+    late = await start(ray)
+    assert (late.has("echo"), late.has("simple"), late.calls.number) == (True, True, 2)
+
+
+async def test_a_change_of_a_ledger_that_knows_less_is_refused(ray: FakeRay) -> None:
+    await ray.each[0].fleet.load_model("echo")
+    change = ServerChange("unload_model", ("echo",))
+    responses = await ray.broadcast(values.dumps(("ledger", "make", (1, change, "mark"))), 1)
+    assert [values.loads(each).code for each in responses] == [Code.UNAVAILABLE] * 3
+    assert ray.each[0].has("echo")
+
+
 async def test_a_lost_ledger_is_an_error_for_changes_only(ray: FakeRay) -> None:
     ray.lost = 1
     error = await failure(ray.each[0].fleet.load_model("echo"))
