@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -297,3 +298,13 @@ def test_deploy_by_the_command(cluster: RayCluster) -> None:
     broken = subprocess.run([*command, "--max-replicas", "2"], capture_output=True, text=True, timeout=600, check=False)
     assert broken.returncode == 2
     assert "'--replicas' and '--max-replicas' cannot go together" in broken.stderr
+
+
+def test_ray_reads_the_manifest() -> None:
+    """What KubeRay hands to Ray Serve fits the schema of this version."""
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    manifest = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "ray" / "rayservice.yaml").read_text("utf-8"))
+    config = ServeDeploySchema.model_validate(yaml.safe_load(manifest["spec"]["serveConfigV2"]))
+    assert [each.import_path for each in config.applications] == ["modserve.ray:build"]
