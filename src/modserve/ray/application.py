@@ -1,5 +1,6 @@
 """`app`: the Ray Serve application, and what Ray is told of it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from modserve.settings import Settings
 
 NAME = "modserve"
 """Of the deployment, and by default of the application."""
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+"""The variable of Ray that puts HAProxy, which knows nothing of sequences, in the place of its proxies."""
 SERVICERS = "modserve.ray.servicers.add_services"
 """What Ray's gRPC proxies are told to serve."""
 _MOST_CALLS = 10_000
@@ -48,7 +51,8 @@ def bound(settings: Settings, target_pending: float, deployment: Mapping[str, An
     check_installed()
     from .replica import deployment_class
 
-    return deployment_class().options(**options).bind(settings, revision)
+    sticky = os.environ.get(HAPROXY) != "1"
+    return deployment_class(sticky).options(**options).bind(settings, revision, sticky)
 
 
 def build(arguments: Mapping[str, Any]) -> Any:

@@ -42,7 +42,8 @@ _REFUSED = "it runs in one of several replicas, and the others would not do the 
 class ReplicaMember:
     """Implements `server.member.ServerMember`: what the server of a replica does with the others."""
 
-    def __init__(self, peers: ReplicaSet, routes: SequenceRoutes) -> None:
+    def __init__(self, peers: ReplicaSet, routes: SequenceRoutes | None) -> None:
+        """`routes`: None where Ray cannot tell whose a sequence is."""
         self.count = 1  # each replica has a process, and its resources, of its own
         self._peers = peers
         self._routes = routes
@@ -66,13 +67,16 @@ class ReplicaMember:
 class Replica:
     """A server that Ray's proxies call, and the other replicas. Public methods are those that Ray or they call."""
 
-    async def __init__(self, settings: Settings, revision: str = "") -> None:  # type: ignore[misc]
-        """`revision` makes another deployment of the same settings. Raises for models, as `exit_on_error` says."""
+    async def __init__(self, settings: Settings, revision: str = "", sticky: bool = True) -> None:  # type: ignore[misc]
+        """`revision` makes another deployment of the same settings; `sticky`: calls of a session have one replica.
+
+        Raises for models, as `exit_on_error` says.
+        """
         context = serve.get_replica_context()
         name, place = context.replica_id.unique_id, (context.deployment, context.app_name)
         ledger = LedgerLink()
         peers = ReplicaSet(name, broadcast(*place), ledger)
-        member = ReplicaMember(peers, SequenceRoutes(SequenceLink(*place)))
+        member = ReplicaMember(peers, SequenceRoutes(SequenceLink(*place)) if sticky else None)
         server = self._server = InferenceServer(settings, member=member)
         control = WorkerControl(server, _no_page, 0, lambda: None)
         control.caught_up.set()
@@ -163,13 +167,17 @@ class LedgerActor(Ledger):
         super().__init__(broadcast(context.deployment, context.app_name))
 
 
-def deployment_class() -> Any:
-    """The deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes."""
+def deployment_class(sticky: bool) -> Any:
+    """The deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
+
+    Only with a router of its own is it `sticky`, which Ray does not take in HAProxy mode.
+    """
+    router = {"request_router_config": RequestRouterConfig(request_router_class=SessionRouter)} if sticky else {}
     options = {"num_cpus": 0, "max_concurrency": _MOST_WAITING}
     actor = DeploymentActorConfig(name=LEDGER, actor_class=ray.remote(LedgerActor), actor_options=options)
     return serve.deployment(
         serve.ingress()(Replica),
         name="modserve",
         deployment_actors=[actor],
-        request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
+        **router,
     )

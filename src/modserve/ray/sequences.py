@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextvars import ContextVar
 from typing import Protocol
 
-from modserve.core.errors import ModserveError
+from modserve.core.errors import ModserveError, unsupported
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
@@ -77,7 +77,8 @@ def _cancel(task: asyncio.Task[None]) -> None:
 class SessionModel(ModelWrapper):
     """A model with sequences, of which other replicas have their part."""
 
-    def __init__(self, servable: Servable, routes: SequenceRoutes) -> None:
+    def __init__(self, servable: Servable, routes: SequenceRoutes | None) -> None:
+        """`routes`: None where nobody knows whose a sequence is; requests of sequences are refused there."""
         super().__init__(servable)
         self._routes = routes
 
@@ -90,6 +91,11 @@ class SessionModel(ModelWrapper):
             return self._servable.submit(request, sink, now_ns)  # which refuses it
         if not member.id:
             return self._servable.submit(request, sink, now_ns)
+        if self._routes is None:
+            raise unsupported(
+                f"{request.label}requests of sequences are refused, because Ray's HAProxy mode sends them to any "
+                "replica; unset RAY_SERVE_ENABLE_HA_PROXY on all nodes"
+            )
         return self._routes.forward(session_id(self.id.name, member.key), request, sink, now_ns)
 
     @property

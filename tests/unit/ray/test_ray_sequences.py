@@ -2,12 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from puppet_server import ECHO, PuppetServable, echo
 
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
+from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
-from modserve.ray.sequences import SequenceRoutes
+from modserve.core.version import ModelId
+from modserve.ray.sequences import SequenceRoutes, SessionModel
+from modserve.ray.sessions import session_id
 from modserve.testing import RecordingSink, request
 from modserve.workers import inference, values
 
@@ -95,3 +103,36 @@ async def test_a_cancelled_request_lets_the_next_one_go() -> None:
     await sender.comes(2)
     assert sender.sent[1] == ("s", "2")
     sender.outcomes.put_nowait(response(1))
+
+
+@pytest.fixture
+def servable() -> PuppetServable:
+    made = PuppetServable(ModelId("echo", 1), ECHO, echo)
+    made.automatic = False
+    return made
+
+
+def texts(**parameters: Any) -> InferenceRequest:
+    return request({"IN": Tensor.from_array(np.array([b"a"], object))}, "echo", parameters=parameters)
+
+
+def test_without_routes_only_requests_outside_of_sequences_are_taken(servable: PuppetServable) -> None:
+    model = SessionModel(servable, None)
+    model.submit(texts(), RecordingSink(), 0)
+    assert len(servable.submitted) == 1
+    with pytest.raises(ModserveError, match="HAProxy mode sends them to any replica"):
+        model.submit(texts(sequence_id=5, sequence_start=True), RecordingSink(), 0)
+    assert len(servable.submitted) == 1
+
+
+async def test_requests_of_sequences_are_forwarded_and_others_are_not(servable: PuppetServable) -> None:
+    sender = FakeSender()
+    model = SessionModel(servable, SequenceRoutes(sender))
+    model.submit(texts(sequence_id=0), RecordingSink(), 0)
+    assert len(servable.submitted) == 1
+    sink = AwaitedSink()
+    model.submit(texts(sequence_id=5), sink, 0)
+    sender.outcomes.put_nowait(invalid("no start"))
+    await sink.over.wait()
+    assert [session for session, _ in sender.sent] == [session_id("echo", 5)]
+    assert len(servable.submitted) == 1
