@@ -78,9 +78,18 @@ def work(options: Namespace) -> int:
     try:
         serve.run(app, name=options.name, route_prefix=options.route_prefix)
     except RuntimeError as error:
-        raise invalid(f"Ray could not deploy '{options.name}': {error}") from None
+        raise invalid(
+            f"Ray could not deploy '{options.name}': {reason(serve.status(), options.name) or error}"
+        ) from None
     print(f"{options.name}: deployed, revision {revision}")
     return 0
+
+
+def reason(status: Any, name: str) -> str:
+    """What Ray says of the deployments of an application that have come to nothing; empty if it is not there."""
+    application = status.applications.get(name)
+    deployments = {} if application is None else application.deployments
+    return "; ".join(each.message for each in deployments.values() if each.message)
 
 
 def settings_of(words: Sequence[str]) -> Any:

@@ -18,8 +18,6 @@ SERVICERS = "modserve.ray.servicers.add_services"
 """What Ray's gRPC proxies are told to serve."""
 _MOST_CALLS = 10_000
 """Calls that Ray may send to a replica at a time: modserve has queues and limits of its own."""
-_SMOOTHING_S = 10.0
-"""Seconds of the pending requests that decide how many replicas there are."""
 
 
 def app(
@@ -105,6 +103,6 @@ def deployment_options(options: dict[str, Any], target_pending: float) -> dict[s
             "policy_function": "modserve.ray.scaling:PendingPolicy",
             "policy_kwargs": {"target_pending": target_pending},
         }
-        options["autoscaling_config"] = {"look_back_period_s": _SMOOTHING_S, **scaling, "policy": policy}
+        options["autoscaling_config"] = {**scaling, "policy": policy}
     # Ray would log each call; modserve has an access log of its own.
     return {"max_ongoing_requests": _MOST_CALLS, "logging_config": {"enable_access_log": False}, **options}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modserve import ModserveError, cli, ray
+from modserve.commands.ray import reason
 from modserve.ray.application import check_installed, checked, deployment_options
 from modserve.ray.scaling import PendingPolicy, replicas
 from modserve.ray.sessions import owner, session_id
@@ -64,7 +65,6 @@ def test_an_autoscaling_configuration_gets_our_policy_unless_it_has_one() -> Non
     options = deployment_options({"autoscaling_config": {"max_replicas": 3}}, 2.5)
     assert options["autoscaling_config"] == {
         "max_replicas": 3,
-        "look_back_period_s": 10.0,
         "policy": {"policy_function": "modserve.ray.scaling:PendingPolicy", "policy_kwargs": {"target_pending": 2.5}},
     }
     own = {"policy": {"policy_function": "mine:policy"}}
@@ -108,3 +108,13 @@ def test_only_the_sessions_of_a_lost_replica_move() -> None:
 def test_wrong_command_lines(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ray", "deploy", "--model-repository", REPOSITORY, *words]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_failed_deployment_has_the_reason_of_its_replicas() -> None:
+    deployments = {
+        "modserve": SimpleNamespace(message="models failed to load: a: no file"),
+        "b": SimpleNamespace(message=""),
+    }
+    status = SimpleNamespace(applications={"mine": SimpleNamespace(deployments=deployments)})
+    assert reason(status, "mine") == "models failed to load: a: no file"
+    assert reason(status, "other") == ""
