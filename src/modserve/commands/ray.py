@@ -89,7 +89,9 @@ def reason(status: Any, name: str) -> str:
     """What Ray says of the deployments of an application that have come to nothing; empty if it is not there."""
     application = status.applications.get(name)
     deployments = {} if application is None else application.deployments
-    return "; ".join(each.message for each in deployments.values() if each.message)
+    # The last line of a traceback, without the name of the exception.
+    lines = [each.message.strip().rpartition("\n")[2] for each in deployments.values()]
+    return "; ".join(line.removeprefix("modserve.core.errors.ModserveError: ") for line in lines if line)
 
 
 def settings_of(words: Sequence[str]) -> Any:

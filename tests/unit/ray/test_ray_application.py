@@ -111,8 +111,9 @@ def test_wrong_command_lines(words: list[str], text: str, capsys: pytest.Capture
 
 
 def test_a_failed_deployment_has_the_reason_of_its_replicas() -> None:
+    error = "modserve.core.errors.ModserveError: "
     deployments = {
-        "modserve": SimpleNamespace(message="models failed to load: a: no file"),
+        "modserve": SimpleNamespace(message=f"Traceback:\n  x\n{error}models failed to load: a: no file\n"),
         "b": SimpleNamespace(message=""),
     }
     status = SimpleNamespace(applications={"mine": SimpleNamespace(deployments=deployments)})
