@@ -64,7 +64,9 @@ def import_graph(sources: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]
     for module, (text, is_package) in sources.items():
         graph[module] = set()
         for name in imports_of(module, text, is_package):
-            imported = name.removeprefix("modserve.")
+            own, _, imported = name.partition(".")
+            if own != "modserve":  # some distributions are called like a package of ours
+                continue
             while imported and imported not in sources:  # a name inside a module
                 imported = imported.rpartition(".")[0]
             if imported != module and imported.split(".")[0] == module.split(".")[0]:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 NOT_HERE: Mapping[str, str] = {
     "MODELS=/path/to/models EXTRAS=all docker ": "tests of the image are scripts/image's",
     "docker ": "tests of the image are scripts/image's",
+    "modserve ray deploy ": "needs a cluster of Ray; tests/ray has one",
     "kubectl ": "there is no cluster; tests/deploy has the manifests",
     "pip install ": "the environment of the tests has it",
     "openapi-python-client ": "in an environment of its own: tests/e2e/test_openapi_clients.py does",

@@ -30,7 +30,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(foreign.split()))
 
 
-LIBRARY = {"client", "library", "triton_client"}
+LIBRARY = {"client", "library", "ray", "triton_client"}
 """For programs that use modserve as a library: no server needs it."""
 
 RULES = {
@@ -73,6 +73,7 @@ RULES = {
         "models.diagnosis models.residency models.serving"
     ),
     "server": rule("core observability pb resources routing"),
+    "server.member": rule("core routing server.local"),
     "server.scoped": rule("access core observability pb routing server"),
     "server.in_process": rule("core resources"),
     "server.local": rule("core observability pb protocol.control repository resources server server.in_process"),
@@ -108,11 +109,16 @@ RULES = {
         "client core frontends library.connecting observability.audit_log process.app server settings"
     ),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
+    "ray": rule(
+        "access core frontends models.serving.wrappers pb process.app routing server settings workers",
+        "grpc pydantic ray",
+    ),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
     "commands": rule(
         "access backends client config core execution form server.in_process models observability pb process.console "
-        "process.model_setup process.ports protocol recording repository resources settings text.description",
-        "google.protobuf grpc hpack ml_dtypes numpy onnxruntime orjson PIL pynvml rich shtab uvloop",
+        "process.model_setup process.ports protocol ray.application recording repository resources settings "
+        "text.description",
+        "google.protobuf grpc hpack ml_dtypes numpy onnxruntime orjson PIL pynvml ray rich shtab uvloop",
     ),
     "cli": rule(
         "commands core form observability process.app process.console process.listeners process.model_setup "
@@ -279,7 +285,7 @@ def f():
 
 def test_only_the_command_line_and_the_library_import_app() -> None:
     found = {package for package, others in unit_graph().items() if "process.app" in others}
-    assert found <= {"cli", "library.connecting", "library.mounting", "testing", "__init__"}
+    assert found <= {"cli", "library.connecting", "library.mounting", "ray", "testing", "__init__"}
 
 
 def test_front_ends_see_only_the_interface_of_a_server() -> None:

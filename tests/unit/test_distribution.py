@@ -18,8 +18,8 @@ PINS = {
     canonicalize_name(name): version
     for name, version in re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([^\s;]+)", LOCK, re.MULTILINE)
 }
-NOT_LOCKED = ("gpu", "tensorflow")
-"""Extras that do not go together with the others."""
+NOT_LOCKED = ("gpu", "ray", "tensorflow")
+"""Extras that do not go together with the others, or that only their own tests install."""
 
 
 def requirements() -> Iterator[Requirement]:

@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "keys": Command("add|list|revoke|rotate", "Manage the keys of callers.", "commands for this machine"),
         "engines": Command("", "List installed engines, and how to install others."),
         "doctor": Command("", "Check this machine for problems."),
+        "ray": Command("deploy", "Serve models on a cluster of Ray."),
         "completion": Command("bash|zsh|fish", "Print a shell completion script."),
         "status": Command("", "Show whether a server is ready, and its counts.", "commands for a running server"),
         "models": Command("[MODEL …]", "List its models, or describe the named ones."),

@@ -48,6 +48,7 @@ from modserve.routing.routings import Routings
 from modserve.server import Phase
 from modserve.server.drain import DrainTimes
 from modserve.server.local import LocalServer
+from modserve.server.member import ServerMember
 from modserve.server.services import Services
 from modserve.settings import Settings
 
@@ -77,7 +78,7 @@ class InferenceServer(LocalServer):
 
     Entering loads all models; `index` lists failed ones with the reason. Leaving finishes requests in flight, for at
     most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. `logs` lets clients
-    change log settings; without it these calls are refused. `member` is set in one of several workers.
+    change log settings; without it these calls are refused. `member` is set in one of several workers or replicas.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class InferenceServer(LocalServer):
         *,
         backends: dict[str, Backend] | None = None,
         logs: Logs | None = None,
-        member: "Member | None" = None,
+        member: ServerMember | None = None,
     ) -> None:
         self.settings = settings
         threads, memory_limit = settings.model_load_thread_count, settings.request_memory_limit
-        workers = 1 if member is None else member.identity.count
+        workers = 1 if member is None else member.count
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None

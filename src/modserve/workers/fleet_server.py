@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from modserve.core.configuration.trace_settings import TraceChange
 from modserve.core.errors import ModserveError, unavailable
@@ -15,10 +15,32 @@ from modserve.server.local import LocalServer
 
 from . import sums
 from .client import PeerLostError
-from .coordinator import Coordinator
-from .identity import WorkerIdentity
 from .journal import ServerChange
-from .peers import Peers
+
+
+class FleetPlace(Protocol):
+    """Which of several processes this one is, of how many, and how often it was started before."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def starts(self) -> int: ...
+
+
+class Others(Protocol):
+    """Calls of the methods of `WorkerControl` in the other processes, as `Peers` has them."""
+
+    async def ask(self, method: str, *arguments: object) -> dict[int, Any]: ...
+    async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]: ...
+    async def unready(self) -> list[IndexEntry]: ...
+
+
+class ChangeMaker(Protocol):
+    """Makes a change in all processes or in none. Raises as `Coordinator` does."""
+
+    async def change(self, change: ServerChange) -> None: ...
 
 
 class FleetServer:
@@ -27,8 +49,12 @@ class FleetServer:
     This worker answers first, since it knows what is wrong with a call. One that is stopping answers for itself.
     """
 
-    def __init__(self, server: LocalServer, identity: WorkerIdentity, peers: Peers, coordinator: Coordinator) -> None:
+    def __init__(
+        self, server: LocalServer, identity: FleetPlace, peers: Others, coordinator: ChangeMaker, noun: str = "worker"
+    ) -> None:
+        """`noun`: what people call one of the processes."""
         self._server = server
+        self._noun = noun
         self._identity = identity
         self._peers = peers
         self._coordinator = coordinator
@@ -111,7 +137,7 @@ class FleetServer:
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
         own = await self._server.repository_index(False)
         others = await self._others("repository_index", False)
-        index = sums.index({self._identity.index: own} | others)
+        index = sums.index({self._identity.index: own} | others, self._noun)
         return [entry for entry in index if entry.state is LifecycleState.READY or not only_ready]
 
     async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:

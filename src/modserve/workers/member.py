@@ -4,13 +4,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from modserve.core.configuration.trace_settings import TraceSettings
-from modserve.core.errors import ModserveError, unsupported
-from modserve.core.requests.memory import MemoryBudget
+from modserve.core.errors import ModserveError
 from modserve.core.servable import Servable
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.wire.connection import HttpConnection
@@ -22,6 +21,7 @@ from modserve.settings import HttpSettings
 from . import pages
 from .control import WorkerControl, worker_app
 from .coordinator import Coordinator
+from .engine_control import EngineControl
 from .fleet_server import FleetServer
 from .identity import WorkerIdentity
 from .journal import ServerChange
@@ -29,30 +29,6 @@ from .peers import Peers
 from .sequences import SequenceForwarder, SequenceReceiver, with_owners
 
 _log = logging.getLogger(__name__)
-
-
-class EngineControl:
-    """Implements `models.serving.calls.ModelControl`: what the engines of one worker may do to the server's models.
-
-    A load or unload by an engine would be one worker's alone, and may come while all of them load: it is refused.
-    """
-
-    def __init__(self, server: LocalServer) -> None:
-        self._server = server
-
-    @property
-    def memory(self) -> MemoryBudget:
-        return self._server.memory
-
-    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        raise unsupported(f"a model cannot load model '{name}': {_ONE_OF_MANY}")
-
-    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        raise unsupported(f"a model cannot unload model '{name}': {_ONE_OF_MANY}")
-
-    async def check_callable(self, name: str, version: int | None) -> bool:
-        return await self._server.check_callable(name, version)
-
 
 _ONE_OF_MANY = (
     "it runs in one of several workers, and the others would not do the same. Let a client do it, or start the server "
@@ -78,6 +54,10 @@ class Member:
         """What clients, and the rules of routings, have changed in the others before this worker was there."""
 
     @property
+    def count(self) -> int:
+        return self.identity.count
+
+    @property
     def replaces(self) -> bool:
         """Whether it takes the place of a worker that has ended, while others serve."""
         return self.identity.starts > 0
@@ -88,7 +68,7 @@ class Member:
         return with_owners(servable, self._forwarder)
 
     def engine_control(self, own: LocalServer) -> EngineControl:
-        return EngineControl(own)
+        return EngineControl(own, _ONE_OF_MANY)
 
     def trace(self, settings: TraceSettings) -> TraceSettings:
         """Each worker writes files of its own: two processes cannot keep one JSON array complete."""

@@ -58,7 +58,7 @@ def _add_durations(
             sum_.ns += value.ns
 
 
-def index(answers: Mapping[int, Iterable[IndexEntry]]) -> list[IndexEntry]:
+def index(answers: Mapping[int, Iterable[IndexEntry]], noun: str = "worker") -> list[IndexEntry]:
     """Every model version with its state; READY if it is that on all workers, else a state that one of them has.
 
     The reason says which worker that is, if others have another state.
@@ -67,16 +67,16 @@ def index(answers: Mapping[int, Iterable[IndexEntry]]) -> list[IndexEntry]:
     for worker, entries in sorted(answers.items()):
         for entry in entries:
             rows.setdefault((entry.name, entry.version or 0), []).append((worker, entry))
-    return [_of_all(rows[key]) for key in sorted(rows)]
+    return [_of_all(rows[key], noun) for key in sorted(rows)]
 
 
-def _of_all(entries: Sequence[tuple[int, IndexEntry]]) -> IndexEntry:
+def _of_all(entries: Sequence[tuple[int, IndexEntry]], noun: str) -> IndexEntry:
     if len({entry.state for _, entry in entries}) == 1:
         return entries[0][1]
     worker, entry = next((worker, entry) for worker, entry in entries if entry.state is not LifecycleState.READY)
     never_loaded = entry.version is None and entry.state is LifecycleState.UNKNOWN
     reason = entry.reason or ("not loaded" if never_loaded else entry.state.value)
-    return replace(entry, reason=f"worker {worker}: {reason}")
+    return replace(entry, reason=f"{noun} {worker}: {reason}")
 
 
 def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -1,0 +1,183 @@
+"""The class of the deployment: a server in the process of a Ray replica."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
+
+from modserve.access.access_control import AccessControl
+from modserve.core.configuration.trace_settings import TraceSettings
+from modserve.core.errors import unavailable
+from modserve.core.servable import Servable
+from modserve.frontends.http.application import guarded, scoped
+from modserve.frontends.http.mounted import MountedApp
+from modserve.frontends.http.rest.app import create_app
+from modserve.process.app import InferenceServer, access_control
+from modserve.routing.router import RouteRollback
+from modserve.server.local import LocalServer
+from modserve.settings import Settings
+from modserve.workers.control import WorkerControl
+from modserve.workers.engine_control import EngineControl
+from modserve.workers.fleet_server import FleetServer
+
+from . import sequences
+from .calls import ProxyCalls, WireMessage
+from .ledger import Ledger
+from .lifespan import without_lifespan
+from .links import LEDGER, LedgerLink, SequenceLink, broadcast
+from .replica_set import PeerCalls, ReplicaSet
+from .router import SessionRouter
+from .scaling import PENDING
+from .sequences import SequenceRoutes, SessionModel
+from .servicers import SERVICES
+
+_MOST_WAITING = 1000
+"""Calls of the ledger that may wait: those of replicas that start, and changes of clients."""
+_REFUSED = "it runs in one of several replicas, and the others would not do the same. Let a client do it"
+
+
+class ReplicaMember:
+    """Implements `server.member.ServerMember`: what the server of a replica does with the others."""
+
+    def __init__(self, peers: ReplicaSet, routes: SequenceRoutes | None) -> None:
+        """`routes`: None where Ray cannot tell whose a sequence is."""
+        self.count = 1  # each replica has a process, and its resources, of its own
+        self._peers = peers
+        self._routes = routes
+        self._telling: set[asyncio.Task[Any]] = set()
+
+    def with_owners(self, servable: Servable) -> Servable:
+        return servable if servable.config.sequence_batching is None else SessionModel(servable, self._routes)
+
+    def engine_control(self, own: LocalServer) -> EngineControl:
+        return EngineControl(own, _REFUSED)
+
+    def trace(self, settings: TraceSettings) -> TraceSettings:
+        return settings
+
+    def roll_back_elsewhere(self, rollback: RouteRollback) -> None:
+        task = asyncio.get_running_loop().create_task(self._peers.ask("roll_back", rollback))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+
+class Replica:
+    """A server that Ray's proxies call, and the other replicas. Public methods are those that Ray or they call."""
+
+    async def __init__(self, settings: Settings, revision: str = "", sticky: bool = True) -> None:  # type: ignore[misc]
+        """`revision` makes another deployment of the same settings; `sticky`: calls of a session have one replica.
+
+        Raises for models, as `exit_on_error` says.
+        """
+        context = serve.get_replica_context()
+        name, place = context.replica_id.unique_id, (context.deployment, context.app_name)
+        ledger = LedgerLink()
+        peers = ReplicaSet(name, broadcast(*place), ledger)
+        member = ReplicaMember(peers, SequenceRoutes(SequenceLink(*place)) if sticky else None)
+        server = self._server = InferenceServer(settings, member=member)
+        control = WorkerControl(server, _no_page, 0, lambda: None)
+        control.caught_up.set()
+        self._peer_calls = PeerCalls(name, control, ledger)
+        self._access: AccessControl | None = access_control(settings)
+        await server.__aenter__()
+        if settings.exit_on_error and (failed := server.unready_reasons()):
+            reasons = "; ".join(f"{each.name}: {each.reason}" for each in failed)
+            await server.shut_down()
+            raise unavailable(f"models failed to load: {reasons}")
+        await self._peer_calls.start()
+        self._following = asyncio.create_task(self._peer_calls.follow())
+        if self._access is not None:
+            self._access.start()
+        authority = None if self._access is None else self._access.authority
+        fleet = FleetServer(server, peers, peers, peers, "replica")
+        named = scoped(fleet, authority)
+        self._calls = ProxyCalls(named, settings.grpc, authority)
+        app = create_app(named, settings.http, authority=authority)
+        self._stop_streams = app.state.streams.stop
+        self._http = MountedApp(guarded(app, fleet, authority), fleet)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """What `serve.ingress` serves over HTTP."""
+        return without_lifespan(self._http)
+
+    async def __del__(self) -> None:
+        """Ray calls it when the replica has finished its calls."""
+        self._stop_streams()
+        self._calls.stop()
+        self._following.cancel()
+        if self._access is not None:
+            self._access.stop()
+        await self._server.shut_down()
+
+    def check_health(self) -> None:
+        """Ray replaces a replica that raises here."""
+        if not self._server.live:
+            raise RuntimeError("the server has stopped")
+
+    def record_autoscaling_stats(self) -> Mapping[str, int]:
+        return {PENDING: sum(self._server.in_flight().values())}
+
+    async def receive_call(self, data: bytes) -> bytes:
+        return await self._peer_calls.receive(data)
+
+    async def receive_sequence(self, data: bytes) -> AsyncGenerator[tuple[bool, bytes]]:
+        async for outcome in sequences.receive(self._server, data):
+            yield outcome
+
+    @property
+    def calls(self) -> ProxyCalls:
+        return self._calls
+
+
+def _unary(path: str) -> Any:
+    async def method(self: Replica, data: bytes, grpc_context: Any) -> WireMessage:
+        return await self.calls.unary(path, data, grpc_context)
+
+    return method
+
+
+def _stream(path: str) -> Any:
+    async def method(
+        self: Replica, messages: AsyncIterator[bytes] | bytes, grpc_context: Any
+    ) -> AsyncGenerator[WireMessage]:
+        async for message in self.calls.stream(path, messages, grpc_context):
+            yield message
+
+    return method
+
+
+for _service, _methods in SERVICES:
+    for _name, _row in _methods.items():
+        _path = f"/{_service}/{_name}"
+        setattr(Replica, _name, _stream(_path) if _row.server_streaming else _unary(_path))
+
+
+async def _no_page(openmetrics: bool) -> bytes:
+    return b""
+
+
+class LedgerActor(Ledger):
+    """The ledger of the deployment whose actor it is."""
+
+    def __init__(self) -> None:
+        context = serve.get_deployment_actor_context()
+        super().__init__(broadcast(context.deployment, context.app_name))
+
+
+def deployment_class(sticky: bool) -> Any:
+    """The deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
+
+    Only with a router of its own is it `sticky`, which Ray does not take in HAProxy mode.
+    """
+    router = {"request_router_config": RequestRouterConfig(request_router_class=SessionRouter)} if sticky else {}
+    options = {"num_cpus": 0, "max_concurrency": _MOST_WAITING}
+    actor = DeploymentActorConfig(name=LEDGER, actor_class=ray.remote(LedgerActor), actor_options=options)
+    return serve.deployment(
+        serve.ingress()(Replica),
+        name="modserve",
+        deployment_actors=[actor],
+        **router,
+    )

@@ -1,0 +1,165 @@
+"""The replicas as one server: questions to all of them, and changes in all of them."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.lifecycle import IndexEntry
+from modserve.workers import values
+from modserve.workers.control import WorkerControl
+from modserve.workers.journal import ServerChange
+
+_log = logging.getLogger(__name__)
+
+PATIENCE = 20.0
+"""Seconds that replicas have for what they know."""
+_PAUSE = 2.0
+"""Seconds between two looks for changes that have passed a replica by, as at its start."""
+
+_RETRY = 0.5
+"""Seconds until the next call of a ledger that is being started."""
+
+
+class LedgerCalls(Protocol):
+    """What a replica calls of the `ledger.Ledger`, wherever that is. All raise LedgerLostError."""
+
+    async def change(self, change: bytes) -> bytes: ...
+    async def since(self, number: int) -> tuple[int, list[bytes]]: ...
+    async def restore(self, number: int, changes: list[bytes]) -> None: ...
+
+
+class LedgerLostError(Exception):
+    """The ledger's process is gone. Ray starts another one."""
+
+
+class ReplicaSet:
+    """The others, for one replica. Implements `workers.fleet_server.Peers` and `ChangeMaker`.
+
+    `broadcast` calls `PeerCalls.receive` of each replica that runs, this one included, and returns what they return.
+    """
+
+    index, starts = 0, 0
+
+    def __init__(
+        self, name: str, broadcast: Callable[[bytes, float], Awaitable[list[Any]]], ledger: LedgerCalls
+    ) -> None:
+        self.name = name
+        self._broadcast = broadcast
+        self._ledger = ledger
+        self.count = 1
+        """Replicas that have responded lately, this one included."""
+
+    async def ask(self, method: str, *arguments: object) -> dict[int, Any]:
+        """What the others return, or the ModserveError that they raise. Those that do not respond are left out."""
+        data = values.dumps((self.name, method, arguments))
+        responses = [each for each in await self._broadcast(data, PATIENCE) if isinstance(each, bytes) and each]
+        self.count = 1 + len(responses)
+        return {index: values.loads(each) for index, each in enumerate(responses, 1)}
+
+    async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
+        return await self.ask(method, *arguments)
+
+    async def unready(self) -> list[IndexEntry]:
+        """What of the others keeps the server from being ready: Ray sends them no calls before they have loaded."""
+        return []
+
+    async def change(self, change: ServerChange) -> None:
+        """Make a change in all replicas or in none. Raises the failure of the first that refuses it."""
+        try:
+            outcome = values.loads(await self._ledger.change(values.dumps(change)))
+        except LedgerLostError:
+            raise unavailable(
+                "the actor that makes changes in all replicas was lost in the middle of this one: repeat it"
+            ) from None
+        if isinstance(outcome, ModserveError):
+            raise outcome
+
+
+class PeerCalls:
+    """What others call in one replica, and its number: that of the last change that it has made."""
+
+    def __init__(self, name: str, control: WorkerControl, ledger: LedgerCalls) -> None:
+        self.name = name
+        self.number = 0
+        self._control = control
+        self._ledger = ledger
+        self._one = asyncio.Lock()
+
+    async def receive(self, data: bytes) -> bytes:
+        """A call of another replica, or of the ledger; nothing for one of its own."""
+        sender, method, arguments = values.loads(data)
+        if sender == self.name or not self._control.answers(method):
+            return b""
+        if method == "make":
+            return values.dumps(await self._make(*arguments))
+        if method == "knows":
+            return values.dumps(await self._knows())
+        if method == "unmake":
+            return values.dumps(await self._unmake(*arguments))
+        return values.dumps(await self._control.call(method, arguments))
+
+    async def _make(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
+        """What keeps the replica from making the change."""
+        async with self._one:
+            if number <= self.number:  # of a ledger that knows less
+                return unavailable("another change was made meanwhile: repeat this one")
+            try:
+                await self._catch_up(number - 1)
+            except LedgerLostError:
+                return unavailable("Server not ready")
+            failure: ModserveError | None = await self._control.call("change", (change, mark))
+            if failure is None:
+                self.number = number
+            return failure
+
+    async def _knows(self) -> tuple[int, list[bytes]]:
+        """The number of the last change, and the changes that hold."""
+        async with self._one:
+            state, _ = await self._control.call("state", ())
+            return self.number, [values.dumps(each) for each in state]
+
+    async def _unmake(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
+        async with self._one:
+            if self.number != number:
+                return None
+            failure: ModserveError | None = await self._control.call("undo", (change, mark))
+            self.number = number - 1
+            return failure
+
+    async def catch_up(self) -> None:
+        """Make the changes that have passed this replica by. A ledger that knows less than it gets what it knows."""
+        async with self._one:
+            await self._catch_up(None)
+
+    async def _catch_up(self, needed: int | None) -> None:
+        if needed is not None and self.number >= needed:
+            return
+        number, changes = await self._ledger.since(self.number)
+        if number < self.number:
+            state, _ = await self._control.call("state", ())
+            await self._ledger.restore(self.number, [values.dumps(each) for each in state])
+            return
+        for data in changes:
+            change = values.loads(data)
+            failure = await self._control.call("change", (change, ""))
+            if failure is not None:
+                _log.error("this replica cannot repeat a change of the others: %s: %s", change, failure.message)
+        self.number = number
+
+    async def start(self) -> None:
+        """Catch up before the first call of a client, with the next ledger where one was lost."""
+        while True:
+            try:
+                return await self.catch_up()
+            except LedgerLostError:
+                await asyncio.sleep(_RETRY)
+
+    async def follow(self) -> None:
+        """Catch up again and again, for changes that were made while Ray did not know this replica yet."""
+        while True:
+            await asyncio.sleep(_PAUSE)
+            with suppress(LedgerLostError):
+                await self.catch_up()

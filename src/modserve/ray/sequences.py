@@ -1,0 +1,148 @@
+"""Sequences on several replicas: requests go to the replica that has theirs, wherever they arrive.
+
+A sequence's requests are sent one after the other, so that they stay in the order in which they came.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextvars import ContextVar
+from typing import Protocol
+
+from modserve.core.errors import ModserveError, unsupported
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.sequence import SequenceKey, membership
+from modserve.core.servable import SequenceKeeper, Servable
+from modserve.frontends.errors import to_client_error
+from modserve.models.serving.wrappers import ModelWrapper
+from modserve.server.local import LocalServer
+from modserve.workers import inference, values
+
+from .sessions import session_id
+
+_HERE: ContextVar[bool] = ContextVar("here", default=False)
+"""The request has come to the replica that has its sequence."""
+
+
+class SequenceSender(Protocol):
+    """What brings a request to the replica of its session: whether each outcome is the last, and its bytes."""
+
+    def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]: ...
+
+
+class SequenceRoutes:
+    """The requests of sequences that have come here, on their way to their replicas."""
+
+    def __init__(self, sender: SequenceSender) -> None:
+        self._sender = sender
+        self._last: dict[str, asyncio.Task[None]] = {}
+        """The task of the last request of each session that has not come to its end."""
+
+    def forward(self, session: str, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        """As `Servable.submit`, at another replica or, by the same way, at this one."""
+        patience_ns = max(1, request.deadline_ns - time.monotonic_ns()) if request.deadline_ns else 0
+        data = values.dumps((patience_ns, inference.write_request(request)))
+        inflight = Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
+        task = asyncio.get_running_loop().create_task(self._send(session, data, inflight, self._last.get(session)))
+        self._last[session] = task
+        inflight.on_cancel = lambda _: _cancel(task)
+        task.add_done_callback(lambda _: self._forget(session, task))
+        return inflight
+
+    def _forget(self, session: str, task: asyncio.Task[None]) -> None:
+        if self._last.get(session) is task:
+            del self._last[session]
+
+    async def _send(self, session: str, data: bytes, inflight: Inflight, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            async for final, content in self._sender.send(session, data):
+                outcome: Outcome = None
+                if content:
+                    value = values.loads(content)
+                    failed = isinstance(value, ModserveError)
+                    outcome = value if failed else inference.read_response(value)
+                inflight.settle(outcome, final)
+        except Exception as error:
+            inflight.settle(to_client_error(error, "a request of a sequence"))
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+class SessionModel(ModelWrapper):
+    """A model with sequences, of which other replicas have their part."""
+
+    def __init__(self, servable: Servable, routes: SequenceRoutes | None) -> None:
+        """`routes`: None where nobody knows whose a sequence is; requests of sequences are refused there."""
+        super().__init__(servable)
+        self._routes = routes
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        if _HERE.get():
+            return self._servable.submit(request, sink, now_ns)
+        try:
+            member = membership(request)
+        except ModserveError:
+            return self._servable.submit(request, sink, now_ns)  # which refuses it
+        if not member.id:
+            return self._servable.submit(request, sink, now_ns)
+        if self._routes is None:
+            raise unsupported(
+                f"{request.label}requests of sequences are refused, because Ray's HAProxy mode sends them to any "
+                "replica; unset RAY_SERVE_ENABLE_HA_PROXY on all nodes"
+            )
+        return self._routes.forward(session_id(self.id.name, member.key), request, sink, now_ns)
+
+    @property
+    def open_sequences(self) -> int:
+        return self._servable.open_sequences if isinstance(self._servable, SequenceKeeper) else 0
+
+    def has_sequence(self, key: SequenceKey) -> bool:
+        return isinstance(self._servable, SequenceKeeper) and self._servable.has_sequence(key)
+
+    def abandon_sequence(self, key: SequenceKey) -> None:
+        if isinstance(self._servable, SequenceKeeper):
+            self._servable.abandon_sequence(key)
+
+
+class _OutcomeSink:
+    """Implements `core.requests.response.ResponseSink`: hands outcomes to the generator that sends them back."""
+
+    def __init__(self) -> None:
+        self.outcomes: asyncio.Queue[tuple[bool, bytes]] = asyncio.Queue()
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        content = b""
+        if isinstance(outcome, InferenceResponse):
+            content = values.dumps(inference.write_response(outcome))
+        elif outcome is not None:
+            content = inference.write_failure(outcome)
+        self.outcomes.put_nowait((final, content))
+
+
+async def receive(server: LocalServer, data: bytes) -> AsyncGenerator[tuple[bool, bytes]]:
+    """Serve a request of a sequence that another replica has sent here; the outcomes, as `SequenceSender` has them."""
+    now_ns = time.monotonic_ns()
+    patience_ns, message = values.loads(data)
+    request = inference.read_request(message, now_ns + patience_ns if patience_ns else 0)
+    sink = _OutcomeSink()
+    mark = _HERE.set(True)
+    try:
+        inflight = server.model(request.model_name, request.version).submit(request, sink, now_ns)
+    except ModserveError as error:
+        yield True, inference.write_failure(error)
+        return
+    finally:
+        _HERE.reset(mark)
+    try:
+        final = False
+        while not final:
+            final, content = await sink.outcomes.get()
+            yield final, content
+    finally:
+        inflight.cancel()
