@@ -184,6 +184,15 @@ def _later_routes(app: FastAPI, direct: DirectCalls, without_admin: bool) -> lis
         return routes.router(direct.of(GENERATION), context).routes
 
     makers = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1}
+    if options.routes is not None and options.routes.registry:
+        registry = options.routes.registry
+
+        def sagemaker() -> Sequence[BaseRoute]:
+            from . import sagemaker
+
+            return sagemaker.router(server, registry, options.max_json).routes
+
+        makers[r"/models(/|$)"] = sagemaker
     if not without_admin:
         makers[r"/docs(/|$)|/openapi\.json$"] = docs
         if options.console:

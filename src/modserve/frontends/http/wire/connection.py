@@ -286,6 +286,8 @@ class HttpConnection(asyncio.Protocol):
     def _serve(self, head: RequestHead, body: Buffer, received_ns: int) -> None:
         if not head.keep_alive:
             self._read_no_more()
+        if head.renamed and self.context.platform is not None:
+            head = self.context.platform.by_body(head, body)
         self._head = head
         if (log := self._access) is not None:
             log.begin(head, len(body))
@@ -326,8 +328,10 @@ class HttpConnection(asyncio.Protocol):
                 self._access.end(call, outcome)
                 request_id = call.request_id
             lines = header_lines(head, request_id, self._phase is _LAST or context.closing, context.load_lines)
-            statuses = context.statuses
-            size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
+            statuses, binary_head = context.statuses, context.binary_head
+            if head.renamed and context.platform is not None:
+                outcome, binary_head = context.platform.spelled(outcome), context.platform_head
+            size, parts = inference_response(outcome, lines, context.json_head, binary_head, statuses)
             self._write(size, parts)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")

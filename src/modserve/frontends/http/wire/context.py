@@ -20,7 +20,7 @@ from modserve.frontends.http.direct import MODULES, DirectCalls
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http.request_head import RequestHead
 from modserve.server import Server
-from modserve.settings import HttpSettings
+from modserve.settings import HttpSettings, PlatformRoutes
 
 from .head_memory import HeadMemory
 from .places import ConnectionPlaces
@@ -29,6 +29,8 @@ from .responses import BINARY_HEAD, JSON_HEAD, dated
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
     from modserve.access.identity import Identity
+
+    from .platform_paths import PlatformPaths
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,12 @@ _LINGERING = 8
 
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
+
+
+def _paths(routes: PlatformRoutes, server: Server) -> "PlatformPaths":
+    from .platform_paths import PlatformPaths
+
+    return PlatformPaths(routes, server)
 
 
 class OpenConnection(Protocol):
@@ -175,7 +183,10 @@ class HttpContext:
 
             self._context_of = context_of
         routes = () if direct is None else MODULES
-        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, authority is not None)
+        self.platform = None if options.routes is None or not inferences else _paths(options.routes, server)
+        """How a platform calls the server, if it has one."""
+        keyed = authority is not None
+        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()
@@ -196,6 +207,7 @@ class HttpContext:
         """The same for requests that ask for it, by format."""
         self.binary_head = BINARY_HEAD
         self.json_head = JSON_HEAD
+        self.platform_head = BINARY_HEAD
         """The templates of responses' heads, with the date."""
         self._set_date()
 
@@ -291,6 +303,8 @@ class HttpContext:
         self.date = b"Date: %b\r\n%b" % (formatdate(time.time(), usegmt=True).encode(), self._load_line)
         self.binary_head = dated(BINARY_HEAD, self.date)
         self.json_head = dated(JSON_HEAD, self.date)
+        if self.platform is not None:
+            self.platform_head = dated(self.platform.binary_head, self.date)
 
     # The number of connections
 
