@@ -152,12 +152,7 @@ class Settings(BaseModel):
         several=True,
     )
     """A number is that of the bytes here; `cache` has it as a value."""
-    rate_limit: values.RateLimit = option(
-        "off",
-        "execution_count: an execution waits for the resources in its instance_group's rate_limiter, and instances "
-        "take turns by priority; off: no limit.",
-        value="off|execution_count",
-    )
+    rate_limit: values.RateLimit = load_limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
         "Amount of a resource on a device, without DEVICE on each; by default the most that an instance needs; may be "

@@ -25,15 +25,16 @@ from modserve.frontends.http.wire.context import HttpContext
 from modserve.process.listeners import admin_settings
 from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS, CATEGORIES, PATH_CATEGORY, http_restrictions
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, HttpSettings
+from modserve.settings import GrpcSettings, HttpSettings, PlatformRoutes
 from modserve.settings.listen_addresses import ListenAddress
 
 BROWSER = {"Accept": "text/html"}
 UNKNOWN = {"error": "Not Found"}
+SAGEMAKER = PlatformRoutes("/ping", "/invocations", "", registry="models")
 
 
 def served(server: LocalServer, without_admin: bool) -> set[tuple[str, str]]:
-    options = HttpSettings(console=not without_admin)
+    options = HttpSettings(console=not without_admin, routes=SAGEMAKER)
     app = create_app(server, options, without_admin=without_admin)
     return {
         (method, route.path_format)

@@ -32,7 +32,7 @@ from modserve.protocol.restricted import ADMIN_PATHS
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, deferred, generate, infer_stream, middleware
+from . import control, deferred, generate, infer_stream, middleware, sagemaker
 from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
@@ -144,6 +144,7 @@ def create_app(
         control.shared_memory_router(server, max_json),
         control.trace_router(server, max_json),
         control.routing_router(server, max_json),
+        *sagemaker.routers(server, options),
         _root(server, options),
     ]
     # Few, and each for its paths alone: others pass them quickly.
@@ -184,15 +185,6 @@ def _later_routes(app: FastAPI, direct: DirectCalls, without_admin: bool) -> lis
         return routes.router(direct.of(GENERATION), context).routes
 
     makers = {_GENERATION: generation, _TEXTS: texts, r"/v1(/|$)": v1}
-    if options.routes is not None and options.routes.registry:
-        registry = options.routes.registry
-
-        def sagemaker() -> Sequence[BaseRoute]:
-            from . import sagemaker
-
-            return sagemaker.router(server, registry, options.max_json).routes
-
-        makers[r"/models(/|$)"] = sagemaker
     if not without_admin:
         makers[r"/docs(/|$)|/openapi\.json$"] = docs
         if options.console:

@@ -48,7 +48,8 @@ class ModelLinks:
         owners = {model: owner for owner, record in self._all().items() for model in record.models}
         for model in folders:
             if model in owners:
-                raise ModserveError(Code.ALREADY_EXISTS, f"model '{model}' is there already, of '{owners[model]}'")
+                other = "" if owners[model] == model else f", with '{owners[model]}'"
+                raise ModserveError(Code.ALREADY_EXISTS, f"model '{model}' is loaded already{other}")
         self._records.mkdir(exist_ok=True)
         for model, folder in folders.items():
             shutil.rmtree(self._root / model, ignore_errors=True)

@@ -16,6 +16,7 @@ from modserve.protocol.control import control_body
 from modserve.protocol.failures import NoModelMemoryError, is_memory_failure
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 from .messages import json_response, new_router, read_body
 from .model_links import ModelLinks
@@ -30,8 +31,13 @@ _BETWEEN_LOOKS_S = 0.02
 _BUSY = (LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNLOADING)
 
 
-def router(server: Server, registry: str, max_json: int) -> APIRouter:
-    """`registry` is a repository of `server`."""
+def routers(server: Server, options: HttpSettings) -> list[APIRouter]:
+    """One, where SageMaker loads models; none elsewhere."""
+    routes = options.routes
+    return [_router(server, routes.registry, options.max_json)] if routes is not None and routes.registry else []
+
+
+def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     router = new_router(REPOSITORY, include_in_schema=False)
     links = ModelLinks(Path(registry))
 

@@ -13,11 +13,14 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from modserve.access.credentials import Credentials
+from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.runtime.turn import turn_of
 from modserve.core.tenants import Tenant
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.http.direct import MODULES, DirectCalls
 from modserve.frontends.http.infer import CallContext
+from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 from modserve.server import Server
 from modserve.settings import HttpSettings, PlatformRoutes
@@ -207,7 +210,7 @@ class HttpContext:
         """The same for requests that ask for it, by format."""
         self.binary_head = BINARY_HEAD
         self.json_head = JSON_HEAD
-        self.platform_head = BINARY_HEAD
+        self.platform_head = BINARY_HEAD  # for inferences by a platform's path
         """The templates of responses' heads, with the date."""
         self._set_date()
 
@@ -224,6 +227,14 @@ class HttpContext:
         if identity is None or not (identity.allows("infer", model) if model else identity.may("infer")):
             return None, None
         return identity.tenant, context_of(authority, shown, identity) if head.route else None
+
+    def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
+        """The head of a renamed request, now that its body has come."""
+        return head if self.platform is None else self.platform.by_body(head, body)
+
+    def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
+        """The outcome of a renamed inference as its client gets it."""
+        return outcome if self.platform is None else self.platform.spelled(outcome)
 
     def opened(self, connection: OpenConnection, peer: object) -> bool:
         """Whether there is room for it; at the limit, a connection of somebody with more of them makes it."""
