@@ -180,4 +180,8 @@ def test_vertex_redirects(vertex: ServerProcess) -> None:
         assert (redirected.status, redirected.body) == (usual.status, usual.body), path
     index = post(vertex, PREDICT, {}, **{REDIRECT: "v2/repository/index"})
     assert index.json == [{"name": "simple", "version": "1", "state": "READY"}]
+    listed = post(vertex, PREDICT, {}, **{REDIRECT: "v1/models"})
+    assert listed.json["models"] == ["simple"]
+    own = post(vertex, PREDICT, {"instances": [ROW]}, **{REDIRECT: "v1/models/simple:predict"})
+    assert len(own.json["predictions"]) == 1
     assert post(vertex, PREDICT, {}, **{REDIRECT: "v2/nothing"}).status == 404

@@ -25,7 +25,8 @@ _CONTENT_TYPE: Final = b"content-type"
 _HEADER_LENGTH: Final = infer_request.HEADER_LENGTH.encode()
 _INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|$)")
 _POSTED: Final = re.compile(
-    rb"/v1/.*|/v2/.*/(infer|infer_stream|generate|generate_stream|load|unload|index|register|unregister)"
+    rb"(/v1/(?!models(/[^:]*)?$).*|/v2/.*/(infer|infer_stream|generate|generate_stream|load|unload|index|(un)?register))"
+    rb"(\?.*)?"
 )
 """Calls to which Vertex AI's redirection stays a POST; the others are read."""
 _FORM: Final = re.compile(rb'"(instances|inputs)"\s*:')
