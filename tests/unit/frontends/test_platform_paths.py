@@ -20,6 +20,7 @@ from puppet_server import (
 )
 
 from modserve.core.errors import internal
+from modserve.protocol.restricted import http_restrictions
 from modserve.settings import HttpSettings, PlatformRoutes
 
 TYPE = "application/vnd.test.binary+json;json-header-size="
@@ -72,6 +73,14 @@ async def test_the_length_in_the_type_counts(fixed: Stage) -> None:
     )
     (answer,) = await ask(fixed, both)
     assert (answer.status, answer.body) == (200, BINARY_ANSWER)
+
+
+async def test_a_restriction_holds_for_all_names(tmp_path: Path) -> None:
+    restrictions = http_restrictions({"inference": ("opener", "x")})
+    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED, restrictions=restrictions)) as made:
+        for value, status in (("", 403), ("x", 200), ("y", 403), ("x", 200)):
+            (answer,) = await ask(made, request(target="/invocations", body=JSON_BODY, opener=value))
+            assert answer.status == status
 
 
 async def test_no_memory_is_507_by_the_platforms_path(tmp_path: Path) -> None:
