@@ -123,6 +123,8 @@ def test_models_come_and_go(many: ServerProcess, tmp_path: Path) -> None:
     assert_binary(binary(many, "/models/7c9/invoke", SAGEMAKER_BINARY), SAGEMAKER_BINARY)
     again = post(many, "/models", load)
     assert (again.status, again.json["error"]) == (409, "model '7c9' is loaded already")
+    assert post(many, "/models", {**load, "url": "/nowhere"}).status == 400
+    assert post(many, "/models/7c9/invoke", SIMPLE).status == 200
     gone = http(many.http_port, "DELETE", "/models/7c9")
     assert (gone.status, gone.body) == (200, b"")
     assert http(many.http_port, "GET", "/models/7c9").status == 404

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from modserve.core.errors import Code, ModserveError, invalid, not_found
+from modserve.core.errors import Code, ModserveError, from_exception, invalid, not_found
 from modserve.core.lifecycle import LifecycleState
 from modserve.frontends.offload import on_thread
 from modserve.protocol.control import control_body
@@ -56,19 +56,25 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
         name, url = (_text(document.get(key), key) for key in ("model_name", "url"))
         _log.info("SageMaker loads model '%s' (%s) from '%s'", name, request.headers.get(_TARGET, name), url)
         try:
-            if not _in_use(server, name):  # what a failed load, or a server before this one, has left
-                await _forget(links, name)
-            await on_thread(links.add, name, url)
+            await link(name, url)
+            await server.load_model(name)
         except ModserveError as error:
             if error.code is Code.ALREADY_EXISTS:
                 return json_response({"error": error.message}, 409)
-            raise
-        try:
-            await server.load_model(name)
-        except ModserveError as error:
-            await on_thread(links.remove, name)
+            await forget_unused(name)
             raise NoModelMemoryError(error.code, error.message) if is_memory_failure(error) else error from None
         return Response(media_type=MIME_JSON)
+
+    async def link(name: str, url: str) -> None:
+        await forget_unused(name)  # what a server before this one has left
+        try:
+            await on_thread(links.add, name, url)
+        except OSError as error:
+            raise from_exception(error, f"linking the files in '{url}'") from error
+
+    async def forget_unused(name: str) -> None:
+        if not _in_use(server, name) and name in await on_thread(links.urls):
+            await on_thread(links.remove, name)
 
     async def unload(request: Request, model: str) -> Response:
         """Unload a model, and respond when its memory is free."""
@@ -105,11 +111,6 @@ async def _url(links: ModelLinks, server: Server, name: str) -> str:
     if url is None or not _in_use(server, name):
         raise not_found(f"model '{name}' is not loaded")
     return url
-
-
-async def _forget(links: ModelLinks, name: str) -> None:
-    if name in await on_thread(links.urls):
-        await on_thread(links.remove, name)
 
 
 def _text(value: object, key: str) -> str:
