@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,18 @@ from puppet_server import (
     JSON_ANSWER,
     JSON_BODY,
     Answer,
+    PuppetLoader,
     Stage,
     request,
+    server_over,
     stage,
 )
 
 from modserve.core.errors import internal
+from modserve.frontends.http.wire.head import HeadLines
+from modserve.frontends.http.wire.platform_paths import PlatformPaths
 from modserve.protocol.restricted import http_restrictions
+from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings, PlatformRoutes
 
 TYPE = "application/vnd.test.binary+json;json-header-size="
@@ -73,6 +79,54 @@ async def test_the_length_in_the_type_counts(fixed: Stage) -> None:
     )
     (answer,) = await ask(fixed, both)
     assert (answer.status, answer.body) == (200, BINARY_ANSWER)
+
+
+def renamed(server: LocalServer, routes: PlatformRoutes, target: bytes, **headers: bytes) -> tuple[bytes | None, bytes]:
+    """The method and the target of a POST."""
+    lines = HeadLines()
+    lines.target = target
+    lines.headers = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    method = PlatformPaths(routes, server).rename(b"POST", lines)
+    return method, lines.target
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> LocalServer:
+    return server_over(tmp_path, PuppetLoader())
+
+
+def test_a_prediction_may_be_a_generation(server: LocalServer) -> None:
+    routes = replace(FIXED, model="a b/c", call="generate_stream")
+    target = b"/v2/models/a%20b%2Fc/generate_stream?x=1"
+    assert renamed(server, routes, b"/invocations?x=1") == (b"POST", target)
+    assert renamed(server, routes, b"/models/a%20b/invoke") == (b"POST", b"/v2/models/a%20b/infer")
+    for other in (b"/invocations/", b"/models/m/invoke/x", b"/v2/models/simple/infer", b"/"):
+        assert renamed(server, routes, other) == (None, other)
+
+
+@pytest.mark.parametrize(
+    ("other", "method"),
+    [
+        (b"v2/models/m/infer", b"POST"),
+        (b"v2/models/m/versions/2/generate?x", b"POST"),
+        (b"v2/repository/index", b"POST"),
+        (b"v2/repository/models/m/unload", b"POST"),
+        (b"v2/systemsharedmemory/region/r/unregister", b"POST"),
+        (b"v1/models/m:predict", b"POST"),
+        (b"v1/chat/completions", b"POST"),
+        (b"v1/models", b"GET"),
+        (b"v1/models/m", b"GET"),
+        (b"v2", b"GET"),
+        (b"v2/health/live", b"GET"),
+        (b"v2/health/drain", b"GET"),
+        (b"v2/models/m/config", b"GET"),
+        (b"metrics", b"GET"),
+    ],
+)
+def test_a_redirection_has_the_method_of_its_call(server: LocalServer, other: bytes, method: bytes) -> None:
+    routes = replace(FIXED, redirect_header="x-redirect")
+    assert renamed(server, routes, b"/invocations", x_redirect=other) == (method, b"/" + other)
+    assert renamed(server, routes, b"/invocations", x_redirect=b"/" + other) == (method, b"/" + other)
 
 
 async def test_a_restriction_holds_for_all_names(tmp_path: Path) -> None:
