@@ -93,7 +93,7 @@ ROWS = (
         "loads, unloads, drains, shared memory",
         0,
         "never: they change one server, so the gateway refuses them",
-        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain"
+        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain|/models(/\{model\})?"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
         rpcs=r"RepositoryModel(Load|Unload)|\w+SharedMemory(Register|Unregister)",
     ),

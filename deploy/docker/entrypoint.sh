@@ -7,6 +7,11 @@ if [ "$#" -eq 0 ]; then
     set -- serve --model-repository=/models
 fi
 
+# A platform has a place of its own for models; the image's default is none.
+if [ -n "${MODSERVE_PLATFORM:-}" ] && [ "$*" = "serve --model-repository=/models" ]; then
+    exec modserve serve
+fi
+
 case "$1" in
     -* | serve) exec modserve "$@" ;;
     tritonserver)

@@ -396,10 +396,10 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_entrypoint(programs: Path, *arguments: str) -> Ran:
+def run_entrypoint(programs: Path, *arguments: str, **environment: str) -> Ran:
     process = subprocess.Popen(
         [str(ENTRYPOINT), *arguments],
-        env={"PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin"},
+        env={"PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -426,6 +426,19 @@ def run_entrypoint(programs: Path, *arguments: str) -> Ran:
 def test_entrypoint_runs(programs: Path, arguments: list[str], ran: list[str]) -> None:
     # The same process, because signals must reach the server itself.
     assert run_entrypoint(programs, *arguments) == Ran(7, ran, same_process=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ran"),
+    [
+        ([], ["modserve", "serve"]),
+        (DEFAULT, ["modserve", "serve"]),  # Vertex AI starts the image's own command
+        (["serve"], ["modserve", "serve"]),  # so does SageMaker start every image
+        (["serve", "--model-repository=/m"], ["modserve", "serve", "--model-repository=/m"]),
+    ],
+)
+def test_on_a_platform_the_image_names_no_repository(programs: Path, arguments: list[str], ran: list[str]) -> None:
+    assert run_entrypoint(programs, *arguments, MODSERVE_PLATFORM="vertex") == Ran(7, ran, same_process=True)
 
 
 def test_entrypoint_refuses_a_command_that_does_not_exist(programs: Path) -> None:

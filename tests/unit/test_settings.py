@@ -65,6 +65,7 @@ OWN_OPTIONS = [
     "allow-outside-symlinks",
     "console",
     "peers",
+    "platform",
     "default-backend",
     "deny-code",
     "event-loop-warning-ms",
@@ -156,7 +157,7 @@ def test_every_setting_has_an_option() -> None:
     }
     for subject, settings in (("http", HttpSettings), ("grpc", GrpcSettings)):
         fields |= {(subject, field.name) for field in dataclasses.fields(settings)}
-    fields -= {(subject, "limits") for subject in ("http", "grpc")} | {("http", "for_operators")}
+    fields -= {(subject, "limits") for subject in ("http", "grpc")} | {("http", "for_operators"), ("http", "routes")}
     assert paths == fields
 
 

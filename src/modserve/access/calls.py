@@ -77,6 +77,7 @@ _PATHS: Final[Mapping[str, CallNeed]] = {
     **dict.fromkeys(("/v2/models", "/v1/models", "/openai/v1/models", "/v2/models/stats"), _LIST),
     **dict.fromkeys(("/v2/repository/index", "/v2/repository/{repository}/index"), _LIST),
     **dict.fromkeys(("/v2/trace/setting", DRAIN), CallNeed("admin", Reach.SERVER)),
+    "/models": CallNeed("control", Reach.SERVER),
     **dict.fromkeys(("/v2/memory", "/console/events", "/console/peers"), CallNeed("read", Reach.SERVER)),
 }
 """Paths that need something else."""

@@ -1,5 +1,6 @@
 """What says a failure beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ STATUS = {
     Code.CANCELLED: Spelling(400, 1, "CANCELLED"),
 }
 
+NO_MODEL_MEMORY = Spelling(507, 8, "RESOURCE_EXHAUSTED")
 TOO_MANY = Spelling(429, 8, "RESOURCE_EXHAUSTED")
 NO_MEMORY = Spelling(503, 8, "RESOURCE_EXHAUSTED")
 DEADLINE = Spelling(503, 4, "DEADLINE_EXCEEDED")
@@ -50,6 +52,23 @@ class DeadlinePassedError(ModserveError):
         return type(self), ()
 
 
+class NoModelMemoryError(ModserveError):
+    """There is no memory for a model or its work, said to a platform that can unload others."""
+
+
+_NO_MEMORY_TEXT = re.compile(
+    r"out ?of ?memory|\bOOM\b|MemoryError|(Failed|failed|unable) to allocate|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|CUD\w+_STATUS_NOT_INITIALIZED|No space left on device|no memory for model|--model-memory-limit allows",
+    re.IGNORECASE,
+)
+"""As engines, the system and the server say it."""
+
+
+def is_memory_failure(error: ModserveError) -> bool:
+    """Whether a load or an inference has failed for want of memory, as far as its message tells."""
+    return isinstance(error, MemoryExhaustedError) or _NO_MEMORY_TEXT.search(error.message) is not None
+
+
 def spelling(error: ModserveError) -> Spelling:
     """Its status over HTTP and its code over gRPC."""
     if isinstance(error, DeadlinePassedError):
@@ -58,6 +77,8 @@ def spelling(error: ModserveError) -> Spelling:
         return NO_MEMORY
     if isinstance(error, UnauthenticatedError):
         return UNAUTHENTICATED
+    if isinstance(error, NoModelMemoryError):
+        return NO_MODEL_MEMORY
     if isinstance(error, PermissionDeniedError):
         return PERMISSION_DENIED
     return TOO_MANY if isinstance(error, OverloadedError) and error.too_many else STATUS[error.code]

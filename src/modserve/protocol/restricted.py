@@ -76,6 +76,7 @@ CATEGORIES: Mapping[str, Calls] = {
         paths=(
             "/v2/models/{model}/routing",
             DRAIN,
+            *("/models", "/models/{model}"),  # SageMaker's
             *(
                 f"/v2/repository{repository}{path}"
                 for repository in ("", "/{repository}")

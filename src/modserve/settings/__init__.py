@@ -3,6 +3,7 @@
 from .front_ends import GrpcSettings, HttpSettings
 from .limits import LoopLimits
 from .options import OptionError
+from .platforms import PlatformRoutes
 from .settings import OPTIONS, Settings
 from .sources import CommandLine, from_command_line
 from .tls import TlsFiles
@@ -15,6 +16,7 @@ __all__ = [
     "HttpSettings",
     "LoopLimits",
     "OptionError",
+    "PlatformRoutes",
     "Settings",
     "TlsFiles",
     "from_command_line",

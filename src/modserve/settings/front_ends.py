@@ -11,6 +11,7 @@ from . import values
 from .addresses import Address
 from .limits import LoopLimits
 from .options import option
+from .platforms import Platform, PlatformRoutes
 from .tls import TlsFiles
 from .values import Count, Milliseconds, Port
 
@@ -122,6 +123,20 @@ class HttpSettings(FrontEndSettings):
         value="ORIGIN",
         several=True,
     )
+    platform: Platform = option(
+        "none",
+        "Also serve the calls of a platform's containers, with its environment variables as defaults: those of Amazon "
+        "SageMaker, or of Google's Vertex AI.",
+        "platform",
+    )
+    vertex_ai_default_model: str = option(
+        "",
+        "Model that takes Vertex AI's predictions, with --platform=vertex; by default the only one there is.",
+        "vertex-ai-default-model",
+        value="NAME",
+    )
+    routes: PlatformRoutes | None = None
+    """Those of the platform. No option sets them."""
     for_operators: bool = False
     """The port is for operators: no origin is allowed. No option sets it."""
 

@@ -1,5 +1,7 @@
 """Options for how much requests may hold, how many may be in flight, and how long they may run."""
 
+from typing import Literal
+
 from .options import option
 
 REQUEST_MEMORY: int | None = option(
@@ -17,4 +19,10 @@ EXECUTION_SECS: int = option(
     0,
     "Seconds after which an execution is given up: its requests fail, and its instance is replaced. 0: never. A "
     "model's parameter limits.execution_timeout_ms overrides it.",
+)
+RATE_LIMIT: Literal["off", "execution_count"] = option(
+    "off",
+    "execution_count: an execution waits for the resources in its instance_group's rate_limiter, and instances "
+    "take turns by priority; off: no limit.",
+    value="off|execution_count",
 )

@@ -18,7 +18,7 @@ from modserve.core.configuration.log_settings import AccessMode, AccessSettings,
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
 
-from . import access, addresses, load_limits, log, model_memory, shutdown, telemetry, values
+from . import access, addresses, load_limits, log, model_memory, platforms, shutdown, telemetry, values
 from .cache import cache_texts
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
@@ -152,12 +152,7 @@ class Settings(BaseModel):
         several=True,
     )
     """A number is that of the bytes here; `cache` has it as a value."""
-    rate_limit: values.RateLimit = option(
-        "off",
-        "execution_count: an execution waits for the resources in its instance_group's rate_limiter, and instances "
-        "take turns by priority; off: no limit.",
-        value="off|execution_count",
-    )
+    rate_limit: values.RateLimit = load_limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
         "Amount of a resource on a device, without DEVICE on each; by default the most that an instance needs; may be "
@@ -340,6 +335,7 @@ class Settings(BaseModel):
                 (subjects[subject[0]] if subject else fields)[field] = value
         for file in ("server_cert", "server_key", "root_cert"):
             subjects["http"][file] = subjects["http"].get(file) or subjects["grpc"].get(file, "")
+        platforms.complete(fields, subjects["http"], subjects["grpc"], os.environ)
         return {**fields, **subjects}
 
     @model_validator(mode="after")

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 _NO_POOLS = "memory comes from the system, so there are no pools to size"
 _OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
-_NO_ENDPOINT = "modserve has no SageMaker and Vertex AI endpoints, only those of KServe v2"
+_ONE_PORT = "--platform=sagemaker and --platform=vertex serve these endpoints at the HTTP port"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
-    "allow-sagemaker": _NO_ENDPOINT,
-    "allow-vertex-ai": _NO_ENDPOINT,
+    "allow-sagemaker": _ONE_PORT,
+    "allow-vertex-ai": _ONE_PORT,
     "backend-directory": "backends are installed as Python packages",
     "buffer-manager-thread-count": _OWN_THREADS,
     "cache-directory": "the response cache is built in; see --cache-config",
@@ -28,12 +28,11 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
     "pinned-memory-pool-byte-size": _NO_POOLS,
     "repoagent-directory": "only the repository agent checksum is built in; models that need another one do not load",
-    "sagemaker-port": _NO_ENDPOINT,
-    "sagemaker-safe-port-range": _NO_ENDPOINT,
-    "sagemaker-thread-count": _NO_ENDPOINT,
-    "vertex-ai-default-model": _NO_ENDPOINT,
-    "vertex-ai-port": _NO_ENDPOINT,
-    "vertex-ai-thread-count": _NO_ENDPOINT,
+    "sagemaker-port": _ONE_PORT,
+    "sagemaker-safe-port-range": _ONE_PORT,
+    "sagemaker-thread-count": _ONE_PORT,
+    "vertex-ai-port": _ONE_PORT,
+    "vertex-ai-thread-count": _ONE_PORT,
 }
 """Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
 

@@ -25,15 +25,16 @@ from modserve.frontends.http.wire.context import HttpContext
 from modserve.process.listeners import admin_settings
 from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS, CATEGORIES, PATH_CATEGORY, http_restrictions
 from modserve.server.local import LocalServer
-from modserve.settings import GrpcSettings, HttpSettings
+from modserve.settings import GrpcSettings, HttpSettings, PlatformRoutes
 from modserve.settings.listen_addresses import ListenAddress
 
 BROWSER = {"Accept": "text/html"}
 UNKNOWN = {"error": "Not Found"}
+SAGEMAKER = PlatformRoutes("/ping", "/invocations", "", registry="models")
 
 
-def served(server: LocalServer, without_admin: bool) -> set[tuple[str, str]]:
-    options = HttpSettings(console=not without_admin)
+def served(server: LocalServer, without_admin: bool, routes: PlatformRoutes | None = SAGEMAKER) -> set[tuple[str, str]]:
+    options = HttpSettings(console=not without_admin, routes=routes)
     app = create_app(server, options, without_admin=without_admin)
     return {
         (method, route.path_format)
@@ -106,7 +107,7 @@ async def alike(port: Port, method: str, path: str, **headers: str) -> None:
 
 async def test_a_client_cannot_tell_that_there_is_more(server: LocalServer, tasks: asyncio.TaskGroup) -> None:
     port = Port(server, tasks, HttpSettings(console=False), without_admin=True)
-    for method, path in sorted(served(server, False)):
+    for method, path in sorted(served(server, False, None)):
         if path in ADMIN_PATHS:
             for each in (method, "OPTIONS"):
                 await alike(port, each, path.replace("{model}", "simple").replace("{version}", "1"))

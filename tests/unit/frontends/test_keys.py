@@ -36,7 +36,7 @@ from modserve.protocol.restricted import DRAIN
 from modserve.repository.table import ModelTable
 from modserve.server.local import LocalServer
 from modserve.server.scoped import ScopedServer
-from modserve.settings import GrpcSettings, HttpSettings
+from modserve.settings import GrpcSettings, HttpSettings, PlatformRoutes
 
 ALL = frozenset(KINDS)
 KEYS: dict[str, Scopes] = {
@@ -79,6 +79,9 @@ class Place(NamedTuple):
         return call
 
 
+PLATFORM = PlatformRoutes("/ping", "/invocations", "application/x;length=", model="simple")
+
+
 async def at_once(seconds: float) -> None:
     """Failures wait for nothing here."""
 
@@ -91,7 +94,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     table.suggests_names = False
     await server.load()
     file = AccessFile({digest(name): key_of(name, scopes) for name, scopes in KEYS.items()})
-    authority, options = Authority(file, sleep=at_once), HttpSettings()
+    authority, options = Authority(file, sleep=at_once), HttpSettings(routes=PLATFORM)
     async with asyncio.TaskGroup() as tasks:
         app = Application(server, options, authority)
         site = HttpContext(server, app, tasks, asyncio.get_running_loop(), options, authority=authority)
@@ -117,6 +120,18 @@ async def test_a_key_runs_its_model(place: Place, headers: dict[str, str]) -> No
     assert len(place.site.heads.exact) == 1  # they went past the application
     submitted = place.loader.loaded[ModelId("simple", 3)].submitted
     assert [inflight.request.tenant for inflight in submitted] == [Tenant("users")] * 3
+
+
+async def test_a_platforms_path_needs_what_its_call_needs(place: Place) -> None:
+    assert (await place.get("/ping"))[0] == 200
+    assert (await place.ask(request(target="/invocations", body=JSON_BODY))).status == 401
+    stranger = request(target="/invocations", body=JSON_BODY, Authorization="Bearer reader")
+    assert (await place.ask(stranger)).status == 403
+    for _ in range(2):
+        answer = await place.ask(request(target="/invocations", body=JSON_BODY, Authorization="Bearer user"))
+        assert answer.body == JSON_ANSWER
+    submitted = place.loader.loaded[ModelId("simple", 3)].submitted
+    assert [inflight.request.tenant for inflight in submitted] == [Tenant("users")] * 2
 
 
 async def test_an_inference_without_a_key(place: Place) -> None:

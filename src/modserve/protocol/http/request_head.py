@@ -38,6 +38,7 @@ class RequestHead:
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
     report_format: str  # of a report of the server's load, which the client asks for; empty: none
     credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
+    renamed: bool  # the client has called by a platform's name for the call; it has the first five fields, too
 
     def __init__(
         self,
@@ -84,3 +85,4 @@ class RequestHead:
         self.route = route
         self.report_format = report_format
         self.credentials = credentials
+        self.renamed = False

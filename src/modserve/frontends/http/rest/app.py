@@ -32,7 +32,7 @@ from modserve.protocol.restricted import ADMIN_PATHS
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, deferred, generate, infer_stream, middleware
+from . import control, deferred, generate, infer_stream, middleware, sagemaker
 from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
@@ -144,6 +144,7 @@ def create_app(
         control.shared_memory_router(server, max_json),
         control.trace_router(server, max_json),
         control.routing_router(server, max_json),
+        *sagemaker.routers(server, options),
         _root(server, options),
     ]
     # Few, and each for its paths alone: others pass them quickly.

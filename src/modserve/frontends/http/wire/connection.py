@@ -286,7 +286,7 @@ class HttpConnection(asyncio.Protocol):
     def _serve(self, head: RequestHead, body: Buffer, received_ns: int) -> None:
         if not head.keep_alive:
             self._read_no_more()
-        self._head = head
+        head = self._head = self.context.by_body(head, body) if head.renamed else head
         if (log := self._access) is not None:
             log.begin(head, len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
@@ -326,8 +326,9 @@ class HttpConnection(asyncio.Protocol):
                 self._access.end(call, outcome)
                 request_id = call.request_id
             lines = header_lines(head, request_id, self._phase is _LAST or context.closing, context.load_lines)
-            statuses = context.statuses
-            size, parts = inference_response(outcome, lines, context.json_head, context.binary_head, statuses)
+            outcome = context.spelled(outcome) if head.renamed else outcome
+            binary_head = context.platform_head if head.renamed else context.binary_head
+            size, parts = inference_response(outcome, lines, context.json_head, binary_head, context.statuses)
             self._write(size, parts)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
@@ -340,8 +341,8 @@ class HttpConnection(asyncio.Protocol):
             self._read_no_more()
         if size > SMALL_BODY and transport is not None:
             self._held.resize(0)
-            paused = self._blockage is not None
-            self._call = response = LongResponse(self.context.loop, transport, parts, self._done, paused)
+            loop, paused = self.context.loop, self._blockage is not None
+            self._call = response = LongResponse(loop, transport, parts, self._done, paused)
             response.write()
             return
         if transport is not None:

@@ -13,14 +13,17 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from modserve.access.credentials import Credentials
+from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.runtime.turn import turn_of
 from modserve.core.tenants import Tenant
+from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.http.direct import MODULES, DirectCalls
 from modserve.frontends.http.infer import CallContext
+from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 from modserve.server import Server
-from modserve.settings import HttpSettings
+from modserve.settings import HttpSettings, PlatformRoutes
 
 from .head_memory import HeadMemory
 from .places import ConnectionPlaces
@@ -29,6 +32,8 @@ from .responses import BINARY_HEAD, JSON_HEAD, dated
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
     from modserve.access.identity import Identity
+
+    from .platform_paths import PlatformPaths
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +65,12 @@ _LINGERING = 8
 
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
+
+
+def _paths(routes: PlatformRoutes, server: Server) -> "PlatformPaths":
+    from .platform_paths import PlatformPaths
+
+    return PlatformPaths(routes, server)
 
 
 class OpenConnection(Protocol):
@@ -175,7 +186,10 @@ class HttpContext:
 
             self._context_of = context_of
         routes = () if direct is None else MODULES
-        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, authority is not None)
+        self.platform = None if options.routes is None or not inferences else _paths(options.routes, server)
+        """How a platform calls the server, if it has one."""
+        keyed = authority is not None
+        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform)
         self.statuses = [0] * STATUSES
         """Responses by their status."""
         self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()
@@ -196,6 +210,7 @@ class HttpContext:
         """The same for requests that ask for it, by format."""
         self.binary_head = BINARY_HEAD
         self.json_head = JSON_HEAD
+        self.platform_head = BINARY_HEAD  # for inferences by a platform's path
         """The templates of responses' heads, with the date."""
         self._set_date()
 
@@ -212,6 +227,14 @@ class HttpContext:
         if identity is None or not (identity.allows("infer", model) if model else identity.may("infer")):
             return None, None
         return identity.tenant, context_of(authority, shown, identity) if head.route else None
+
+    def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
+        """The head of a renamed request, now that its body has come."""
+        return head if self.platform is None else self.platform.by_body(head, body)
+
+    def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
+        """The outcome of a renamed inference as its client gets it."""
+        return outcome if self.platform is None else self.platform.spelled(outcome)
 
     def opened(self, connection: OpenConnection, peer: object) -> bool:
         """Whether there is room for it; at the limit, a connection of somebody with more of them makes it."""
@@ -291,6 +314,8 @@ class HttpContext:
         self.date = b"Date: %b\r\n%b" % (formatdate(time.time(), usegmt=True).encode(), self._load_line)
         self.binary_head = dated(BINARY_HEAD, self.date)
         self.json_head = dated(JSON_HEAD, self.date)
+        if self.platform is not None:
+            self.platform_head = dated(self.platform.binary_head, self.date)
 
     # The number of connections
 

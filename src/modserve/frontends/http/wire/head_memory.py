@@ -18,7 +18,7 @@ Of the 15 µs that a request takes, this saves 4.5 for a head byte for byte and 
 import re
 from collections.abc import Collection, Hashable
 from itertools import islice
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from mypy_extensions import mypyc_attr
 
@@ -31,6 +31,9 @@ from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
 
 from .reports import FORMAT_HEADER, ON_REQUEST
+
+if TYPE_CHECKING:
+    from .platform_paths import PlatformPaths
 
 Known: TypeAlias = tuple[RequestHead, int]
 """A head, and the Content-Length that comes with it."""
@@ -65,7 +68,7 @@ class HeadMemory:
 
     Nothing in it differs from what the parser would make of the same bytes. Heads have the headers of traces if they
     are `traced`, and what shows the caller if they are `keyed`. Without `inferences`, none is one of an inference;
-    `routes` are the paths of the other calls.
+    `routes` are the paths of the other calls. `platform` has other names for calls.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class HeadMemory:
         inferences: bool = True,
         routes: Collection[bytes] = (),
         keyed: bool = False,
+        platform: "PlatformPaths | None" = None,
     ) -> None:
         self.exact: dict[bytes, Known] = {}
         self._essences: dict[tuple[bytes, ...], RequestHead] = {}
@@ -87,14 +91,18 @@ class HeadMemory:
         self.inferences = inferences
         self.routes = routes
         self.keyed = keyed
-        self._calls = (_INFERENCE, *(b"POST " + path for path in routes))
+        self._calls: tuple[bytes, ...] = (_INFERENCE, *(b"POST " + path for path in routes))
         """What a head begins with that may be remembered."""
+        self.platform = platform
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
         if keyed:
             self._ordinary |= credentials.HEADERS
         if options.orca == ON_REQUEST:
             self._ordinary |= {FORMAT_HEADER}
+        if platform is not None:
+            self._calls += platform.prefixes
+            self._ordinary |= platform.headers
         names = _any_of(self._ordinary | _UNUSUAL | (trace_context.NAMES if traced else frozenset()))
         self._irrelevant = re.compile(
             rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names

@@ -251,6 +251,14 @@ class Reader:
         if parser.should_upgrade() and method != b"CONNECT":
             self._upgrade = True
             return
+        renamed = False
+        if (platform := self._heads.platform) is not None:
+            try:
+                name = platform.rename(method, lines)
+            except RefusedRequestError as refused:
+                self._stop(refused.status, refused.message)
+            if name is not None:
+                method, renamed = name, True
         if options.cors_allow_origin:
             self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
@@ -260,6 +268,9 @@ class Reader:
             self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, *kinds)
         except RefusedRequestError as refused:
             self._stop(refused.status, refused.message)
+        if renamed:
+            head = self.head
+            head.renamed, head.target, head.headers, head.as_sent = True, lines.target, lines.headers, lines.as_sent
         self._limited = framing.limited
         self._check_size(framing.length)
         if 0 < self._memory.limit < framing.length:

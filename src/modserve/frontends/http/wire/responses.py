@@ -13,10 +13,13 @@ from modserve.protocol.http.request_head import RequestHead
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-BINARY_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
-    b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n%b\r\n"
-)
+
+def binary_head(media_type: bytes) -> bytes:
+    """A template; `media_type` goes on with the header line, or the end of its own, that has the length of the JSON."""
+    return b"HTTP/1.1 200 OK\r\nContent-Type: " + media_type + b"Content-Length: %d\r\n%b\r\n"
+
+
+BINARY_HEAD = binary_head(b"application/octet-stream\r\nInference-Header-Content-Length: %d\r\n")
 JSON_HEAD = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
 CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"

@@ -1,0 +1,121 @@
+"""The paths by which SageMaker and Vertex AI call a container: other names for calls that there are anyway.
+
+A head is renamed before anything is read from it. Limits, keys, metrics, traces and the application see the call that
+it stands for.
+"""
+
+import re
+import zlib
+from typing import Final
+from urllib.parse import quote_from_bytes
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.tensors.tensor import Buffer
+from modserve.protocol.failures import NoModelMemoryError, is_memory_failure
+from modserve.protocol.http import infer_request
+from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.request_head import RequestHead
+from modserve.server import Server
+from modserve.settings import PlatformRoutes
+
+from .head import HeadLines, RefusedRequestError
+from .responses import binary_head
+
+_CONTENT_TYPE: Final = b"content-type"
+_HEADER_LENGTH: Final = infer_request.HEADER_LENGTH.encode()
+_INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|$)")
+_POSTED: Final = re.compile(
+    rb"(/v1/(?!models(/[^:]*)?$).*|/v2/.*/(infer|infer_stream|generate|generate_stream|load|unload|index|(un)?register))"
+    rb"(\?.*)?"
+)
+"""Calls to which Vertex AI's redirection stays a POST; the others are read."""
+_FORM: Final = re.compile(rb'"(instances|inputs)"\s*:')
+_BEGINNING: Final = 64 * 1024
+"""Bytes of a body in which its form shows."""
+_ANY_CODING: Final = 32 + zlib.MAX_WBITS
+
+
+class PlatformPaths:
+    """Those of `routes`, for the calls of `server`."""
+
+    def __init__(self, routes: PlatformRoutes, server: Server) -> None:
+        self._routes = routes
+        self._server = server
+        self._health = routes.health.encode()
+        self._predict = routes.predict.encode()
+        self._type = routes.binary_type.encode()
+        self._redirect = routes.redirect_header.encode()
+        self.binary_head = binary_head(self._type + b"%d\r\n")
+        self.headers = frozenset({_CONTENT_TYPE, self._redirect} - {b""})
+        """Those that say what a request means."""
+        fixed = [self._predict] if routes.model else []
+        invoked = [b"/models/"] if routes.registry else []
+        self.prefixes = tuple(b"POST " + path for path in (*fixed, *invoked))
+        """What requests begin with whose heads always mean the same."""
+
+    def rename(self, method: bytes, lines: HeadLines) -> bytes | None:
+        """Give a platform's request the target and headers of the call it stands for, and return that one's method.
+
+        None if it is none of the platform's. Raises RefusedRequestError if nobody can say which model it is for.
+        """
+        path, mark, query = lines.target.partition(b"?")
+        routes = self._routes
+        if path == self._health:
+            lines.target = b"/v2/health/ready" + mark + query
+            return method
+        if path == self._predict:
+            other = next((value for name, value in lines.headers if name == self._redirect), b"")
+            if other and method == b"POST":
+                lines.target = b"/" + other.lstrip(b"/")
+                method = b"POST" if _POSTED.fullmatch(lines.target) else b"GET"
+            else:
+                model = quote_from_bytes(self._model().encode(), "").encode()
+                lines.target = b"/v2/models/%b/%b%b%b" % (model, routes.call.encode(), mark, query)
+        elif routes.registry and (match := _INVOKE.match(path)):
+            lines.target = b"/v2/models/%b/infer%b%b" % (match[1], mark, query)
+        else:
+            return None
+        for name, value in lines.headers:
+            if name == _CONTENT_TYPE and value.startswith(self._type):
+                lines.headers = [each for each in lines.headers if each[0] != _HEADER_LENGTH]
+                lines.headers.append((_HEADER_LENGTH, value[len(self._type) :]))
+                break
+        return method
+
+    def _model(self) -> str:
+        if self._routes.model:
+            return self._routes.model
+        names = self._server.model_names()
+        if len(names) == 1:
+            return next(iter(names))
+        if not names:
+            raise RefusedRequestError(503, f"there is no model to take {self._routes.predict}")
+        raise RefusedRequestError(
+            400,
+            f"{self._routes.predict} names no model, and there are {len(names)}: set {self._routes.model_variable} to "
+            "the name of the one that takes it",
+        )
+
+    def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
+        """The head of a renamed request, now that its body has come: that may be one of v1."""
+        if not self._routes.instances or head.header_length is not None or not head.model or head.route:
+            return head
+        first = bytes(body[:_BEGINNING])
+        if head.content_encoding is not None:
+            try:
+                first = zlib.decompressobj(_ANY_CODING).decompress(first, _BEGINNING)
+            except zlib.error:
+                return head
+        form = _FORM.search(first)
+        if form is None or form[1] != b"instances":
+            return head
+        path = head.target.partition(b"/infer")[0].replace(b"/v2/", b"/v1/", 1)
+        known = RequestHead(b"POST", path + b":predict", head.version, head.headers, head.as_sent, head.keep_alive)
+        known.old, known.cors, known.report_format = head.old, head.cors, head.report_format
+        return known
+
+    def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
+        """The outcome of an inference. SageMaker wants to know of failures for want of memory, and unloads models."""
+        if self._routes.registry and isinstance(outcome, ModserveError) and is_memory_failure(outcome):
+            return NoModelMemoryError(Code.UNAVAILABLE, outcome.message)
+        return outcome
