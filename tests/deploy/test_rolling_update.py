@@ -177,7 +177,9 @@ def manifest() -> dict[str, Any]:
 def test_an_update_loses_nothing(manifest: dict[str, Any], tmp_path: Path) -> None:
     (container,) = manifest["containers"]
     hook = container["lifecycle"]["preStop"]["exec"]["command"]
-    notice = next(int(word.split("=")[1]) // FASTER for word in container["args"] if word.startswith("--shutdown-delay-secs="))
+    notice = next(
+        int(word.split("=")[1]) // FASTER for word in container["args"] if word.startswith("--shutdown-delay-secs=")
+    )
     grace = manifest["terminationGracePeriodSeconds"] / FASTER
     probe = container["readinessProbe"]["httpGet"]["path"]
     period = container["readinessProbe"]["periodSeconds"] / FASTER
