@@ -158,6 +158,9 @@ def test_our_commands(place: Place) -> None:
     assert re.search(r'^ok +model control +not served: {"error":"Not Found"}', report, re.MULTILINE)
     report = command("doctor", "--security", "--url", place.url("admin"))
     assert re.search(r"^warning +model control +open: ", report, re.MULTILINE)
+    assert re.search(r"^warning +metrics +open at this port: ", report, re.MULTILINE)
+    top = command("top", "--plain", "--count=1", "--url", place.url("admin"))
+    assert (" MiB resident" in top, "are missing" in top) == (True, False)
 
 
 def test_workers_that_come_back_have_the_sockets(place: Place) -> None:
