@@ -30,7 +30,7 @@ class SnapshotSource:
         self._path = place.prefix or "/metrics"
         self._metrics: RemoteServer | None = connect(replace(own, address=replace(place, prefix="")))
         self._explicit = bool(metrics_url)
-        self._looks_here = not (self._explicit or own.address.over_grpc)
+        self._reads_own = not (self._explicit or own.address.over_grpc)
         """Whether the server itself may have the page, as admin ports do."""
         self.remark = ""
         """What is missing, and the option that helps."""
@@ -38,9 +38,9 @@ class SnapshotSource:
     def read(self) -> TopSnapshot:
         """Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
-            here = self._page_here()
+            own = self._own_page()
             try:
-                page = here or self._metrics.page(self._path)
+                page = own or self._metrics.page(self._path)
                 if _has_metrics(page):
                     return from_metrics(page, self._clock())
                 why = f"{self._metrics.url}{self._path} has no server metrics"
@@ -59,14 +59,14 @@ class SnapshotSource:
                     snapshot.models[row.key].state = row.state
         return snapshot
 
-    def _page_here(self) -> str:
+    def _own_page(self) -> str:
         """The page of the address itself; empty if it has none. Raises UnreachableError."""
-        if self._looks_here:
+        if self._reads_own:
             with contextlib.suppress(RefusedError):
                 page = self._server.page("/metrics")
                 if _has_metrics(page):
                     return page
-            self._looks_here = False
+            self._reads_own = False
         return ""
 
     def close(self) -> None:
@@ -105,7 +105,8 @@ def add_metrics_url(made: Parser) -> None:
     option(
         made,
         "--metrics-url URL",
-        f"Address of the metrics page. [default: that of --url if it has one, else port {METRICS_PORT} of its host] [env: {METRICS_VARIABLE}]",
+        f"Address of the metrics page. [default: --url's own, else port {METRICS_PORT} of its host] "
+        f"[env: {METRICS_VARIABLE}]",
     )
 
 
