@@ -5,6 +5,8 @@ Pods are real servers. kube-proxy is a forwarder of connections that learns late
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,9 +37,9 @@ from wire import (
     stub,
 )
 
-FASTER = 20
+FASTER = 10
 """The manifest's seconds are divided by it."""
-LATE_SECONDS = 0.3
+LATE_SECONDS = 0.6
 """After which kube-proxy has learnt of a change: six seconds of the manifest's ten."""
 DATA = ints(3, 4)
 ASK = Ask((Input("INPUT0", "INT32", (1, 2), DATA),), model="model")
@@ -174,11 +176,15 @@ def manifest() -> dict[str, Any]:
 
 def test_an_update_loses_nothing(manifest: dict[str, Any], tmp_path: Path) -> None:
     (container,) = manifest["containers"]
-    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"] / FASTER
+    hook = container["lifecycle"]["preStop"]["exec"]["command"]
+    notice = next(
+        int(word.split("=")[1]) // FASTER for word in container["args"] if word.startswith("--shutdown-delay-secs=")
+    )
     grace = manifest["terminationGracePeriodSeconds"] / FASTER
     probe = container["readinessProbe"]["httpGet"]["path"]
     period = container["readinessProbe"]["periodSeconds"] / FASTER
     options = [word for word in container["args"] if word.startswith("--exit")]
+    options.append(f"--shutdown-delay-secs={notice}")
     write_identity(tmp_path, "model", parameters={"execute_delay_ms": 3})
     with ExitStack() as stack:
         proxy = Proxy()
@@ -200,9 +206,10 @@ def test_an_update_loses_nothing(manifest: dict[str, Any], tmp_path: Path) -> No
         def delete(pod: ServerProcess) -> None:
             pods.remove(pod)
             proxy.learn(list(pods))
-            time.sleep(pause)
+            command = [sys.executable, "-m", *hook, f"--url=http://127.0.0.1:{pod.http_port}"]
+            assert subprocess.run(command, timeout=SECONDS).returncode == 0
             pod.signal(signal.SIGTERM)
-            pod.wait(0, seconds=grace - pause)
+            pod.wait(0, seconds=grace - notice)
 
         old = [start(), start()]
         eventually(lambda: all(proxy.knows(pod) for pod in old))

@@ -158,6 +158,9 @@ def test_our_commands(place: Place) -> None:
     assert re.search(r'^ok +model control +not served: {"error":"Not Found"}', report, re.MULTILINE)
     report = command("doctor", "--security", "--url", place.url("admin"))
     assert re.search(r"^warning +model control +open: ", report, re.MULTILINE)
+    assert re.search(r"^warning +metrics +open at this port: ", report, re.MULTILINE)
+    top = command("top", "--plain", "--count=1", "--url", place.url("admin"))
+    assert (" MiB resident" in top, "are missing" in top) == (True, False)
 
 
 def test_workers_that_come_back_have_the_sockets(place: Place) -> None:
@@ -171,6 +174,20 @@ def test_workers_that_come_back_have_the_sockets(place: Place) -> None:
         assert curl(place.path(name), "/v2/models/simple/infer", BODY)[0] == 200
     with tritonclient.grpc.InferenceServerClient(place.url("grpc")) as client:
         assert (client.infer("simple", inputs(tritonclient.grpc)).as_numpy("OUTPUT0") == A + B).all()
+
+
+def test_whoever_reaches_the_operators_socket_drains_the_server(place: Place) -> None:
+    """Without keys: a client of a socket is on this machine. The server's other socket has no such call."""
+    folder = place.folder / "drained"
+    folder.mkdir()
+    options = [f"--{name}-address=unix:{folder / name}.sock" for name in NAMES]
+    with started(EXAMPLES, options=[*options, "--model-control-mode=explicit"]) as server:
+        server.wait_for(r"admin listening on ")
+        for _ in range(2):  # the first one comes before there is a framework
+            assert curl(str(folder / "http.sock"), "/v2/health/drain", {})[0] == 404
+        assert command("drain", "--url", f"unix:{folder / 'admin.sock'}").startswith("drained, after ")
+        server.stop()
+    folder.rmdir()
 
 
 def test_a_living_server_keeps_its_socket(place: Place) -> None:

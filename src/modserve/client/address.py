@@ -145,6 +145,12 @@ def parse(url: str) -> Address:
         except ValueError as error:
             raise ClientError(Code.INVALID_ARG, str(error)) from None
         return Address("http", "localhost", PORTS["http"], socket=unix_socket.path_of(url))
+    scheme, _, rest = url.partition("://")
+    if scheme in PORTS and rest.startswith(unix_socket.PREFIX):
+        text = (
+            f"'{url}' is not an address: '{rest}' is that of a Unix socket, which is for HTTP; {scheme} needs HOST:PORT"
+        )
+        raise ClientError(Code.INVALID_ARG, text)
     try:
         parts = urllib.parse.urlsplit(url)
         host, port, scheme = parts.hostname, parts.port, parts.scheme.lower()

@@ -15,6 +15,8 @@ _NOBODY: Final = "modserve-doctor-none"
 """A model that there is not."""
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+_ABSENT: Final = "UNIMPLEMENTED"
+"""What is only at the admin port has the status of what there is not."""
 _RESTRICTED: Final = "triton-grpc-protocol-"
 """Is in the text of a refusal where the call needs a header."""
 _CERTIFICATE: Final = "a client certificate"
@@ -27,7 +29,7 @@ class _Call(NamedTuple):
     text: str
     advice: str
     otherwise: str = "is not implemented"
-    """In the text of a failure where the server does not serve it."""
+    """In the text of a failure where the server serves it to nobody."""
 
 
 _CALLS: Final = (
@@ -83,7 +85,7 @@ def all_checks(address: Address) -> Iterator[Check]:
             code, text = _call(channel, each.rpc, each.request)
             if code in _REFUSALS or _RESTRICTED in text:
                 yield Check(OK, each.name, "refused without a key or header")
-            elif each.otherwise in text:
+            elif code == _ABSENT or each.otherwise in text:
                 yield Check(OK, each.name, f"not served: {text[:200]}")
             else:
                 yield Check(level, each.name, f"open: {each.text}", each.advice)

@@ -180,6 +180,9 @@ _ADVICE = (
     ("failed to load", "'modserve models' has the reason; 'modserve check DIR' explains it with line and column"),
     ("missing required input", "--sample generates data for the other inputs"),
     ("decoupled transaction policy", "use --stream for any number of responses"),
-    ("Not Found", "beside an --admin-address, --url has to name that one for loads, settings and lists of models"),
+    (
+        "Not Found",
+        "beside an --admin-address, --url has to name that one for loads, drains, settings and lists of models",
+    ),
 )
 """Parts of texts, and what helps."""

@@ -91,7 +91,15 @@ def all_checks(address: Address) -> Iterator[Check]:
 
 
 def _metrics(address: Address, level: str) -> Iterator[Check]:
-    place = _METRICS_PORT.search(_ask(address, "GET", "/metrics").text)
+    own = _ask(address, "GET", "/metrics")
+    if own.status == 200:
+        text = "open at this port: names of models, and how much each is used"
+        yield Check(level, "metrics", text, KEYS_ADVICE)
+        return
+    place = _METRICS_PORT.search(own.text)
+    if place is None and own.status in _REFUSALS:
+        yield Check(OK, "metrics", "refused without a key or header")
+        return
     if place is None:
         yield Check(OK, "metrics", "the server does not say where they are")
         return

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from modserve.core.errors import ModserveError
 
 from .destination import Destination
-from .errors import UnreachableError
+from .errors import RefusedError, UnreachableError
 from .remote_server import RemoteServer, connect
 
 T = TypeVar("T")
@@ -77,7 +77,14 @@ def _outcome(work: Callable[[RemoteServer], T], server: RemoteServer) -> Outcome
         return Outcome(server, time.perf_counter() - begin, error=error)
 
 
+def failure_verb(error: ModserveError) -> str:
+    """What the server does not do."""
+    return "refuses the call" if isinstance(error, RefusedError) else "does not respond"
+
+
 def failure_text(error: ModserveError, url: str) -> str:
     """In a row that names the server already."""
-    text = error.message
-    return text.removeprefix(f"cannot reach a server at {url}: ") if isinstance(error, UnreachableError) else text
+    if isinstance(error, UnreachableError):
+        return error.message.removeprefix(f"cannot reach a server at {url}: ")
+    advice = error.advice if isinstance(error, RefusedError) else ""
+    return f"{error.message}\n{advice}" if advice else error.message

@@ -76,7 +76,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """`unknown` are the calls that the server refused, with its texts."""
+    """`unknown` are the texts with which the server refused calls. Without index or usage, there are no numbers."""
 
     name: str
     version: str
@@ -84,16 +84,20 @@ class ServerStatus:
     versions: Sequence[IndexRow]
     usage: Mapping[tuple[str, str], VersionUsage] = field(default_factory=dict)
     unknown: Sequence[str] = ()
+    has_index: bool = True
+    has_usage: bool = True
 
 
 def server_status(server: RemoteServer) -> ServerStatus:
     """All of it. Raises UnreachableError; what is restricted is left out."""
     unknown: list[str] = []
     row = _or_refused(lambda: server.call(SERVER), {}, unknown)
-    versions = _or_refused(lambda: index(server), [], unknown)
-    used = _or_refused(lambda: usage(server), {}, unknown)
+    versions = _or_refused(lambda: index(server), None, unknown)
+    used = _or_refused(lambda: usage(server), None, unknown)
     name, version = row.get("name", "a server"), row.get("version", "")
-    return ServerStatus(str(name), str(version), health(server), versions, used, tuple(unknown))
+    texts = tuple(dict.fromkeys(unknown))
+    known = versions is not None, used is not None
+    return ServerStatus(str(name), str(version), health(server), versions or [], used or {}, texts, *known)
 
 
 def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:

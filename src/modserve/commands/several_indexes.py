@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .server_set import Outcome, failure_text
+from .server_set import Outcome, failure_text, failure_verb
 from .server_status import IndexRow, VersionUsage
 from .terminal import count, duration, indented, plural, table
 
@@ -92,7 +92,7 @@ def lines(
                 yield from indented("\n".join(f"{url}: {state}" for url, state in each.states.items()))
     for server in servers:
         if server.error is not None:
-            yield f"\n{server.url} does not respond:"
+            yield f"\n{server.url} {failure_verb(server.error)}:"
             yield from indented(failure_text(server.error, server.url))
     different = len({each.model for each in merged if not each.same})
     reached = sum(server.error is None for server in servers)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import status_report
-from .server_set import Outcome, failure_text
+from .server_set import Outcome, failure_text, failure_verb
 from .server_status import ServerStatus, VersionUsage
-from .status_report import troubled
+from .status_report import hint, troubled
 from .terminal import count, duration, indented, plural, table
 
 _HEAD = ("server", "state", "versions", "requests", "failed", "mean")
@@ -28,13 +28,13 @@ def lines(servers: Sequence[Outcome[ServerStatus]], *, colours: bool = False) ->
     yield from table(_HEAD, rows, "   rrr", colours=colours)
     for each in servers:
         if each.error is not None:
-            yield f"\n{each.url} does not respond:"
+            yield f"\n{each.url} {failure_verb(each.error)}:"
             yield from indented(failure_text(each.error, each.url))
             continue
         for row in each.value.health.reasons or troubled(each.value):
             yield f"\n{each.url}: {row.model} {row.version or '-'} is {row.state or 'not loaded'}"
             yield from indented(row.reason)
-        yield from (f"\n{each.url}: not shown: {text}" for text in each.value.unknown)
+        yield from (f"\n{each.url}: not shown: {text}{hint(text)}" for text in each.value.unknown)
 
 
 def _row(each: Outcome[ServerStatus]) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def _row(each: Outcome[ServerStatus]) -> tuple[str, ...]:
     used = list(each.value.usage.values())
     figures = _figures(_total(used)) if used else ("-",) * 3
     word = "ready" if ready else each.value.health.phase or "not ready"
-    return (each.url, word, _states(states), *figures)
+    return (each.url, word, _states(states) if each.value.has_index else "-", *figures)
 
 
 def _states(states: Counter[str]) -> str:

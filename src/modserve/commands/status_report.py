@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from .remote_server import advice_on
 from .server_status import IndexRow, ServerStatus
 from .terminal import COLOURS, PLAIN, count, duration, indented, pairs
 
@@ -22,18 +23,18 @@ def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[
         yield f"{row.model} {row.version or '-'} is {row.state or 'not loaded'}"
         yield from indented(row.reason)
     for text in status.unknown:
-        yield f"\nnot shown: {text}"
+        yield f"\nnot shown: {text}{hint(text)}"
 
 
 def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
     states = Counter(row.state or "not loaded" for row in status.versions)
     models = len({row.model for row in status.versions})
     listed = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    yield "models", f"{models}, versions: {listed or 'none'}"
+    yield "models", f"{models}, versions: {listed or 'none'}" if status.has_index else "-"
     used = status.usage.values()
     requests, failures = sum(each.requests for each in used), sum(each.failures for each in used)
     executions = sum(each.executions for each in used)
-    yield "requests", f"{count(requests)} succeeded, {count(failures)} failed"
+    yield "requests", f"{count(requests)} succeeded, {count(failures)} failed" if status.has_usage else "-"
     if executions:
         yield "batches", f"{count(executions)}, of {sum(each.inferences for each in used) / executions:.1f} on average"
     if requests:
@@ -44,6 +45,12 @@ def _rows(status: ServerStatus) -> Iterator[tuple[str, str]]:
 def _times(status: ServerStatus) -> tuple[list[float], list[float]]:
     used = status.usage.values()
     return [each.seconds for each in used], [each.queue_seconds for each in used]
+
+
+def hint(text: str) -> str:
+    """What helps against a refusal, after its text; empty if nothing is known."""
+    advice = advice_on(text)
+    return f" ({advice})" if advice else ""
 
 
 def troubled(status: ServerStatus) -> list[IndexRow]:

@@ -30,15 +30,18 @@ class SnapshotSource:
         self._path = place.prefix or "/metrics"
         self._metrics: RemoteServer | None = connect(replace(own, address=replace(place, prefix="")))
         self._explicit = bool(metrics_url)
+        self._reads_own = not (self._explicit or own.address.over_grpc)
+        """Whether the server itself may have the page, as admin ports do."""
         self.remark = ""
         """What is missing, and the option that helps."""
 
     def read(self) -> TopSnapshot:
         """Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
+            own = self._own_page()
             try:
-                page = self._metrics.page(self._path)
-                if "nv_inference_" in page or "modserve_" in page:
+                page = own or self._metrics.page(self._path)
+                if _has_metrics(page):
                     return from_metrics(page, self._clock())
                 why = f"{self._metrics.url}{self._path} has no server metrics"
             except (UnreachableError, RefusedError) as error:
@@ -56,10 +59,24 @@ class SnapshotSource:
                     snapshot.models[row.key].state = row.state
         return snapshot
 
+    def _own_page(self) -> str:
+        """The page of the address itself; empty if it has none. Raises UnreachableError."""
+        if self._reads_own:
+            with contextlib.suppress(RefusedError):
+                page = self._server.page("/metrics")
+                if _has_metrics(page):
+                    return page
+            self._reads_own = False
+        return ""
+
     def close(self) -> None:
         self._server.close()
         if self._metrics is not None:
             self._metrics.close()
+
+
+def _has_metrics(page: str) -> bool:
+    return "nv_inference_" in page or "modserve_" in page
 
 
 class Snapshots:
@@ -88,7 +105,8 @@ def add_metrics_url(made: Parser) -> None:
     option(
         made,
         "--metrics-url URL",
-        f"Address of the metrics page. [default: port {METRICS_PORT} of --url's host] [env: {METRICS_VARIABLE}]",
+        f"Address of the metrics page. [default: --url's own, else port {METRICS_PORT} of its host] "
+        f"[env: {METRICS_VARIABLE}]",
     )
 
 

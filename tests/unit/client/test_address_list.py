@@ -44,6 +44,11 @@ def test_lists(text: str, expected: Sequence[str]) -> None:
         ("dns:///", Code.INVALID_ARG, "is not the address of a server"),
         ("dns:///svc:port", Code.INVALID_ARG, "is not an address"),
         ("dns:///a..b", Code.INVALID_ARG, "is not an address"),
+        (
+            "grpc://unix:s",
+            Code.INVALID_ARG,
+            "'unix:s' is that of a Unix socket, which is for HTTP; grpc needs HOST:PORT",
+        ),
         ("a,ftp://b", Code.INVALID_ARG, "'ftp://b' is not the address of a server"),
         ("dns:///none", Code.UNAVAILABLE, "the name 'none' has no address"),
         ("a,dns:///down", Code.UNAVAILABLE, "the name 'down' has no address: Temporary failure in name resolution"),

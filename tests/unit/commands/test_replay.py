@@ -447,6 +447,8 @@ def test_the_report_as_json(report: ReplayReport) -> None:
 def test_only_some_differences_are_shown(report: ReplayReport) -> None:
     report.differences *= 30
     assert "… and 20 more: --show N shows N, --json all" in "\n".join(report.text(10))
+    report.differences = report.differences[:1] * 1000
+    assert "beyond 1,000 differences, requests are only counted" in report.text(10)
 
 
 def test_an_empty_report() -> None:

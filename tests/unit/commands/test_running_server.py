@@ -51,6 +51,17 @@ class Played(RemoteServer):
         return self._table[operation]
 
 
+class Silent(Played):
+    """Refuses all but health, as after a drain."""
+
+    def call(
+        self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
+    ) -> Any:
+        if operation is not HEALTH:
+            raise RefusedError("Server not ready")
+        return super().call(operation)
+
+
 def test_looking_at_a_server() -> None:
     table = {
         SERVER: {"name": "modserve", "version": "1.0"},
@@ -69,6 +80,25 @@ def test_looking_at_a_server() -> None:
         {},
         ("ServerMetadata is restricted", "ModelStatistics is restricted"),
     )
+
+
+def test_what_the_server_does_not_tell_is_no_number() -> None:
+    """As at a client's port beside an admin port, and after a drain."""
+    seen = server_status.server_status(Played({HEALTH: {"ready": True}}))
+    assert "\n".join(status_report.lines(seen, "u")) == (
+        "u: a server, ready\n"
+        "\n"
+        "models    -\n"
+        "requests  -\n"
+        "\n"
+        "not shown: ServerMetadata is restricted\n"
+        "\n"
+        "not shown: RepositoryIndex is restricted\n"
+        "\n"
+        "not shown: ModelStatistics is restricted"
+    )
+    again = server_status.server_status(Silent({HEALTH: {"ready": True}}))
+    assert again.unknown == ("Server not ready",)
 
 
 def test_the_engine_of_a_version() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modserve import Settings
-from modserve.commands import security_checks, security_probe, table
+from modserve.commands import grpc_probe, security_checks, security_probe, table
 from modserve.commands.destination import address
 from modserve.commands.doctor_checks import Check
 from modserve.commands.errors import UnreachableError
@@ -234,3 +234,13 @@ def test_no_server_at_the_address() -> None:
         place = address(f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(UnreachableError, match=r"cannot reach http://127\.0\.0\.1:"):
             list(security_probe.all_checks(place))
+
+
+def test_what_only_an_admin_port_has_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(channel: object, rpc: str, request: object) -> tuple[str, str]:
+        return ("OK", "") if rpc == "ServerLive" else ("UNIMPLEMENTED", "Method not found!")
+
+    monkeypatch.setattr(grpc_probe, "_call", call)
+    rows = {row.name: row for row in grpc_probe.all_checks(address("grpc://127.0.0.1:1"))}
+    assert rows["model control"][:3] == ("ok", "model control", "not served: Method not found!")
+    assert {row.level for row in rows.values()} == {"ok"}

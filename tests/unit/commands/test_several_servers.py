@@ -113,6 +113,16 @@ def test_indexes_that_differ() -> None:
     assert len(merged(servers, ["a"])) == 1
 
 
+def test_servers_whose_calls_are_at_an_admin_port() -> None:
+    server = ScriptedServer("http://s0", {})
+    refused: list[Outcome[ServerIndex]] = [Outcome(server, 0.0, error=RefusedError("Not Found", "name the other port"))]
+    assert list(several_indexes.lines(refused, []))[:3] == [
+        "\nhttp://s0 refuses the call:",
+        "    Not Found",
+        "    name the other port",
+    ]
+
+
 def test_another_repository() -> None:
     servers = outcomes(rows(("a", "1", "READY")), rows(("b", "", "")))
     assert [dict(each.states) for each in merged(servers)] == [

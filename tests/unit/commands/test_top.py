@@ -141,6 +141,11 @@ def test_the_metrics_page_is_read() -> None:
     assert (made.read().at, made.remark) == (7.0, "")
 
 
+def test_an_admin_port_has_its_own_page() -> None:
+    made = source(UnreachableError("refused"), page(1, 1, 1, 1, 1))
+    assert (made.read().at, made.remark) == (7.0, "")
+
+
 @pytest.mark.parametrize("metrics", [UnreachableError("refused"), RefusedError("404"), "another page"])
 def test_statistics_stand_in_for_metrics(metrics: "str | Exception") -> None:
     made = source(metrics)

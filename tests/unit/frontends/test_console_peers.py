@@ -95,6 +95,7 @@ async def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         (timed_out(2.0), "no response within 2 s"),
         (unreachable("http://q:1", OSError(111, "Connection refused")), "Connection refused"),
         (ClientError(403, "this call needs a key"), "this call needs a key"),  # type: ignore[arg-type]
+        (ClientError(404, "Not Found"), "Not Found: --peers has to name its admin port"),  # type: ignore[arg-type]
         (KeyError("name"), "does not speak the protocol"),
     ],
 )

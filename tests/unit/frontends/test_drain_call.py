@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from puppet_server import PuppetLoader, server_over
 from test_rest import client_of
 
+from modserve.core.runtime import unix_socket
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.local_clients import is_local
 from modserve.frontends.http.rest.app import create_app
@@ -61,6 +62,13 @@ async def test_a_client_here_needs_no_framework(tmp_path: Path) -> None:
     assert app._app is None
 
 
+async def test_beside_an_admin_port_there_is_no_such_call(tmp_path: Path) -> None:
+    """Not even as the first one, before the framework is there."""
+    server = await loaded(tmp_path)
+    app = Application(server, HttpSettings(), without_admin=True)
+    assert ((await post(app, "127.0.0.1")).status_code, server.ready) == (404, True)
+
+
 @pytest.mark.parametrize(
     ("address", "headers"),
     [("10.0.0.7", {}), ("127.0.0.1", {"X-Forwarded-For": "10.0.0.7"}), ("127.0.0.1", {"Via": "1.1 proxy"})],
@@ -96,6 +104,7 @@ async def test_whoever_the_authority_lets_pass_may(tmp_path: Path) -> None:
     ("address", "local"),
     [
         (None, True),
+        (unix_socket.PEER, True),
         ("127.0.0.1", True),
         ("127.8.9.1", True),
         ("::1", True),

@@ -151,6 +151,8 @@ class ReplayReport:
         yield from table(("request", "first difference", "recorded", "now", "elements", "largest error"), rows)
         if len(self.differences) > shown:
             yield f"… and {count(len(self.differences) - shown)} more: --show N shows N, --json all"
+        if len(self.differences) == _KEPT:
+            yield f"beyond {count(_KEPT)} differences, requests are only counted"
 
     def _latencies(self) -> Iterator[str]:
         rows = []

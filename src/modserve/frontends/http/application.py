@@ -77,7 +77,7 @@ class Application:
         more = logged or self._options.restrictions or self._authority is not None
         if more:
             return None
-        if scope["path"] == DRAIN and scope["method"] == "POST" and self._audit is None:
+        if scope["path"] == DRAIN and scope["method"] == "POST" and self._audit is None and not self._without_admin:
             client, names = scope["client"], [name.decode("latin-1") for name, _ in scope["headers"]]
             return probes.drain if is_local(client and client[0], names) else None
         return _PROBES.get(scope["path"]) if scope["method"] == "GET" else None

@@ -4,15 +4,17 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
+from modserve.core.runtime import unix_socket
+
 _FORWARDED: Final = ("forwarded", "via", "x-forwarded-", "x-real-ip", "x-envoy-")
 """Beginnings of the headers by which proxies say that a request comes from elsewhere."""
 
 
 def is_local(address: str | None, headers: Iterable[str]) -> bool:
-    """Whether a client is on this machine, and no proxy for one that is not. None: it came by a Unix-domain socket."""
+    """Whether a client is on this machine, and no proxy for one that is not. Clients of Unix sockets have none."""
     if any(name.lower().startswith(_FORWARDED) for name in headers):
         return False
-    if address is None:
+    if address is None or address == unix_socket.PEER:
         return True
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

@@ -20,6 +20,8 @@ _MOST_SERVERS, _MOST_KEYS, _MOST_DIFFERENCES = 64, 32, 5
 
 Row = Sequence[str]
 """The address, the state, what differs from this server, READY versions, requests a second, and failed requests."""
+_ABSENT = "Not Found"
+_ADMIN_ADVICE = "--peers has to name its admin port"
 
 
 class PeerReader:
@@ -65,7 +67,8 @@ class PeerReader:
         except TimeoutError:  # before ClientError: one of its kinds is a TimeoutError as well
             return _row(str(place), f"no response within {_SECONDS:g} s")
         except ClientError as error:
-            return _row(str(place), error.message.removeprefix(f"cannot reach a server at {place}: "))
+            text = error.message.removeprefix(f"cannot reach a server at {place}: ")
+            return _row(str(place), f"{text}: {_ADMIN_ADVICE}" if text == _ABSENT else text)
         except (AttributeError, KeyError, TypeError, ValueError):
             return _row(str(place), "does not speak the protocol")
         finally:
