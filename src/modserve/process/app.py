@@ -133,7 +133,7 @@ class InferenceServer(LocalServer):
         )
         self.later_loads = LaterLoads(logs)
         requests = settings.access
-        self._recorder = make_recorder(settings, None if member is None else member.identity)
+        self._recorder = make_recorder(settings, (0, 1) if member is None else member.place)
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count, self.later_loads),
             repositories(settings),

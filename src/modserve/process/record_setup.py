@@ -10,18 +10,17 @@ from modserve.settings import Settings
 
 if TYPE_CHECKING:
     from modserve.recording.recorder import Recorder
-    from modserve.workers.identity import WorkerIdentity
 
 
-def make_recorder(settings: Settings, identity: "WorkerIdentity | None") -> "Recorder | None":
-    """Records requests as the settings say, in a process that is one of several workers or not; None for none."""
+def make_recorder(settings: Settings, place: tuple[int, int]) -> "Recorder | None":
+    """Records requests as the settings say, in a process that is which of how many at this `place`; None for none."""
     record = settings.record
     if not record.folder:
         return None
     from modserve.recording.record_folder import RecordFolder
     from modserve.recording.recorder import Recorder
 
-    worker, workers = (0, 1) if identity is None else (identity.index, identity.count)
+    worker, workers = place
     server = f"{settings.id}, modserve {__version__}"
     folder = RecordFolder(Path(record.folder), record.size // workers, secrets.token_hex(8), server, worker, workers)
     patterns = (settings.http.header_pattern, settings.grpc.header_pattern)

@@ -45,6 +45,7 @@ class ReplicaMember:
     def __init__(self, peers: ReplicaSet, routes: SequenceRoutes | None) -> None:
         """`routes`: None where Ray cannot tell whose a sequence is."""
         self.count = 1  # each replica has a process, and its resources, of its own
+        self.place = 0, 1
         self._peers = peers
         self._routes = routes
         self._telling: set[asyncio.Task[Any]] = set()

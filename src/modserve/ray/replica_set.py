@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from modserve.core.errors import ModserveError, unavailable
+from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.lifecycle import IndexEntry
+from modserve.server import DrainReport
 from modserve.workers import values
 from modserve.workers.control import WorkerControl
 from modserve.workers.journal import ServerChange
@@ -61,6 +62,10 @@ class ReplicaSet:
 
     async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
         return await self.ask(method, *arguments)
+
+    def drain(self) -> Awaitable[list[DrainReport]]:
+        """Raises UNSUPPORTED: which replicas there are is Ray's business."""
+        raise ModserveError(Code.UNSUPPORTED, "replicas are drained and ended by Ray: deploy fewer of them")
 
     async def unready(self) -> list[IndexEntry]:
         """What of the others keeps the server from being ready: Ray sends them no calls before they have loaded."""

@@ -17,6 +17,11 @@ class ServerMember(Protocol):
         """Those that share the machine's resources."""
         ...
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which of how many it is, of those that share files."""
+        ...
+
     def with_owners(self, servable: Servable) -> Servable:
         """The model, or one before it that sends requests of sequences to the servers that have these."""
         ...

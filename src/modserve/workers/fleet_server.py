@@ -1,7 +1,7 @@
 """Several workers as one server: the interface to front ends, in whichever worker a call arrives."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from modserve.core.configuration.trace_settings import TraceChange
@@ -35,6 +35,9 @@ class Others(Protocol):
     async def ask(self, method: str, *arguments: object) -> dict[int, Any]: ...
     async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]: ...
     async def unready(self) -> list[IndexEntry]: ...
+    def drain(self) -> Awaitable[list[DrainReport]]:
+        """Raises at once where the processes are not the server's to drain."""
+        ...
 
 
 class ChangeMaker(Protocol):
@@ -176,8 +179,8 @@ class FleetServer:
 
     async def drain(self) -> DrainReport:
         """All workers at once: none of them takes what another refuses. Workers that start later are drained, too."""
-        self._identity.draining.touch()
-        own, others = await asyncio.gather(self._server.drain(), self._peers.drain())
+        drained = self._peers.drain()
+        own, others = await asyncio.gather(self._server.drain(), drained)
         return sums.drain([own, *others])
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:

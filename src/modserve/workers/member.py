@@ -58,6 +58,10 @@ class Member:
         return self.identity.count
 
     @property
+    def place(self) -> tuple[int, int]:
+        return self.identity.index, self.identity.count
+
+    @property
     def replaces(self) -> bool:
         """Whether it takes the place of a worker that has ended, while others serve."""
         return self.identity.starts > 0

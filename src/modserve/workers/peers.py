@@ -83,7 +83,8 @@ class Peers:
         return reasons
 
     async def drain(self) -> list[DrainReport]:
-        """Drain all others that are there, however long that takes."""
+        """Drain all others that are there, however long that takes, and those that start later."""
+        self._identity.draining.touch()
         answers = (await self._gather(self._identity.others, None, "drain")).values()
         return [DrainReport(*answer) for answer in answers if not isinstance(answer, ModserveError)]
 
