@@ -1,7 +1,7 @@
 """How many servers a load needs, by simulation: modserve's own scheduling rules, and the rules of a load balancer.
 
-    python benchmarks/fleet.py plan --rate 2000 --p99-ms 80 --service 18,0.4 --instances 2 --max-batch 8
-    python benchmarks/fleet.py plan --rate 2000 --p99-ms 80 --measured http://localhost:8000 --model detector
+    python benchmarks/fleet.py plan --rate 2000 --goal-ms 80 --service 18,0.4 --instances 2 --max-batch 8
+    python benchmarks/fleet.py plan --rate 2000 --goal-ms 80 --measured http://localhost:8000 --model detector
     python benchmarks/fleet.py check --write      # against three real servers behind Envoy: docs/scale.md, two minutes
     python benchmarks/fleet.py scale --write      # from 1 to 1,000 servers: docs/scale.md, some minutes
 
@@ -341,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     of_plan = commands.add_parser("plan", help="how many servers a load needs")
     of_plan.add_argument("--rate", type=float, required=True, help="requests a second")
-    of_plan.add_argument("--p99-ms", type=float, required=True, help="of the latency, at most")
+    of_plan.add_argument("--goal-ms", type=float, required=True, help="of the latency, at most")
     of_plan.add_argument("--service", help="milliseconds of an execution, and of each request in it: 18,0.4")
     of_plan.add_argument("--measured", metavar="URL", help="a server that says what executions take")
     of_plan.add_argument("--model", help="of the server at --measured")
@@ -389,7 +389,7 @@ def _planned(parser: argparse.ArgumentParser, options: argparse.Namespace) -> st
             options.overhead_ms,
             options.balancer,
         )
-        servers, outcome = needed(plan, options.p99_ms)
+        servers, outcome = needed(plan, options.goal_ms)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     load = options.rate / replace(plan, servers=servers).capacity

@@ -206,7 +206,7 @@ class PageRunner:
         return "\n".join(lines)
 
 
-_CLIENTS = ("status", "models", "chat", "infer", "load", "unload", "top", "bench", "tune")
+_CLIENTS = ("status", "models", "chat", "infer", "load", "unload", "top", "bench", "tune", "replay")
 
 
 def _exit_code(command: Callable[[], int]) -> int:

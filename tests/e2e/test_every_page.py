@@ -27,6 +27,9 @@ pytestmark = pytest.mark.slow
 NOT_HERE: Mapping[str, str] = {
     "MODELS=/path/to/models EXTRAS=all docker ": "tests of the image are scripts/image's",
     "docker ": "tests of the image are scripts/image's",
+    "helm ": "there is no cluster; tests/deploy/test_helm.py renders the chart",
+    "modserve bench detector ": "an example of a model; tests/unit/benchmarks/test_fleet_simulation.py plans",
+    "modserve serve --model-repository models \\\n  --record ": "writes below /var; the page records elsewhere before",
     "modserve ray deploy ": "needs a cluster of Ray; tests/ray has one",
     "kubectl ": "there is no cluster; tests/deploy has the manifests",
     "pip install ": "the environment of the tests has it",
@@ -59,13 +62,16 @@ COMPARED: Mapping[str, Callable[[str], str]] = {
     "modserve status": without_figures,
     "modserve models": without_figures,
     "modserve top": rows,
+    "modserve replay": without_figures,
     "modserve doctor --security": exact,
     "modserve doctor": checks,
 }
 """Beginnings of commands that print figures of a server that has been used, or of a machine."""
 
 OTHER_TESTS: Mapping[str, str] = {
-    "docs/check.md": "commands in folders with mistakes, which tests/unit/commands/test_check.py makes"
+    "docs/check.md": "commands in folders with mistakes, which tests/unit/commands/test_check.py makes",
+    "docs/operations.md": "a drain, after which the server serves nobody; tests/e2e/test_lame_duck.py drains",
+    "docs/servers.md": "three servers at addresses of their own; tests/e2e/test_commands_on_three_servers.py has them",
 }
 """Pages with commands in blocks that this test does not run."""
 
