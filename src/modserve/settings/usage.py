@@ -71,7 +71,6 @@ examples:
   modserve serve my_module:my_model
   modserve check models --load
   modserve --config modserve.yaml
-  modserve completion bash > ~/.local/share/bash-completion/completions/modserve"""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
