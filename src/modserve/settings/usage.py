@@ -70,7 +70,7 @@ examples:
   modserve serve resnet50.onnx
   modserve serve my_module:my_model
   modserve check models --load
-  modserve --config modserve.yaml
+  modserve --config modserve.yaml"""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
