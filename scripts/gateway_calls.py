@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
 
+PATHS = {path: need for path, need in PATH_NEEDS.items() if not path.startswith("/models")}
+"""Those that may be behind a gateway: SageMaker's are not, since SageMaker stands before its containers."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gateways.md"
 _BEGIN, _END = (
     "<!-- The table of calls: python scripts/gateway_calls.py --write -->",
@@ -93,7 +95,7 @@ ROWS = (
         "loads, unloads, drains, shared memory",
         0,
         "never: they change one server, so the gateway refuses them",
-        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain|/models(/\{model\})?"
+        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
         rpcs=r"RepositoryModel(Load|Unload)|\w+SharedMemory(Register|Unregister)",
     ),
@@ -101,7 +103,7 @@ ROWS = (
 
 
 def rows_of_path(method: str, template: str) -> list[Row]:
-    """One, for a path template of `PATH_NEEDS`."""
+    """One, for a path template of `PATHS`."""
     short = _VERSIONED.sub("", template)
     return [row for row in ROWS if method in row.methods and re.fullmatch(row.paths, short)]
 
@@ -126,7 +128,7 @@ def table() -> str:
 
 
 def _short_paths(method: str, row: Row) -> Iterator[str]:
-    for template in PATH_NEEDS:
+    for template in PATHS:
         if row in rows_of_path(method, template) and not _VERSIONED.search(template):
             yield _SHORTER.sub("", template).replace("cudashared", "*shared").replace("systemshared", "*shared")
 

@@ -19,7 +19,7 @@ from wire import SECONDS
 import gateway_stage
 import gateways
 from gateway_stage import NAMES, Gateway
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
+from modserve.access.calls import RPC_NEEDS
 
 PATIENT = {
     "envoy": {"consecutive_local_origin_failure: 2": "consecutive_local_origin_failure: 1000"},
@@ -84,7 +84,7 @@ def rpc(channel: grpc.Channel, name: str, metadata: tuple[tuple[str, str], ...] 
 
 def test_http(gateway: Gateway, servers: VanishingServers) -> None:
     for method in ("GET", "POST"):
-        for template in sorted(PATH_NEEDS):
+        for template in sorted(gateway_calls.PATHS):
             (row,) = gateway_calls.rows_of_path(method, template)
             path = re.sub(r"\{(\w+)\}", lambda match: VALUES[match[1]], template)
             status, body = send(gateway, method, path, {})

@@ -3,10 +3,10 @@
 import gateway_calls
 import pytest
 
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
+from modserve.access.calls import RPC_NEEDS
 
 
-@pytest.mark.parametrize("template", sorted(PATH_NEEDS))
+@pytest.mark.parametrize("template", sorted(gateway_calls.PATHS))
 def test_each_path_has_one_row_for_each_method(template: str) -> None:
     for method in ("GET", "POST"):
         assert len(gateway_calls.rows_of_path(method, template)) == 1, f"ROWS of scripts/gateway_calls.py, {method}"
@@ -21,7 +21,7 @@ def test_what_changes_a_server_is_never_sent_again() -> None:
     changing = {name for name, need in RPC_NEEDS.items() if need.kind in ("control", "admin")}
     reads = {"RepositoryIndex", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
     assert {name for name in RPC_NEEDS if gateway_calls.rows_of_rpc(name)[0].tries == 0} == changing - reads
-    for template, need in PATH_NEEDS.items():
+    for template, need in gateway_calls.PATHS.items():
         (row,) = gateway_calls.rows_of_path("POST", template)
         if need.of("POST").kind in ("control", "admin") and not template.endswith(("/status", "/failures")):
             assert row.tries == 0, template

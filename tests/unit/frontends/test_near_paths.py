@@ -46,3 +46,9 @@ async def test_the_response_names_it(app: FastAPI) -> None:
     assert near.status_code == far.status_code == 404
     assert near.json() == {"error": "Not Found; did you mean '/v2/models/a\"b/infer'?"}
     assert far.json() == {"error": "Not Found"}
+
+
+def test_names_are_the_clients(app: FastAPI) -> None:
+    """A model that is called almost as a word of a path."""
+    assert near_path("/v2/models/plain/versions/stable/stats", app.router.routes) == ""
+    assert near_path("/v2/models/drian/infr", app.router.routes) == "/v2/models/drian/infer"

@@ -18,8 +18,14 @@ def near_path(path: str, routes: Sequence[BaseRoute]) -> str:
         return ""
     patterns = [route.paths for route in routes if isinstance(route, DeferredRoutes)]
     words = _words(patterns)
-    variants = (each for each in _variants(path, words) if each != path)
-    return next((each for each in variants if any(one.fullmatch(each) for one in patterns)), "")
+    variants = ((each, place) for each, place in _variants(path, words) if each != path)
+    return next((each for each, place in variants if any(_has(one, each, place) for one in patterns)), "")
+
+
+def _has(pattern: re.Pattern[str], path: str, place: int) -> bool:
+    """Whether the routes have the path, and at this place, if it is above 0, no parameter: names are the client's."""
+    match = pattern.fullmatch(path)
+    return match is not None and not any(start <= place < end for start, end in match.regs[1:] if place > 0)
 
 
 def _words(patterns: Iterable[re.Pattern[str]]) -> list[str]:
@@ -28,12 +34,13 @@ def _words(patterns: Iterable[re.Pattern[str]]) -> list[str]:
     return sorted({word for words in segments for word in words if re.fullmatch(r"\w+", word)})
 
 
-def _variants(path: str, words: Sequence[str]) -> Iterator[str]:
-    """Other spellings, the most likely ones first."""
+def _variants(path: str, words: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Other spellings, the most likely ones first, with the place of the word that is another; 0 if none is."""
     stripped = f"/{path.strip('/')}"
     for whole in dict.fromkeys((stripped, f"/v2{stripped}")):
-        yield whole
+        yield whole, 0
         segments = whole.split("/")
         for index in range(len(segments) - 1, 0, -1):
             for word in difflib.get_close_matches(segments[index].lower(), words, 3, _LIKELY):
-                yield "/".join((*segments[:index], word, *segments[index + 1 :]))
+                before = "/".join(segments[:index]) + "/"
+                yield before + "/".join((word, *segments[index + 1 :])), len(before)
