@@ -198,10 +198,10 @@ def test_sequences_of_a_file(bench: Bench, server: ServerProcess, tmp_path: Path
     file = tmp_path / "steps.json"
     file.write_text(json.dumps({"data": [[{"INPUT": [1]}] * 2, [{"INPUT": [1]}] * 4]}))
     for protocol in ("http", "grpc"):
-        (row,) = without_errors(bench, protocol, "sum_direct", f"--input-data={file}", "--window-secs=0.5")
+        (row,) = without_errors(bench, protocol, "sum_direct", f"--input-data={file}", "--window-requests=100")
         assert 2.9 < row["requests_per_second"] / row["sequences_per_second"] < 3.1
     file.write_text(json.dumps({"data": [{"INPUT": [1]}, {"INPUT": [2]}]}))
-    (row,) = without_errors(bench, "http", "sum_direct", f"--input-data={file}")
+    (row,) = without_errors(bench, "http", "sum_direct", f"--input-data={file}", "--window-requests=100")
     assert 1.9 < row["requests_per_second"] / row["sequences_per_second"] < 2.1
 
 
