@@ -317,10 +317,10 @@ def scale() -> str:
     for servers in SIZES:
         cells = []
         for balancer in BALANCERS:
-            plan = replace(SCALED, servers=servers, balancer=balancer, requests=max(10_000, 50 * servers))
+            plan = replace(SCALED, servers=servers, balancer=balancer, requests=max(40_000, 60 * servers))
             best, outcome = 0.0, None
             low, high = 0.0, 1.0
-            for _ in range(5):
+            for _ in range(6):
                 middle = (low + high) / 2
                 tried = simulate(replace(plan, rate=middle * plan.capacity))
                 if tried.p99_ms <= GOAL_MS:
