@@ -11,11 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import gateway_stage
-from gateway_load import Load
+from gateway_load import Call, GrpcCaller, HttpCaller, Load
 from gateway_stage import ROOT, ModelServer
 
 PAGE = ROOT / "docs" / "gateways.md"
@@ -48,11 +49,28 @@ class Balance(NamedTuple):
     wrong: int
 
 
+def _send_until_each_answers(call: Call, servers: Sequence[ModelServer]) -> None:
+    """Envoy tells its worker up to a second later (update_merge_window) which servers have become healthy."""
+    before = [server.executions("paced") for server in servers]
+
+    def each_has_answered() -> bool:
+        call(1)
+        return all(server.executions("paced") > count for server, count in zip(servers, before, strict=True))
+
+    gateway_stage.until(each_has_answered, "each server answers through Envoy")
+
+
 def measure(
     servers: Sequence[ModelServer], directory: Path, policy: str, learn_s: float, measure_s: float, pause_s: float
 ) -> Balance:
     addresses = [(server.http_port, server.grpc_port) for server in servers]
     with gateway_stage.gateway("envoy", addresses, directory, edits(policy)) as gateway:
+        with (
+            closing(HttpCaller(gateway.http_port, "paced")) as rest,
+            closing(GrpcCaller(gateway.grpc_port, "paced")) as rpc,
+        ):
+            for call in (rest.json, rpc.unary):
+                _send_until_each_answers(call, servers)
         for seconds in (learn_s, measure_s):
             before = [server.executions("paced") for server in servers]
             load = Load(gateway.http_port, gateway.grpc_port, "paced", streams=False, pause_s=pause_s)

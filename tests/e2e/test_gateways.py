@@ -392,7 +392,7 @@ def test_envoy_weighs_servers_by_their_load_reports(tmp_path: Path) -> None:
         shares = {
             name: gateway_balancing.measure(three, tmp_path / name, policy, learn_s, 2.0, 0.02).share
             for name, policy, learn_s in (
-                ("turns", "lb_policy: ROUND_ROBIN", 0.1),
+                ("turns", "lb_policy: ROUND_ROBIN", 0.0),
                 ("reports", gateway_balancing.load_reports(), 3.0),
             )
         }
