@@ -80,6 +80,22 @@ def test_a_tenant_above_its_rate_hears_when_to_come_back_and_others_go_on(place:
         over_grpc.infer("simple", inputs(tritonclient.grpc), headers=headers(place, "alice"))
 
 
+def test_statistics_show_tenants_to_those_who_see_all_models(place: Place) -> None:
+    with client(place) as http:
+        before = tenants(http, place)
+        http.infer("simple", inputs(tritonclient.http), headers=headers(place, "bob"))
+        after = tenants(http, place)
+    assert after["bob"]["rows"] == before.get("bob", {"rows": 0})["rows"] + 1
+    with tritonclient.grpc.InferenceServerClient(f"{HOST}:{place.server.grpc_port}") as over_grpc:
+        document = over_grpc.get_inference_statistics(headers=headers(place, "alice"), as_json=True)
+    assert "simple" in {model["name"] for model in document["model_stats"]}
+
+
+def tenants(http: Any, place: Place) -> dict[str, Any]:
+    document = http.get_inference_statistics(headers=headers(place, "alice"))
+    return {row["name"]: row for row in document["tenant_stats"]}
+
+
 def test_a_region_of_shared_memory_is_its_tenants_own(place: Place) -> None:
     key = "/tenants_of_a_test"
     memory = shm.create_shared_memory_region("r", key, 64)

@@ -56,6 +56,11 @@ class Caller:
         identity = self.identity
         return identity is not None and identity.allows(self.kind, model)
 
+    def may_ask_about(self, tenant: str) -> bool:
+        """Whether the caller may know what a tenant does: that of its own, or with a right to all models, any."""
+        identity = self.identity
+        return identity is not None and (identity.tenant.name == tenant or identity.may_everywhere(self.kind))
+
     def check(self, model: str) -> None:
         """The call concerns the model. Raises NOT_FOUND or `PermissionDeniedError`."""
         identity = self.identity

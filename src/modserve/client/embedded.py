@@ -64,7 +64,7 @@ async def _server(server: LocalServer, control: ControlCall) -> Any:
 
 
 async def _statistics(server: LocalServer, control: ControlCall) -> Any:
-    return statistics.json(server.with_statistics(control.model, control.version))
+    return statistics.json(await server.statistics(control.model or "", control.version))
 
 
 async def _live(server: LocalServer, control: ControlCall) -> bool:

@@ -2023,9 +2023,57 @@ class ModelStatisticsResponse(Message):
     MODEL_STATS_FIELD_NUMBER: Final = 1
     @property
     def model_stats(self) -> RepeatedCompositeFieldContainer[ModelStatistics]: ...
-    def __init__(self, *, model_stats: Iterable[ModelStatistics] | None = ...) -> None: ...
+    TENANT_STATS_FIELD_NUMBER: Final = 1000
+    @property
+    def tenant_stats(self) -> RepeatedCompositeFieldContainer[TenantStatistics]: ...
+    def __init__(
+        self,
+        *,
+        model_stats: Iterable[ModelStatistics] | None = ...,
+        tenant_stats: Iterable[TenantStatistics] | None = ...,
+    ) -> None: ...
     def HasField(self, field_name: Never) -> bool: ...
-    def ClearField(self, field_name: Literal["model_stats"]) -> None: ...
+    def ClearField(self, field_name: Literal["model_stats", "tenant_stats"]) -> None: ...
+    def WhichOneof(self, oneof_group: Never) -> Never: ...
+
+class TenantStatistics(Message):
+    DESCRIPTOR: Descriptor
+    class RequestsEntry(Message):
+        DESCRIPTOR: Descriptor
+        KEY_FIELD_NUMBER: Final = 1
+        key: str
+        VALUE_FIELD_NUMBER: Final = 2
+        value: int
+        def __init__(self, *, key: str | None = ..., value: int | None = ...) -> None: ...
+        def HasField(self, field_name: Never) -> bool: ...
+        def ClearField(self, field_name: Literal["key", "value"]) -> None: ...
+        def WhichOneof(self, oneof_group: Never) -> Never: ...
+
+    NAME_FIELD_NUMBER: Final = 1
+    name: str
+    REQUESTS_FIELD_NUMBER: Final = 2
+    @property
+    def requests(self) -> ScalarMap[str, int]: ...
+    ROWS_FIELD_NUMBER: Final = 3
+    rows: int
+    TOKENS_FIELD_NUMBER: Final = 4
+    tokens: int
+    IN_FLIGHT_FIELD_NUMBER: Final = 5
+    in_flight: int
+    WAITING_FIELD_NUMBER: Final = 6
+    waiting: int
+    def __init__(
+        self,
+        *,
+        name: str | None = ...,
+        requests: Mapping[str, int] | None = ...,
+        rows: int | None = ...,
+        tokens: int | None = ...,
+        in_flight: int | None = ...,
+        waiting: int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: Never) -> bool: ...
+    def ClearField(self, field_name: Literal["name", "requests", "rows", "tokens", "in_flight", "waiting"]) -> None: ...
     def WhichOneof(self, oneof_group: Never) -> Never: ...
 
 class ModelRepositoryParameter(Message):

@@ -17,7 +17,7 @@ from modserve.core.loading import Repository
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import ParameterValue
 from modserve.core.requests.response import InferenceResponse
-from modserve.core.servable import Handle, ReadinessChecker, Servable
+from modserve.core.servable import Handle, ReadinessChecker, Servable, base
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.shared_memory import CudaRegion
 from modserve.core.tensors.tensor import Array, Tensor
@@ -265,19 +265,16 @@ class LocalServer:
             counts[servable.id.name] += getattr(servable, "outstanding", 0)  # as a `RequestHolder` has it
         return +counts
 
-    def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
-        """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""
+    async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
+        tenants = [] if name else self.quotas.reports(map(base, self.ready_models()))
         try:
-            return self.models(name or None, version)
+            return statistics.message(self.models(name or None, version), tenants)
         except ModserveError as error:
             if error.code is Code.UNAVAILABLE and self.phase is Phase.STOPPING:
                 raise
             if self._table.ready_versions(name):
                 raise invalid(f"requested model version is not available for model '{name}'") from None
             raise invalid(f"requested model '{name}' is not available") from None
-
-    async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
-        return statistics.message(self.with_statistics(name, version))
 
     async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
         return self.shared_memory.status(kind, name, tenant)

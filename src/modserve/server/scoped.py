@@ -170,7 +170,10 @@ class ScopedServer:
             caller.check(name)
             return await self._server.statistics(name, version)
         figures = await self._server.statistics("", version)
-        return pb.ModelStatisticsResponse(model_stats=[each for each in figures.model_stats if caller.may(each.name)])
+        return pb.ModelStatisticsResponse(
+            model_stats=[each for each in figures.model_stats if caller.may(each.name)],
+            tenant_stats=[each for each in figures.tenant_stats if caller.may_ask_about(each.name)],
+        )
 
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
         caller = current()

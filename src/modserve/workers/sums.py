@@ -12,9 +12,12 @@ from modserve.server import DrainReport
 
 
 def statistics(answers: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
-    """Counts and durations of each model version are added up; its last inference is the latest."""
+    """Counts and durations of each model version are added up, and of each tenant; the last inference is the latest."""
     models: dict[tuple[str, str], pb.ModelStatistics] = {}
+    tenants: dict[str, pb.TenantStatistics] = {}
     for answer in answers:
+        for tenant in answer.tenant_stats:
+            _add_tenant(tenants.setdefault(tenant.name, pb.TenantStatistics(name=tenant.name)), tenant)
         for one in answer.model_stats:
             total = models.get((one.name, one.version))
             if total is None:
@@ -22,7 +25,18 @@ def statistics(answers: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatist
                 total.CopyFrom(one)
             else:
                 _add_model(total, one)
-    return pb.ModelStatisticsResponse(model_stats=list(models.values()))
+    return pb.ModelStatisticsResponse(
+        model_stats=list(models.values()), tenant_stats=[tenants[name] for name in sorted(tenants)]
+    )
+
+
+def _add_tenant(total: pb.TenantStatistics, one: pb.TenantStatistics) -> None:
+    for result, count in one.requests.items():
+        total.requests[result] += count
+    total.rows += one.rows
+    total.tokens += one.tokens
+    total.in_flight += one.in_flight
+    total.waiting += one.waiting
 
 
 def _add_model(total: pb.ModelStatistics, one: pb.ModelStatistics) -> None:

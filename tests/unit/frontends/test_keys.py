@@ -214,6 +214,19 @@ async def test_lists_have_only_the_models_that_a_caller_sees(place: Place) -> No
     assert await names("reader") == [["echo", "simple"]] * 4
 
 
+async def test_statistics_of_tenants_are_their_own(place: Place) -> None:
+    """The tenants are the server's: a statistics call about one model says nothing of them."""
+    for key in ("user", "runner"):
+        assert (await place.ask(infer(JSON_BODY, Authorization=f"Bearer {key}"))).status == 200
+    for key, names in (("user", ["users"]), ("reader", ["runners", "users"]), ("owner", [])):
+        _, document = await place.get("/v2/models/stats", key)
+        assert [row["name"] for row in document.get("tenant_stats", [])] == names
+        call = await place.call("ModelStatistics", key)
+        message = pb.ModelStatisticsResponse.FromString(call.written[-1])
+        assert [row.name for row in message.tenant_stats] == names
+    assert "tenant_stats" not in (await place.get("/v2/models/simple/stats", "user"))[1]
+
+
 async def test_health_is_open_and_names_no_model(place: Place) -> None:
     assert await place.get("/v2/health/live") == (200, {"live": True})
     assert await place.get("/v2/health/ready") == (200, {"ready": True})

@@ -7,6 +7,7 @@ from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
 from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tenants import TenantReport
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.pb import inference as pb
@@ -85,7 +86,7 @@ DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "comp
 
 
 def test_statistics_before_any_request_have_every_key() -> None:
-    assert statistics.json([loaded(config("simple"), 3)]) == {
+    assert statistics.json(statistics.message([loaded(config("simple"), 3)])) == {
         "model_stats": [
             {
                 "name": "simple",
@@ -102,6 +103,17 @@ def test_statistics_before_any_request_have_every_key() -> None:
     }
 
 
+def test_statistics_of_tenants() -> None:
+    results = {"accepted": 5, "refused_rate": 2, "refused_concurrency": 0, "refused_model": 1}
+    report = TenantReport("search", results, rows=9, tokens=40, in_flight=2, waiting=1)
+    assert statistics.json(statistics.message([], [report])) == {
+        "model_stats": [],
+        "tenant_stats": [
+            {"name": "search", "requests": results, "rows": 9, "tokens": 40, "in_flight": 2, "waiting": 1}
+        ],
+    }
+
+
 def test_statistics_after_two_requests_in_one_batch() -> None:
     model = loaded(config())
     timing = ExecutionTiming(3, "full")
@@ -112,7 +124,7 @@ def test_statistics_after_two_requests_in_one_batch() -> None:
         member.request_start_ns, member.queue_start_ns = 10, 60
     model.statistics.record_execution(timing, members, 1_700_000_000_000)
     model.statistics.record_successes(members, timing, 150)
-    assert statistics.json([model])["model_stats"] == [
+    assert statistics.json(statistics.message([model]))["model_stats"] == [
         {
             "name": "model",
             "version": "1",

@@ -52,6 +52,21 @@ def test_responses_are_added_up_by_their_number() -> None:
     assert total.response_stats["1"].fail == duration(3, 7)
 
 
+def test_tenants_are_added_up_by_name() -> None:
+    def tenant(name: str, accepted: int, refused: int, rest: int) -> pb.TenantStatistics:
+        requests = {"accepted": accepted, "refused_rate": refused}
+        return pb.TenantStatistics(
+            name=name, requests=requests, rows=rest, tokens=rest + 1, in_flight=rest + 2, waiting=rest + 3
+        )
+
+    first = pb.ModelStatisticsResponse(tenant_stats=[tenant("b", 1, 2, 3)])
+    second = pb.ModelStatisticsResponse(tenant_stats=[tenant("a", 9, 0, 0), tenant("b", 10, 20, 30)])
+    expected = tenant("b", 11, 22, 33)
+    expected.tokens, expected.in_flight, expected.waiting = 35, 37, 39
+    assert list(sums.statistics([first, second]).tenant_stats) == [tenant("a", 9, 0, 0), expected]
+    assert first.tenant_stats[0].rows == 3, "what came in was changed"
+
+
 def entry(name: str, version: int | None, state: LifecycleState = LifecycleState.READY, reason: str = "") -> IndexEntry:
     return IndexEntry(name, version, state, reason)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from modserve.core.servable import Servable, resident_bytes
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, TunerStatistics
 from modserve.core.statistics.model_statistics import Duration
+from modserve.core.tenants import TenantReport
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject
@@ -14,13 +15,19 @@ _DURATIONS = ("success", "fail", "queue", *_BATCH_DURATIONS, "cache_hit", "cache
 _RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 
 
-def message(servables: Iterable[Servable]) -> pb.ModelStatisticsResponse:
-    """The cumulative statistics of model versions since they were loaded."""
-    return pb.ModelStatisticsResponse(model_stats=[_model(servable) for servable in servables])
+def message(servables: Iterable[Servable], tenants: Iterable[TenantReport] = ()) -> pb.ModelStatisticsResponse:
+    """The cumulative statistics of model versions since they were loaded, and of tenants since the server's start."""
+    return pb.ModelStatisticsResponse(
+        model_stats=[_model(servable) for servable in servables], tenant_stats=[_tenant(each) for each in tenants]
+    )
 
 
-def json(servables: Iterable[Servable]) -> JsonObject:
-    return to_json(message(servables))
+def json(response: pb.ModelStatisticsResponse) -> JsonObject:
+    """As Triton has it; tenants only where there are any."""
+    document = to_json(response)
+    if not response.tenant_stats:
+        del document["tenant_stats"]
+    return document
 
 
 def batches_json(servable: Servable) -> JsonObject:
@@ -97,6 +104,17 @@ def _model(servable: Servable) -> pb.ModelStatistics:
             for index, response in sorted(statistics.responses.items())
         },
         memory_usage=_memory(servable),
+    )
+
+
+def _tenant(report: TenantReport) -> pb.TenantStatistics:
+    return pb.TenantStatistics(
+        name=report.name,
+        requests=report.results,
+        rows=report.rows,
+        tokens=report.tokens,
+        in_flight=report.in_flight,
+        waiting=report.waiting,
     )
 
 

@@ -22,7 +22,6 @@ from modserve.core.version import parse_requested
 from modserve.frontends.http import probes
 from modserve.frontends.http.direct import EXTENSION, GENERATION, TEXT, DirectCalls
 from modserve.frontends.http.infer import CallContext, InferCall
-from modserve.pb.json_message import to_json
 from modserve.protocol import failures
 from modserve.protocol.control import memory, metadata, statistics
 from modserve.protocol.http import infer_response
@@ -241,7 +240,7 @@ def _metadata(server: Server) -> APIRouter:
     @router.get("/v2/models/stats", tags=[STATISTICS], responses=responses_of("object"))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
-        return json_response(to_json(await server.statistics()))
+        return json_response(statistics.json(await server.statistics()))
 
     @router.get("/v2/memory", tags=[STATISTICS], responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:
@@ -289,7 +288,7 @@ def _models(server: Server, authority: "Authority | None") -> APIRouter:
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""
-        return json_response(to_json(await server.statistics(model, version)))
+        return json_response(statistics.json(await server.statistics(model, version)))
 
     async def model_batches(model: str, version: int | None = None) -> Response:
         """The batches executed last, and why each did not grow any more."""
