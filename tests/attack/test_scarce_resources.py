@@ -3,6 +3,7 @@
 import http.client
 import resource
 import signal
+import socket
 import time
 from collections import Counter
 from contextlib import ExitStack, closing
@@ -115,7 +116,10 @@ def test_few_descriptors() -> None:
 
 
 def test_few_descriptors_and_many_grpc_connections() -> None:
-    """Those on one port do not take the other's: HTTP is served, a line in the log says what is wrong, and it ends."""
+    """Those on one port do not take the other's: HTTP is served, a line in the log says what is wrong, and it ends.
+
+    Nor do those of one address keep others out.
+    """
     with started(EXAMPLES, before=("sh", "-c", 'ulimit -n 128 && exec "$0" "$@"')) as server:
         server.wait_for(LOADED)
         before = footprint(server.pid)
@@ -125,6 +129,9 @@ def test_few_descriptors_and_many_grpc_connections() -> None:
                     stack.enter_context(dialled(server.grpc_port)).setblocking(False)
                 server.wait_for("WARNING.*gRPC connections are open", 5)
                 assert [new_connection(server) for _ in range(5)] == [200] * 5
+                for number in range(2, 12):
+                    elsewhere = socket.create_connection((HOST, server.grpc_port), 5, (f"127.0.0.{number}", 0))
+                    assert stack.enter_context(elsewhere).recv(9), f"address {number} gets no settings"
             eventually(lambda: footprint(server.pid).descriptors <= before.descriptors + 1)
             assert call(server) == "OK"
         assert_lives(server)

@@ -76,12 +76,12 @@ class Http2Connection(PortConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         opened = transport.get_extra_info("socket")
         made = cast(asyncio.Transport, transport)
-        if opened is not None and self._port.refuses(opened.fileno()):
+        descriptor = 0 if opened is None else opened.fileno()
+        if not self._port.opened(self, transport.get_extra_info("peername"), descriptor):
             made.abort()
             return
         self.sender.connected(made)
         made.set_write_buffer_limits(_WRITE_BUFFER)
-        self._port.opened(self)
         agreed: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if agreed is not None and agreed.selected_alpn_protocol() not in ("h2", None):
             self.abort()

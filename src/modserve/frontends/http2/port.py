@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from modserve.core.runtime.turn import turn_of
 from modserve.frontends.listening import peer_of
+from modserve.frontends.places import LINGERING, ConnectionPlaces
 
 from . import frames
 from .block_decoder import Fields
@@ -87,9 +88,10 @@ class Http2Port:
             0, limits.connection_window - frames.DEFAULT_WINDOW
         )
         self.last_descriptor = 0
-        """Connections whose file descriptor is beyond it are refused: the rest is for other ports. 0: any may be."""
+        """For connections; the rest is for other ports. 0: any may be theirs."""
         self.endings = dict.fromkeys(REASONS, 0)
         """Connections that the server has ended before their time, by the reason."""
+        self._places: ConnectionPlaces[PortConnection] = ConnectionPlaces()
         self._turned_away = Seldom()
         self._cut_off = Seldom()
         self._unflushed: list[StreamSender] = []
@@ -110,12 +112,27 @@ class Http2Port:
 
     # What it does
 
-    def opened(self, connection: PortConnection) -> None:
+    def opened(self, connection: PortConnection, peer: object, descriptor: int) -> bool:
+        """Whether there is room for it; if few descriptors are left, one of somebody with more of them makes it.
+
+        Refusals get into the log, from time to time.
+        """
+        self._places.add(connection, peer)
+        if self.last_descriptor and descriptor > self.last_descriptor:
+            near = descriptor <= self.last_descriptor + LINGERING
+            other = self._places.make_room(connection) if near else None
+            if other is None:
+                self._places.remove(connection)
+                self._refuse()
+                return False
+            other.close_when_done()
         self.connections.add(connection)
         self.idle.clear()
+        return True
 
     def closed(self, connection: PortConnection) -> None:
         self.connections.discard(connection)
+        self._places.remove(connection)
         if not self.connections:
             self.idle.set()
 
@@ -139,10 +156,7 @@ class Http2Port:
         if not self._unaware:
             self._all_aware.set()
 
-    def refuses(self, descriptor: int) -> bool:
-        """Whether a connection with this descriptor is one too many; that it is goes to the log from time to time."""
-        if not self.last_descriptor or descriptor <= self.last_descriptor:
-            return False
+    def _refuse(self) -> None:
         refused = self._turned_away.due(self.loop.time())
         if refused:
             _log.warning(
@@ -151,7 +165,6 @@ class Http2Port:
                 len(self.connections),
                 refused,
             )
-        return True
 
     def ended(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
         """The server ends a connection. A client that has passed a limit gets into the log, from time to time."""

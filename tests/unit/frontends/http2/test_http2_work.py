@@ -8,6 +8,7 @@ from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 from http2_client import HEADERS, EchoPort, Loop, Wire, data, headers, window
 from modserve.core.runtime.turn import BURST
 from modserve.frontends.http2 import frames
+from modserve.frontends.http2.endings import CloseReason
 from modserve.frontends.http2.frames import (
     COMPRESSION_ERROR,
     DATA,
@@ -22,6 +23,8 @@ from modserve.frontends.http2.frames import (
 )
 from modserve.frontends.http2.headers import block, literal
 from modserve.frontends.http2.limits import LIMITS
+from modserve.frontends.http2.port import PortConnection
+from modserve.frontends.places import LINGERING
 
 NOISE = LIMITS.noise + 10
 
@@ -177,14 +180,53 @@ def test_going_away_without_a_code(wire: Wire) -> None:
     assert error[0] == FRAME_SIZE_ERROR
 
 
+class IdleConnection(PortConnection):
+    closing = False
+
+    def close_when_done(self) -> None:
+        self.closing = True
+
+    def check(self, now: float, passed: float) -> None:
+        raise NotImplementedError
+
+    def go_away(self) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        raise NotImplementedError
+
+    def drop(self, ending: CloseReason) -> None:
+        raise NotImplementedError
+
+
+def at(port: EchoPort, host: str, descriptor: int) -> tuple[bool, IdleConnection]:
+    """Whether there is room for one of a client, and the connection."""
+    connection = IdleConnection()
+    return port.opened(connection, (host, 5), descriptor), connection
+
+
 def test_connections_beyond_the_last_descriptor(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     port = EchoPort(loop)
-    assert not port.refuses(1_000_000)
+    assert at(port, "10.0.0.1", 1_000_000)[0]
     port.last_descriptor = 100
-    assert [port.refuses(number) for number in (99, 100, 101, 102)] == [False, False, True, True]
+    assert [at(port, "10.0.0.1", number)[0] for number in (99, 100, 101, 102)] == [True, True, False, False]
     loop.now += 11
-    assert port.refuses(101)
-    assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2]
+    assert not at(port, "10.0.0.1", 101)[0]
+    assert [each.args[:2] for each in caplog.records if isinstance(each.args, tuple)] == [(3, 1), (3, 2)]
+
+
+def test_who_has_most_connections_makes_room(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    port = EchoPort(loop)
+    port.last_descriptor = 100
+    first, *others = [at(port, "10.0.0.1", number)[1] for number in (97, 98, 99, 100)]
+    assert at(port, "10.0.0.2", 101)[0]
+    assert [each.closing for each in (first, *others)] == [True, False, False, False]
+    port.closed(first)
+    assert at(port, "10.0.0.3", 102)[0]
+    assert [each.closing for each in others] == [True, False, False]
+    assert not at(port, "10.0.0.1", 103)[0]
+    assert not at(port, "10.0.0.4", 100 + LINGERING + 1)[0], "these have not closed yet, and others need descriptors"
+    assert len(caplog.records) == 1
 
 
 def test_trailers_with_a_path(wire: Wire) -> None:

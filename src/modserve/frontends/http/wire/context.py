@@ -20,13 +20,13 @@ from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.http.direct import MODULES, DirectCalls
 from modserve.frontends.http.infer import CallContext
+from modserve.frontends.places import LINGERING, ConnectionPlaces
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 from modserve.server import Server
 from modserve.settings import HttpSettings, PlatformRoutes
 
 from .head_memory import HeadMemory
-from .places import ConnectionPlaces
 from .responses import BINARY_HEAD, JSON_HEAD, dated
 
 if TYPE_CHECKING:
@@ -59,9 +59,6 @@ AHEAD = 64 * 1024
 
 SMALL_BODY = 64 * 1024
 """Bytes of a body that does not count against the memory budget if it comes in one piece."""
-
-_LINGERING = 8
-"""Connections above the limit that may stay until they have read why they are refused."""
 
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
@@ -246,7 +243,7 @@ class HttpContext:
         self._places.add(connection, peer)
         if len(self.connections) <= limit:
             return True
-        other = self._places.make_room(connection) if len(self.connections) <= limit + _LINGERING else None
+        other = self._places.make_room(connection) if len(self.connections) <= limit + LINGERING else None
         if other is None:
             self._places.remove(connection)
             return False
@@ -336,4 +333,4 @@ class HttpContext:
             self._turned_away = 0
         limit = self.options.max_connections
         message = f"the server has {limit} connections open, which is its limit; try again later"
-        return message, len(self.connections) <= limit + _LINGERING
+        return message, len(self.connections) <= limit + LINGERING

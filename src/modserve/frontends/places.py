@@ -4,11 +4,14 @@ So nobody keeps others out by opening as many connections as the server takes. A
 network, as for failed keys.
 """
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from modserve.access.slow_down import address_of
 
 ConnectionT = TypeVar("ConnectionT")
+
+LINGERING: Final = 8
+"""Connections above the limit that may stay until others have closed, or they have read why they are refused."""
 
 
 class ConnectionPlaces(Generic[ConnectionT]):
