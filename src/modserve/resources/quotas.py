@@ -104,13 +104,24 @@ class TenantUsage:
 class Permit:
     """What an accepted request holds. Implements `core.requests.inflight.RequestPermit`."""
 
-    __slots__ = ("_quotas", "_start_ns", "_usage", "figures")
+    __slots__ = ("_figures", "_quotas", "_start_ns", "_usage")
 
     def __init__(self, quotas: "Quotas", usage: TenantUsage, start_ns: int) -> None:
         self._quotas = quotas
         self._usage: TenantUsage | None = usage
         self._start_ns = start_ns
-        self.figures = usage.figures
+        self._figures = usage.figures
+
+    def count(self, rows: int) -> None:
+        """The request was submitted."""
+        self._figures.accepted += 1
+        self._figures.rows += rows
+
+    def give_back(self, error: BaseException) -> None:
+        """The request could not be submitted."""
+        self.release()
+        if isinstance(error, OverloadedError):
+            self._figures.refused_model += 1
 
     def release(self) -> None:
         """The request is over. May be called again, which does nothing."""
@@ -151,12 +162,9 @@ class Quotas:
         try:
             inflight = submit(request)
         except BaseException as error:
-            permit.release()
-            if isinstance(error, OverloadedError):
-                permit.figures.refused_model += 1
+            permit.give_back(error)
             raise
-        permit.figures.accepted += 1
-        permit.figures.rows += rows
+        permit.count(rows)
         inflight.permit = permit
         return inflight
 
@@ -170,12 +178,9 @@ class Quotas:
         try:
             yield permit
         except BaseException as error:
-            permit.release()
-            if isinstance(error, OverloadedError):
-                permit.figures.refused_model += 1
+            permit.give_back(error)
             raise
-        permit.figures.accepted += 1
-        permit.figures.rows += rows
+        permit.count(rows)
 
     def limits(self, tenant: Tenant | None) -> bool:
         """Whether the requests of a tenant, or of nobody in particular, are counted."""
