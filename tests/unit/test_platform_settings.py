@@ -72,6 +72,14 @@ def test_vertex(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (routes.model, routes.instances, settings.grpc.allow, settings.allow_metrics) == ("m", True, False, True)
 
 
+@pytest.mark.parametrize("platform", ["sagemaker", "vertex"])
+def test_a_port_that_is_given_is_opened(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    set_all(monkeypatch, VERTEX)
+    words = [f"--platform={platform}", "--grpc-port=9", "--metrics-port=10"]
+    settings = from_command_line(words, {}).settings
+    assert (settings.grpc.allow, settings.allow_metrics) == (True, True)
+
+
 def test_options_come_before_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, VERTEX)
     words = ["--http-port=9", "--model-repository=mine", "--allow-grpc=true"]

@@ -53,7 +53,7 @@ def complete(
     """
     completion = {"sagemaker": _sagemaker, "vertex": _vertex}.get(http.get("platform", "none"))
     if completion is not None:
-        grpc.setdefault("allow", False)
+        grpc.setdefault("allow", "port" in grpc)
         http["routes"] = completion(fields, http, environment)
 
 
@@ -61,7 +61,7 @@ def _sagemaker(
     fields: MutableMapping[str, Any], http: MutableMapping[str, Any], environment: Mapping[str, str]
 ) -> PlatformRoutes:
     http.setdefault("port", _port(environment, "SAGEMAKER_BIND_TO_PORT"))
-    fields.setdefault("allow_metrics", False)
+    fields.setdefault("allow_metrics", "metrics_port" in fields)
     call = environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE") or "infer"
     if call not in _INFERENCES:
         raise ValueError(f"SAGEMAKER_TRITON_INFERENCE_TYPE is {call}, expected one of: {', '.join(_INFERENCES)}")
