@@ -309,6 +309,20 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Pat
         yield server, directory
 
 
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_program_has_no_complaint(tmp_path: Path, name: str, tls: bool) -> None:
+    Authority(tmp_path, "authority")
+    file = tmp_path / gateway_stage.FILES[name]
+    addresses = [(gateway_stage.free_port(), gateway_stage.free_port())] * gateway_stage.SERVER_COUNT
+    file.write_text(
+        gateway_stage.rendered(name, addresses, addresses[0], tmp_path, tls_edits(name, tmp_path) if tls else {})
+    )
+    done = gateway_stage.verdict(name, file)
+    assert done.returncode == 0, done.stdout
+    assert not re.search(r"(?i)\bwarn", done.stdout), done.stdout
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tls_to_the_servers_and_keys_of_clients(secured: tuple[Any, Path], tmp_path: Path, name: str) -> None:
     server, directory = secured
