@@ -323,7 +323,7 @@ class World:
     def send_texts(self, model: str, counts: Sequence[int], timeout_s: float = 0.0) -> TextClient:
         """Send a request with a text of each number of words, as a client over HTTP does."""
         self.need(model)
-        return self._begin(TextClient(model, counts, timeout_s, by_port=self._by_port))
+        return self._begin(TextClient(model, counts, timeout_s, **self._way))
 
     def chat(
         self, model: str, *, stream: bool = False, choices: int = 1, timeout_s: float = 0.0, has_items: bool = False
@@ -336,15 +336,16 @@ class World:
             stream=stream,
             choices=choices,
             timeout_s=timeout_s,
-            by_port=self._by_port,
             has_items=has_items,
+            **self._way,
         )
         return self._begin(client)
 
     @property
-    def _by_port(self) -> bool:
-        """Clients take turns: by the port, and by the application."""
-        return len(self.texts) % 2 == 0
+    def _way(self) -> dict[str, bool]:
+        """Clients take turns: by the port, by the application, and by the path that a platform calls."""
+        turn = len(self.texts) % 3
+        return {"by_port": turn != 1, "by_platform": turn == 2}
 
     def _begin(self, client: _Client) -> _Client:
         if self.keys is not None:
