@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
-from modserve.core.errors import Code, OverloadedError, internal
+from modserve.core.errors import Code, OverloadedError, PermissionDeniedError, UnauthenticatedError, internal
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
@@ -46,6 +46,10 @@ _Client = TypeVar("_Client", TextClient, ChatClient)
 
 LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
+
+
+_STOPPING = ("stopping", "Server not ready", "Server exiting")
+"""Parts of the refusals of a server that takes nothing new."""
 
 
 class World:
@@ -267,9 +271,17 @@ class World:
         return entry
 
     def _submit(self, entry: Entry, request: InferenceRequest) -> None:
+        open_to_all = self.stopping is None and self.server.drain_phase < DrainPhase.FINISHING
         closed = self.server.drain_phase >= DrainPhase.FINISHING and not entry.in_sequence
         self._accept(entry, request)
-        if closed and (entry.refusal is None or entry.refusal.code is not Code.UNAVAILABLE):
+        if open_to_all and entry.refusal is not None and any(part in entry.refusal.message for part in _STOPPING):
+            self.ledger.wrong.append(f"the server serves all, and refuses {entry!r}: {entry.refusal!r}")
+        # Keys come first: those without one that is good enough do not hear that the server stops.
+        by_key = self.key is not None and isinstance(entry.refusal, UnauthenticatedError | PermissionDeniedError)
+        unseen = self.key is not None and entry.refusal is not None and entry.refusal.code is Code.NOT_FOUND
+        if not closed or by_key or unseen:
+            return
+        if entry.refusal is None or entry.refusal.code is not Code.UNAVAILABLE:
             self.ledger.wrong.append(f"the server is drained, and does not refuse {entry!r}: {entry.refusal!r}")
 
     def _accept(self, entry: Entry, request: InferenceRequest) -> None:
