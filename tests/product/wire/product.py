@@ -427,13 +427,21 @@ class Product:
             thread.join()
         left = self.ledger.wait_for_all(PATIENCE_S, self.idle_clock)
         self.check(not left, f"{len(left)} requests have no outcome after SIGTERM: {left[:1]}")
-        lost = [t for t in self.ledger.tickets if t.number in sent and t.outcome and t.outcome.kind != ANSWERED]
+        lost = [t for t in self.ledger.tickets if t.number in sent and not self._is_answered_or_killed(t)]
         self.check(not lost, f"accepted before SIGTERM, and not answered: {[str(ticket) for ticket in lost]}")
         self.clients.close()
         complaints = self.ledger.judge()
         self.check(not complaints, "\n".join(complaints[:20]))
         disturbance.close()
         self._end()
+
+    def _is_answered_or_killed(self, ticket: Ticket) -> bool:
+        """The latter by a kill before the stop, which the ledger judges."""
+        outcome = ticket.outcome
+        assert outcome is not None
+        said = f"{outcome.code}: {outcome.message}"
+        killed = bool(self._kills[ticket.model]) and re.search(f"{KILLED}|{NO_INSTANCE}", said) is not None
+        return outcome.kind == ANSWERED or killed
 
     def _load_while_stopping(self, name: str) -> None:
         """It may succeed, be refused, or be given up; the connection may end."""

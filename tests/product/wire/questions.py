@@ -226,7 +226,7 @@ def by_frames(port: int, question: Question, setting: Setting, timeout_ms: int =
     complaint = setting.wrong_trailers(*response.reports, response.status)
     if response.status != "OK":
         return error(response.status or CUT, response.message), complaint
-    outcome, wrong = of_message(question, response.responses[0])
+    outcome, wrong = of_message(question, response.inference)
     return outcome, complaint or wrong
 
 

@@ -2,19 +2,30 @@
 
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import grpc
-import h2.config
-import h2.connection
-import h2.events
+from hpack import Decoder, Encoder
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 from tritonclient.grpc import service_pb2
 
 from product.wire.settings import TRAILER
 
 _NAMES = {str(code.value[0]): code.name for code in grpc.StatusCode}
 _SERVICE = "/inference.GRPCInferenceService/"
+_WINDOW = 1 << 30
+_FINISHED = b"finished"
 
 
 @dataclass
@@ -23,7 +34,7 @@ class RawResponse:
 
     status: str = ""
     message: str = ""
-    responses: list[service_pb2.ModelInferResponse] = field(default_factory=list)
+    data: bytes = b""
     reports: list[int] = field(default_factory=lambda: [0, 0])
     """How many load reports were in the head, and in the trailers."""
 
@@ -35,6 +46,11 @@ class RawResponse:
             self.status = _NAMES[fields["grpc-status"]]
             self.message = unquote(fields.get("grpc-message", ""))
 
+    @property
+    def inference(self) -> service_pb2.ModelInferResponse:
+        """The only message."""
+        return service_pb2.ModelInferResponse.FromString(self.data[5:])
+
 
 def raw_call(
     address: tuple[str, int], rpc: str, request: bytes, seconds: float, *, timeout_ms: int = 0, gives_up: bool = False
@@ -43,41 +59,51 @@ def raw_call(
 
     Raises OSError if the connection does.
     """
-    response, data = RawResponse(), b""
     headers = [(":method", "POST"), (":scheme", "http"), (":path", _SERVICE + rpc), (":authority", "x")]
     headers += [("te", "trailers"), ("content-type", "application/grpc")]
     if timeout_ms:
         headers.append(("grpc-timeout", f"{timeout_ms}m"))
-    client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
-    client.initiate_connection()
-    client.send_headers(1, headers)
-    client.send_data(1, b"\0" + struct.pack(">I", len(request)) + request, end_stream=True)
+    frames: list[Frame] = [
+        SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: _WINDOW}),
+        WindowUpdateFrame(0, window_increment=_WINDOW),
+        HeadersFrame(1, Encoder().encode(headers), flags=["END_HEADERS"]),
+        DataFrame(1, b"\0" + struct.pack(">I", len(request)) + request, flags=["END_STREAM"]),
+    ]
     if gives_up:
-        client.reset_stream(1, 8)
-        client.ping(b"finished")
+        frames += [RstStreamFrame(1, error_code=8), PingFrame(0, _FINISHED)]
+    response, decoder = RawResponse(), Decoder()
     with socket.create_connection(address, seconds) as connection:
-        while True:
-            connection.sendall(client.data_to_send())
-            piece = connection.recv(65536)
-            if not piece:
-                return response
-            for event in client.receive_data(piece):
-                if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                    response.take(event.headers)
-                elif isinstance(event, h2.events.DataReceived):
-                    data += event.data
-                    client.acknowledge_received_data(event.flow_controlled_length, 1)
-                elif isinstance(event, h2.events.StreamEnded):
-                    response.responses = [service_pb2.ModelInferResponse.FromString(each) for each in _messages(data)]
-                    return response
-                elif isinstance(event, h2.events.StreamReset | h2.events.PingAckReceived):
-                    return response
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(each.serialize() for each in frames))
+        for frame in _frames(connection):
+            if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
+                connection.sendall(SettingsFrame(0, flags=["ACK"]).serialize())
+            elif isinstance(frame, PingFrame) and "ACK" not in frame.flags:
+                connection.sendall(PingFrame(0, frame.opaque_data, flags=["ACK"]).serialize())
+            elif isinstance(frame, HeadersFrame):
+                response.take([(str(name), str(value)) for name, value in decoder.decode(frame.data)])
+            elif isinstance(frame, DataFrame):
+                response.data += frame.data
+            if _is_last(frame):
+                break
+    return response
 
 
-def _messages(data: bytes) -> list[bytes]:
-    messages = []
-    while data:
-        length = int.from_bytes(data[1:5])
-        messages.append(data[5 : 5 + length])
-        data = data[5 + length :]
-    return messages
+def _is_last(frame: Frame) -> bool:
+    if isinstance(frame, GoAwayFrame):
+        return bool(frame.last_stream_id < 1)  # else the server still serves the call
+    answered = isinstance(frame, PingFrame) and frame.opaque_data == _FINISHED
+    return answered or isinstance(frame, RstStreamFrame) or "END_STREAM" in frame.flags
+
+
+def _frames(connection: socket.socket) -> Iterator[Frame]:
+    """Until the connection ends."""
+    data = b""
+    while piece := connection.recv(65536):
+        data += piece
+        while len(data) >= 9:
+            frame, length = Frame.parse_frame_header(memoryview(data)[:9])
+            if len(data) < 9 + length:
+                break
+            frame.parse_body(memoryview(data)[9 : 9 + length])
+            data = data[9 + length :]
+            yield frame
