@@ -214,6 +214,19 @@ def _command(name: str, file: Path) -> list[str]:
     return [str(program), "-p", str(file.parent), "-e", "stderr", "-c", str(file), "-g", own]
 
 
+def verdict(name: str, file: Path) -> "subprocess.CompletedProcess[str]":
+    """What the program says of its configuration, without running it."""
+    words = {"envoy": ["--mode", "validate"], "nginx": ["-t"], "haproxy": ["-c"]}
+    return subprocess.run(
+        [*_command(name, file), *words[name]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_PATIENCE_S,
+    )
+
+
 @dataclass
 class Gateway:
     """A gateway that runs. It has the ports that a server has."""

@@ -48,7 +48,11 @@ def wrong(value, type_name, place):
     unknown = [f"{place}.{key}: no field of {type_name}" for key in value if key not in names]
     return unknown + [each for key in value if key in names for each in wrong(value[key], names[key], f"{place}.{key}")]
 
-kinds = {"ClusterServingRuntime": "V1alpha1ClusterServingRuntime", "InferenceService": "V1beta1InferenceService"}
+kinds = {
+    "ClusterServingRuntime": "V1alpha1ClusterServingRuntime",
+    "InferenceService": "V1beta1InferenceService",
+    "TrainedModel": "V1alpha1TrainedModel",
+}
 print(json.dumps([wrong(item, kinds[item["kind"]], item["kind"]) for item in json.load(sys.stdin)]))
 """
 

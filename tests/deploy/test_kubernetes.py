@@ -272,9 +272,15 @@ def test_resources_and_rollout(objects: Objects) -> None:
 # --- the guide, and the machine without kubectl -----------------------------------------------------------------------
 
 
+def guide_blocks(file: str) -> list[tuple[str, str]]:
+    """The parts of a file in docs/kubernetes.md: how far each is indented, and its text."""
+    return re.findall(
+        rf"^( *)```yaml\n *# (?:more of )?{file}\n(.*?)^ *```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL
+    )
+
+
 def guide_overlay() -> Object:
-    """The overlay of docs/kubernetes.md: its YAML blocks are parts of one file."""
-    blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = guide_blocks("production/kustomization.yaml")
     overlay: Object = {}
     for indent, text in blocks:
         for key, value in yaml.safe_load(re.sub(f"^{indent}", "", text, flags=re.MULTILINE)).items():
@@ -295,6 +301,21 @@ def test_guide_overlay_is_about_this_base(objects: Objects) -> None:
         assert target["metadata"]["name"] == original["metadata"]["name"]
         assert target.get("spec", {}).keys() <= original["spec"].keys()
     assert len(overlay["patches"]) == 4
+
+
+def test_the_pod_that_fills_the_claim(objects: Objects) -> None:
+    """It writes what the server's pods read, as their user, and its name is that of the command."""
+    ((_, text),) = guide_blocks("loader.yaml")
+    pod = yaml.safe_load(text)
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    (container,) = pod["spec"]["containers"]
+    assert container["image"].endswith(f"/{container_of(objects)['image']}")
+    claim = pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    assert claim == objects["PersistentVolumeClaim"]["metadata"]["name"]
+    server = objects["Deployment"]["spec"]["template"]["spec"]["securityContext"]
+    assert pod["spec"]["securityContext"]["runAsUser"] == server["runAsUser"]
+    assert f" {pod['metadata']['name']}:{container['volumeMounts'][0]['mountPath']}\n" in GUIDE.read_text()
 
 
 def test_the_patch_for_a_bucket_changes_nothing_else(objects: Objects) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from wire import (
 
 import gateway_stage
 import modserve
+from gateway_stage import Gateway
 
 INPUTS = {"INPUT0": np.ones((1, 16), np.int32), "INPUT1": np.ones((1, 16), np.int32)}
 QUICK: dict[str, list[int]] = {"IN": [4, 5, 6], "DELAY": [0, 0, 0], "WAIT": [0]}
@@ -84,19 +86,34 @@ def test_a_buffered_stream(served: ServerProcess) -> None:
             next(iter(client.generate_stream("repeat", SLOW, timeout=SOON_S)))
 
 
+def through_nginx(served: ServerProcess, directory: Path, edits: dict[str, str]) -> AbstractContextManager[Gateway]:
+    addresses = [(served.http_port, served.grpc_port)] * gateway_stage.SERVER_COUNT
+    return gateway_stage.gateway("nginx", addresses, directory, edits)
+
+
 UNTUNED = {"proxy_buffering off;": "proxy_buffering on;", "proxy_http_version 1.1;": "proxy_http_version 1.0;"}
 """What nginx 1.22 does if nobody says anything."""
 
 
 def test_nginx_as_it_is_by_default_does_not_buffer_events(served: ServerProcess, tmp_path: Path) -> None:
     """The server's responses ask it not to."""
-    addresses = [(served.http_port, served.grpc_port)] * gateway_stage.SERVER_COUNT
-    with gateway_stage.gateway("nginx", addresses, tmp_path, UNTUNED) as nginx:
+    with through_nginx(served, tmp_path, UNTUNED) as nginx:
         connection = http.client.HTTPConnection(HOST, nginx.http_port, timeout=5)
         # The second event would come after the client's time-out. Over HTTP/1.0 it is computed in any case.
         connection.request("POST", "/v2/models/repeat/generate_stream", json.dumps({**SLOW, "DELAY": [0, 6000]}))
         assert json.loads(connection.getresponse().readline().removeprefix(b"data: "))["OUT"] == 4
         connection.close()
+
+
+def test_nginx_that_buffers_events_all_the_same(served: ServerProcess, tmp_path: Path) -> None:
+    """Over HTTP/1.0, and told not to care: as with the gateway above, all comes at once, and nothing is lost."""
+    deaf = UNTUNED | {"proxy_buffering off;": "proxy_buffering on; proxy_ignore_headers X-Accel-Buffering;"}
+    with through_nginx(served, tmp_path, deaf) as nginx, modserve.connect(url(nginx.http_port)) as client:
+        body, headers = binary_request(Ask(outputs=("OUTPUT0",)))
+        assert binary_outputs(send(nginx.http_port, "POST", infer_path("simple"), body, headers)) == {"OUTPUT0": SUM}
+        with pytest.raises(modserve.ClientTimeoutError, match=r"no response within 0.2 s"):
+            next(iter(client.generate_stream("repeat", SLOW, timeout=SOON_S)))
+        assert list(client.generate_stream("repeat", QUICK)) == EVENTS
 
 
 @pytest.mark.parametrize("method", ["infer", "stream"])

@@ -10,6 +10,7 @@ import queue
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -309,6 +310,20 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Pat
         yield server, directory
 
 
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_program_has_no_complaint(tmp_path: Path, name: str, tls: bool) -> None:
+    Authority(tmp_path, "authority")
+    file = tmp_path / gateway_stage.FILES[name]
+    addresses = [(gateway_stage.free_port(), gateway_stage.free_port())] * gateway_stage.SERVER_COUNT
+    file.write_text(
+        gateway_stage.rendered(name, addresses, addresses[0], tmp_path, tls_edits(name, tmp_path) if tls else {})
+    )
+    done = gateway_stage.verdict(name, file)
+    assert done.returncode == 0, done.stdout
+    assert not re.search(r"(?i)\bwarn", done.stdout), done.stdout
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tls_to_the_servers_and_keys_of_clients(secured: tuple[Any, Path], tmp_path: Path, name: str) -> None:
     server, directory = secured
@@ -386,15 +401,74 @@ def test_chaos(servers: list[ModelServer], tmp_path: Path) -> None:
         assert sum(tally.right for tally in slow.tallies.values()) > 0
 
 
-def test_envoy_weighs_servers_by_their_load_reports(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def reporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModelServer]]:
+    with gateway_stage.servers(tmp_path_factory.mktemp("reporting"), options=["--orca=text"]) as three:
+        yield three
+
+
+def test_envoy_weighs_servers_by_their_load_reports(reporting: list[ModelServer], tmp_path: Path) -> None:
     """A slow server gets a third of the requests in turn, and almost none by its reports."""
-    with gateway_stage.servers(tmp_path, options=["--orca=text"]) as three:
-        shares = {
-            name: gateway_balancing.measure(three, tmp_path / name, policy, learn_s, 2.0, 0.02).share
-            for name, policy, learn_s in (
-                ("turns", "lb_policy: ROUND_ROBIN", 0.0),
-                ("reports", gateway_balancing.load_reports(), 3.0),
-            )
-        }
+    shares = {
+        name: gateway_balancing.measure(reporting, tmp_path / name, policy, learn_s, 2.0, 0.02).share
+        for name, policy, learn_s in (
+            ("turns", "lb_policy: ROUND_ROBIN", 0.0),
+            ("reports", gateway_balancing.load_reports(), 3.0),
+        )
+    }
     assert shares["turns"] > 0.25
     assert shares["reports"] < 0.1
+
+
+class WeighingClient:
+    """That of the documentation, of several threads, before these servers."""
+
+    def __init__(self, servers: list[ModelServer], **policy: object) -> None:
+        page = gateways.PAGE.read_text()
+        (source,) = re.findall(r"^```python\n# weighted.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        addresses = ",".join(f"{HOST}:{server.grpc_port}" for server in servers)
+        names: dict[str, Any] = {}
+        source = source.replace("dns:///modserve.svc:8001", f"ipv4:{addresses}")
+        exec(
+            source.replace("policy = {", f"more = {policy!r}\npolicy = {{").replace('"0.5s"}', '"0.5s", **more}'), names
+        )
+        self._client = names["client"]
+        self._servers = servers
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._send) for _ in range(4)]
+
+    def __enter__(self) -> "WeighingClient":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        self._client.close()
+
+    def _send(self) -> None:
+        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.array([[1]], np.int32))
+        while not self._over.wait(0.01):
+            self._client.infer("paced", [tensor], client_timeout=SECONDS)
+
+    def counts(self, least: int) -> list[int]:
+        """How many requests each server answers, of at least so many."""
+        before = [server.executions("paced") for server in self._servers]
+
+        def since() -> list[int]:
+            return [server.executions("paced") - earlier for server, earlier in zip(self._servers, before, strict=True)]
+
+        eventually(lambda: sum(since()) >= least)
+        return since()
+
+
+@pytest.mark.parametrize("policy", [{}, {"enableOobLoadReport": True, "oobReportingPeriod": "0.2s"}])
+def test_grpc_clients_weigh_servers_by_their_load_reports(
+    reporting: list[ModelServer], policy: dict[str, object]
+) -> None:
+    """By trailers, and by the service: after some seconds, almost nothing goes to the slow server."""
+    with WeighingClient(reporting, **policy) as client:
+        eventually(lambda: client.counts(50)[-1] < 3)

@@ -10,7 +10,7 @@ from .posts import Post
 class ChatClient:
     """One conversation with a model that repeats its prompt for as long as the engine says something.
 
-    It is sent to ``responses``, which has one choice, if it `has_items`.
+    It is sent to ``responses``, which has one choice, if it `has_items`. `way`: that of its `Post`.
     """
 
     def __init__(
@@ -21,8 +21,8 @@ class ChatClient:
         stream: bool,
         choices: int,
         timeout_s: float,
-        by_port: bool,
         has_items: bool = False,
+        **way: bool,
     ) -> None:
         self.model = model
         self.prompt = prompt
@@ -33,7 +33,7 @@ class ChatClient:
             document["input"] = prompt
         else:
             document |= {"messages": [{"role": "user", "content": prompt}], "n": choices}
-        self.post = Post(path, document, timeout_s, by_port=by_port)
+        self.post = Post(path, document, timeout_s, **way)
         checks: dict[tuple[bool, bool], Callable[[], None]] = {
             (False, False): self._check_choices,
             (False, True): self._check_events,

@@ -398,7 +398,7 @@ class ProductMachine(RuleBasedStateMachine):
         self.after(after)
 
     @precondition(lambda self: self.world.stopping is None and len(self.world.ledger.entries) > 5)
-    @rule(notice_s=st.sampled_from((0.0, 0.5)), after=AFTER)
+    @rule(notice_s=st.sampled_from((0.0, 0.5, 40.0)), after=AFTER)
     def drain(self, notice_s: float, after: str) -> None:
         self.world.drain(notice_s)
         self.after(after)

@@ -15,17 +15,19 @@ from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import HttpConnection
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.settings import HttpSettings
+from modserve.settings import HttpSettings, PlatformRoutes
 
 from .ledger import NEVER
 from .simulation import SimulatedLoop
 
+_ROUTES = PlatformRoutes("/ping", "/vertex", "application/x;size=", "x-redirect", instances=True)
+
 
 class Site:
-    """A server's HTTP front end. Both ways run the same calls, and share what they know."""
+    """A server's HTTP front end. Both ways run the same calls, and share what they know. Vertex AI may call it."""
 
     def __init__(self, server: InferenceServer, loop: SimulatedLoop, authority: Authority | None) -> None:
-        options = HttpSettings()
+        options = HttpSettings(routes=_ROUTES)
         direct = DirectCalls(CallContext(scoped(server, authority), options))
         tasks: Any = SimpleNamespace(create_task=loop.create_task)  # which the application's calls are
         app = create_app(scoped(server, authority), options, direct, authority)
@@ -37,11 +39,17 @@ class Site:
 
 
 class Post:
-    """One request, and what its client has got. `by_port`: not by the application."""
+    """One request, and what its client has got. `by_port`: not by the application.
 
-    def __init__(self, path: str, document: dict[str, Any], timeout_s: float, *, by_port: bool) -> None:
+    `by_platform`: the client, which is one of the port, sends it to the path of predictions.
+    """
+
+    def __init__(
+        self, path: str, document: dict[str, Any], timeout_s: float, *, by_port: bool, by_platform: bool = False
+    ) -> None:
         self.path = path
         self.by_port = by_port
+        self.by_platform = by_platform
         self.status = 0
         self.body = b""
         self.gone = False
@@ -53,7 +61,7 @@ class Post:
         self._connection: _Connection | None = None
 
     def __repr__(self) -> str:
-        way = "the port" if self.by_port else "the application"
+        way = "the platform's path" if self.by_platform else "the port" if self.by_port else "the application"
         return f"{self.path} by {way} ({self.status}, {self.body!r}, gone: {self.gone})"
 
     def show(self, secret: str) -> None:
@@ -66,7 +74,11 @@ class Post:
             return
         lines = [b"Host: x", b"Connection: close", b"Content-Length: %d" % len(self._content)]
         lines += [b"%b: %b" % header for header in self._headers]
-        head = b"POST %b HTTP/1.1\r\n%b\r\n\r\n" % (self.path.encode(), b"\r\n".join(lines))
+        path = self.path
+        if self.by_platform:
+            lines.append(b"%b: %b" % (_ROUTES.redirect_header.encode(), path.removeprefix("/").encode()))
+            path = _ROUTES.predict
+        head = b"POST %b HTTP/1.1\r\n%b\r\n\r\n" % (path.encode(), b"\r\n".join(lines))
         self._connection = _Connection(HttpConnection(site.context), site.loop, self._read)
         site.loop.act(partial(self._connection.send, head + self._content))
 
@@ -89,6 +101,7 @@ class Post:
         if self._task is not None:
             assert self._task.exception() is None, f"{self!r} failed with {self._task.exception()!r}"
         assert self.status or self.gone, f"{self!r} has no response"
+        assert self.status != 405, f"{self!r} has become another call"
 
     def check_error(self, message: str) -> None:
         """That of a failure."""

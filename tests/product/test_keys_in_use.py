@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from modserve.core.errors import OverloadedError, PermissionDeniedError, UnauthenticatedError
+from modserve.core.errors import Code, OverloadedError, PermissionDeniedError, UnauthenticatedError
 
 from .keys import CHANGES, DAMAGES, POSTS
 from .ledger import Entry
@@ -127,3 +127,20 @@ def test_the_former_secret_of_a_rotated_key_has_its_time() -> None:
         assert isinstance(world.submit("plain").refusal, UnauthenticatedError)
         world.key = "first", False, False
         assert world.submit("plain").refusal is None
+
+
+def test_who_has_no_good_key_does_not_hear_of_a_drain() -> None:
+    with World(keys=True) as world:
+        assert world.keys is not None
+        world.key = "first", False, False
+        entries = requests(world, "plain")
+        world.drain()
+        world.run(2.0)
+        refusal = world.submit("plain").refusal
+        assert refusal is not None
+        assert refusal.code is Code.UNAVAILABLE
+        world.keys.change("revoke", "first")
+        world.run(EXPIRY_S)
+        assert isinstance(world.submit("plain").refusal, UnauthenticatedError)
+        finish(world)
+        assert all(entry.ended and entry.failure is None for entry in entries)

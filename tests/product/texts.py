@@ -11,11 +11,11 @@ from .posts import Post
 class TextClient:
     """One request with several texts for a model whose scores are its tokens. Each has a first word of its own."""
 
-    def __init__(self, model: str, counts: Sequence[int], timeout_s: float, *, by_port: bool) -> None:
+    def __init__(self, model: str, counts: Sequence[int], timeout_s: float, **way: bool) -> None:
         self.model = model
         self.texts = [" ".join((WORDS[place], *WORDS[:count])) for place, count in enumerate(counts)]
         document = {"model": model, "inputs": [[text] for text in self.texts]}
-        self.post = Post("/predict", document, timeout_s, by_port=by_port)
+        self.post = Post("/predict", document, timeout_s, **way)
 
     def __repr__(self) -> str:
         return f"{len(self.texts)} texts: {self.post!r}"

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from modserve import InferenceServer, ModserveError, Settings
-from modserve.core.errors import Code, OverloadedError, internal
+from modserve.core.errors import Code, OverloadedError, PermissionDeniedError, UnauthenticatedError, internal
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
@@ -46,6 +46,10 @@ _Client = TypeVar("_Client", TextClient, ChatClient)
 
 LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
+
+
+_STOPPING = ("stopping", "Server not ready", "Server exiting")
+"""Parts of the refusals of a server that takes nothing new."""
 
 
 class World:
@@ -267,9 +271,17 @@ class World:
         return entry
 
     def _submit(self, entry: Entry, request: InferenceRequest) -> None:
+        open_to_all = self.stopping is None and self.server.drain_phase < DrainPhase.FINISHING
         closed = self.server.drain_phase >= DrainPhase.FINISHING and not entry.in_sequence
         self._accept(entry, request)
-        if closed and (entry.refusal is None or entry.refusal.code is not Code.UNAVAILABLE):
+        if open_to_all and entry.refusal is not None and any(part in entry.refusal.message for part in _STOPPING):
+            self.ledger.wrong.append(f"the server serves all, and refuses {entry!r}: {entry.refusal!r}")
+        # Keys come first: those without one that is good enough do not hear that the server stops.
+        by_key = self.key is not None and isinstance(entry.refusal, UnauthenticatedError | PermissionDeniedError)
+        unseen = self.key is not None and entry.refusal is not None and entry.refusal.code is Code.NOT_FOUND
+        if not closed or by_key or unseen:
+            return
+        if entry.refusal is None or entry.refusal.code is not Code.UNAVAILABLE:
             self.ledger.wrong.append(f"the server is drained, and does not refuse {entry!r}: {entry.refusal!r}")
 
     def _accept(self, entry: Entry, request: InferenceRequest) -> None:
@@ -323,7 +335,7 @@ class World:
     def send_texts(self, model: str, counts: Sequence[int], timeout_s: float = 0.0) -> TextClient:
         """Send a request with a text of each number of words, as a client over HTTP does."""
         self.need(model)
-        return self._begin(TextClient(model, counts, timeout_s, by_port=self._by_port))
+        return self._begin(TextClient(model, counts, timeout_s, **self._way))
 
     def chat(
         self, model: str, *, stream: bool = False, choices: int = 1, timeout_s: float = 0.0, has_items: bool = False
@@ -336,15 +348,16 @@ class World:
             stream=stream,
             choices=choices,
             timeout_s=timeout_s,
-            by_port=self._by_port,
             has_items=has_items,
+            **self._way,
         )
         return self._begin(client)
 
     @property
-    def _by_port(self) -> bool:
-        """Clients take turns: by the port, and by the application."""
-        return len(self.texts) % 2 == 0
+    def _way(self) -> dict[str, bool]:
+        """Clients take turns: by the port, by the application, and by the path that a platform calls."""
+        turn = len(self.texts) % 3
+        return {"by_port": turn != 1, "by_platform": turn == 2}
 
     def _begin(self, client: _Client) -> _Client:
         if self.keys is not None:

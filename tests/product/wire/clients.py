@@ -19,9 +19,13 @@ import modserve
 from product.wire import models, questions
 from product.wire.ledger import CUT, GONE, Ledger, Outcome, Ticket, error
 from product.wire.questions import HOST, SECONDS, Question, Responses
+from product.wire.raw_calls import raw_call
+from product.wire.settings import Setting
 
-KEPT, HTTP, GRPC, LIBRARY_HTTP, LIBRARY_GRPC, SHARED, GENERATE, LIBRARY_SOCKET = WAYS = (
+KEPT, PLATFORM, FRAMES, HTTP, GRPC, LIBRARY_HTTP, LIBRARY_GRPC, SHARED, GENERATE, LIBRARY_SOCKET = WAYS = (
     "kept connection",
+    "platform's path",
+    "frames of gRPC",
     "tritonclient.http",
     "tritonclient.grpc",
     "library, http",
@@ -89,8 +93,9 @@ class SharedStream:
 class Clients:
     """Those of one server; `close` when all tickets are settled."""
 
-    def __init__(self, server: ServerProcess, ledger: Ledger, admin: str) -> None:
+    def __init__(self, server: ServerProcess, ledger: Ledger, admin: str, setting: Setting) -> None:
         """`admin`: the path of the server's socket for operators, which serves everything that the ports do."""
+        self.setting = setting
         self.http_port, self.grpc_port = server.http_port, server.grpc_port
         self._ledger = ledger
         self._threads = ThreadPoolExecutor(_THREADS)
@@ -141,22 +146,24 @@ class Clients:
     def send_as(self, ticket: Ticket, question: Question, deadline_s: float = SECONDS) -> Ticket:
         ways: dict[str, Callable[[], Answer]] = {
             KEPT: lambda: self._by_kept(question),
+            PLATFORM: lambda: self._by_kept(question, by_platform=True),
+            FRAMES: lambda: questions.by_frames(self.grpc_port, question, self.setting),
             HTTP: lambda: questions.by_triton_http(self.http_port, question),
             GRPC: lambda: questions.by_triton_grpc(self._grpc, question, deadline_s),
             LIBRARY_HTTP: lambda: questions.by_library(self._library[LIBRARY_HTTP], question),
             LIBRARY_SOCKET: lambda: questions.by_library(self._library[LIBRARY_SOCKET], question),
             LIBRARY_GRPC: lambda: questions.by_library(self._library[LIBRARY_GRPC], question),
             SHARED: lambda: self._stream().ask(question),
-            GENERATE: lambda: questions.by_generate(self.http_port, question),
+            GENERATE: lambda: questions.by_generate(self.http_port, question, self.setting),
         }
         self.run(ticket, ways[ticket.way])
         return ticket
 
-    def _by_kept(self, question: Question) -> Answer:
+    def _by_kept(self, question: Question, *, by_platform: bool = False) -> Answer:
         with self._lock:
             connection = self._kept.pop() if self._kept else HTTPConnection(HOST, self.http_port, timeout=SECONDS)
         try:
-            answer = questions.by_kept_connection(connection, question)
+            answer = questions.by_kept_connection(connection, question, self.setting, by_platform=by_platform)
         except BaseException:
             connection.close()
             raise
@@ -186,6 +193,24 @@ class Clients:
         self.run(ticket, ask)
         return ticket, call.cancel
 
+    def send_frames(self, question: Question, timeout_ms: int) -> Ticket:
+        """Over gRPC, with a deadline that the server knows of and this client does not keep."""
+        ticket = self._ledger.open(question.model, "frames, deadline", ("^DEADLINE_EXCEEDED",), question.number)
+        self.run(ticket, lambda: questions.by_frames(self.grpc_port, question, self.setting, timeout_ms))
+        return ticket
+
+    def reset(self, question: Question) -> Ticket:
+        """Over gRPC, and taken back at once."""
+        ticket = self._ledger.open(question.model, "frames, reset", number=question.number)
+
+        def ask() -> Answer:
+            request = question.message.SerializeToString()
+            response = raw_call((HOST, self.grpc_port), "ModelInfer", request, SECONDS, gives_up=True)
+            return Outcome(GONE), self.setting.wrong_trailers(*response.reports, response.status)
+
+        self.run(ticket, ask)
+        return ticket
+
     # Requests with many responses
 
     def send_stream(self, question: Question, way: str) -> Ticket:
@@ -212,11 +237,14 @@ class Clients:
             if slowly:
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             body = json.dumps({"INPUT0": list(question.values), "id": str(question.number)}).encode()
-            path = f"{question.path}/generate_stream"
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
+            path, headers = f"{question.path}/generate_stream", {}
+            if question.number % 3:
+                path, headers = self.setting.place(path)
+            number = question.number
+            response, complaint = questions.posted(connection, self.setting, number, path, body, headers)
+            responses.wrong = complaint
             if response.status != 200:
-                return questions.of_http(question, response.status, response.read())
+                return questions.of_http(question, response.status, response.read())[0], complaint
             if slowly:
                 self.reading.release()
                 self.on.wait()
@@ -275,14 +303,15 @@ class Clients:
                 "sequence_start": place == 0,
                 "sequence_end": place == len(values) - 1,
             }
-            outcome, result = self._step(number, value, where, over_grpc)
+            outcome, result, complaint = self._step(number, value, where, over_grpc)
+            wrong = wrong or complaint
             if outcome is not None:
                 return outcome, wrong
             if result != total and not wrong:
                 wrong = f"step {place}: expected the sum {total}, got {result}"
         return Outcome("answered"), wrong
 
-    def _step(self, number: int, value: int, where: dict[str, Any], over_grpc: bool) -> tuple[Outcome | None, int]:
+    def _step(self, number: int, value: int, where: dict[str, Any], over_grpc: bool) -> tuple[Outcome | None, int, str]:
         if over_grpc:
             message = service_pb2.ModelInferRequest(model_name=models.SUMS, id=str(number))
             message.inputs.add(name="INPUT", datatype="INT32", shape=[1, 1])
@@ -291,21 +320,23 @@ class Clients:
             message.parameters["sequence_start"].bool_param = where["sequence_start"]
             message.parameters["sequence_end"].bool_param = where["sequence_end"]
             try:
-                return None, questions.values_of(self.stub.ModelInfer(message, timeout=SECONDS))[0]
+                return None, questions.values_of(self.stub.ModelInfer(message, timeout=SECONDS))[0], ""
             except grpc.RpcError as failure:
-                return questions.of_rpc(failure), 0
+                return questions.of_rpc(failure), 0, ""
         one = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [value]}
         body = json.dumps({"id": str(number), "parameters": where, "inputs": [one]}).encode()
         connection = HTTPConnection(HOST, self.http_port, timeout=SECONDS)
+        path, headers = f"/v2/models/{models.SUMS}/infer", {}
+        if number % 2:
+            path, headers = self.setting.place(path)
         try:
-            connection.request("POST", f"/v2/models/{models.SUMS}/infer", body)
-            response = connection.getresponse()
+            response, complaint = questions.posted(connection, self.setting, number, path, body, headers)
             document = json.loads(response.read())
         finally:
             connection.close()
         if response.status != 200:
-            return questions.error_of_http(response.status, document), 0
-        return None, int(document["outputs"][0]["data"][0])
+            return questions.error_of_http(response.status, document), 0, complaint
+        return None, int(document["outputs"][0]["data"][0]), complaint
 
     # Clients that leave
 
@@ -313,7 +344,11 @@ class Clients:
         """Send this share of a request, and close the connection at once; abruptly: with a reset."""
         ticket = self._ledger.open(question.model, "left", number=question.number)
         body = question.json if path == "infer" else json.dumps({"INPUT0": list(question.values)}).encode()
-        head = f"POST {question.path}/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        target, headers = f"{question.path}/{path}", {}
+        if question.number % 2:
+            target, headers = self.setting.place(target)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"POST {target} HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode()
         whole = head + body
         with socket.create_connection((HOST, self.http_port), SECONDS) as connection:
             connection.sendall(whole[: max(1, int(len(whole) * share))])

@@ -29,6 +29,7 @@ from product.wire import models
 from product.wire.clients import EVENTS, KEPT, STREAM_WAYS, WAYS, Clients
 from product.wire.ledger import ANSWERED, CUT, Disturbance, Ledger, Ticket, error
 from product.wire.questions import HOST, Question, by_kept_connection
+from product.wire.settings import Setting
 
 PATIENCE_S = 30.0
 """In which something must go on, not counting what the server waited for a core."""
@@ -78,6 +79,17 @@ def _files(pid: int) -> list[str]:
     return [file for file in open_files(pid) if not file.startswith("/memfd:")]
 
 
+def http_refuses(port: int) -> bool:
+    connection = HTTPConnection(HOST, port, timeout=PATIENCE_S)
+    try:
+        connection.connect()
+    except OSError:
+        return True
+    finally:
+        connection.close()
+    return False
+
+
 def _sockets(pid: int) -> int:
     count = 0
     for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -87,13 +99,11 @@ def _sockets(pid: int) -> int:
 
 
 class Product:
-    """`options` are added to those of the repository."""
-
-    def __init__(self, repository: Path, options: Sequence[str]) -> None:
+    def __init__(self, repository: Path, setting: Setting) -> None:
         self._repository = repository
         self._admin = str(repository.with_suffix(".sock"))
         """The server's socket for operators: orders and metrics go over it, and the ports do not have them."""
-        self._options = options
+        self._setting = setting
         models.write(repository)
         self.story: list[str] = []
         self.ledger = Ledger()
@@ -107,10 +117,10 @@ class Product:
         self._children = len(self.children())
 
     def _start(self) -> None:
-        options = [*models.OPTIONS, *self._options, f"--admin-address=unix:{self._admin}"]
-        self.server = ServerProcess([self._repository], options)
+        options = [*models.OPTIONS, *self._setting.options, f"--admin-address=unix:{self._admin}"]
+        self.server = ServerProcess([self._repository], options, self._setting.environment)
         self.server.wait_for(LOADED, 120.0)
-        self.clients = Clients(self.server, self.ledger, self._admin)
+        self.clients = self._clients()
         self.routed = False
         self._kills: Counter[str] = Counter()
         for name, place in self.forms.items():
@@ -118,6 +128,9 @@ class Product:
         self._tour()
         self.quiesce()
         self._baseline = footprint(self.server.pid)
+
+    def _clients(self) -> Clients:
+        return Clients(self.server, self.ledger, self._admin, self._setting)
 
     def tell(self, step: str) -> None:
         self.story.append(step)
@@ -292,6 +305,9 @@ class Product:
         self.until(self._nothing_runs, "the counts do not return to 0")
         for name in (*models.FORMS, models.SUMS):
             self.until(partial(self._ready, name), f"not ready: {name}")
+        if self._setting.platform:
+            ping = http(self.server.http_port, "GET", "/ping").status
+            self.check(ping == 200, f"ready, and /ping is {ping}")
         for disturbance in self.ledger.disturbances:
             if disturbance not in self._excused.values():
                 disturbance.close()
@@ -353,7 +369,7 @@ class Product:
         self.until(lambda: not self._growth(), "the server keeps what it had", self._growth)
         memory = self.order("/v2/memory", method="GET").json
         self.check(not memory["limit"] or memory["held"] <= memory["limit"], f"the models hold too much: {memory}")
-        self.clients = Clients(self.server, self.ledger, self._admin)
+        self.clients = self._clients()
 
     def _growth(self) -> list[str]:
         now: Footprint = footprint(self.server.pid)
@@ -374,8 +390,11 @@ class Product:
 
     # The end
 
-    def stop(self, count: int = 0, ms: int = 0, racers: int = 0) -> None:
-        """SIGTERM while `count` requests are under way, and `racers` kept connections send one after the other."""
+    def stop(self, count: int = 0, ms: int = 0, racers: int = 0, *, drains: bool = False, loads: str = "") -> None:
+        """SIGTERM while `count` requests are under way, and `racers` kept connections send one after the other.
+
+        `drains`: the server is drained by a call before; `loads`: the model that a call loads meanwhile.
+        """
         self.settle()
         accepted = [self.send(models.SLOW, WAYS[place % len(WAYS)], ms) for place in range(count)]
         users = [*models.FORMS, models.SUMS]
@@ -394,18 +413,40 @@ class Product:
         for _ in threads:
             self._racing.acquire()
         disturbance = self.ledger.disturb(users, *STOPPING)
+        if loads:
+            models.touch_files(self._repository, loads)
+            threads.append(threading.Thread(target=self._load_while_stopping, args=(loads,)))
+            threads[-1].start()
+        if drains:
+            report = self.order("/v2/health/drain")
+            self.check(report.status == 200 and report.json["drained"], f"not drained: {report}")
+            self.check(self.server.running, "the server has ended, and was only to be drained")
+            self.check(http_refuses(self.server.http_port), "a drained server takes new connections")
         self.server.signal(signal.SIGTERM)
         for thread in threads:
             thread.join()
         left = self.ledger.wait_for_all(PATIENCE_S, self.idle_clock)
         self.check(not left, f"{len(left)} requests have no outcome after SIGTERM: {left[:1]}")
-        lost = [t for t in self.ledger.tickets if t.number in sent and t.outcome and t.outcome.kind != ANSWERED]
+        lost = [t for t in self.ledger.tickets if t.number in sent and not self._is_answered_or_killed(t)]
         self.check(not lost, f"accepted before SIGTERM, and not answered: {[str(ticket) for ticket in lost]}")
         self.clients.close()
         complaints = self.ledger.judge()
         self.check(not complaints, "\n".join(complaints[:20]))
         disturbance.close()
         self._end()
+
+    def _is_answered_or_killed(self, ticket: Ticket) -> bool:
+        """The latter by a kill before the stop, which the ledger judges."""
+        outcome = ticket.outcome
+        assert outcome is not None
+        said = f"{outcome.code}: {outcome.message}"
+        killed = bool(self._kills[ticket.model]) and re.search(f"{KILLED}|{NO_INSTANCE}", said) is not None
+        return outcome.kind == ANSWERED or killed
+
+    def _load_while_stopping(self, name: str) -> None:
+        """It may succeed, be refused, or be given up; the connection may end."""
+        with suppress(OSError, HTTPException):
+            self.load(name)
 
     def _race(self, place: int) -> None:
         """On a kept connection, one request after the other, until the server says that it stops."""
@@ -417,7 +458,9 @@ class Product:
                 ticket = self.ledger.open(models.PLAIN, f"racer {place}", (NOT_CONNECTED,))
                 kept = connection.sock is not None
                 try:
-                    outcome, wrong = by_kept_connection(connection, self.question(ticket))
+                    outcome, wrong = by_kept_connection(
+                        connection, self.question(ticket), self._setting, by_platform=bool(place % 2)
+                    )
                 except (OSError, HTTPException) as failure:
                     text = f"cut after {answers} answers" if kept else "no new connection"
                     outcome, wrong = error(CUT, f"{text}: {failure!r}"), ""
@@ -442,8 +485,8 @@ class Product:
         finally:
             self.server.dispose()
 
-    def restart(self, count: int, ms: int, racers: int) -> None:
-        self.stop(count, ms, racers)
+    def restart(self, count: int, ms: int, racers: int, *, drains: bool = False, loads: str = "") -> None:
+        self.stop(count, ms, racers, drains=drains, loads=loads)
         self._start()
 
     def dispose(self) -> None:

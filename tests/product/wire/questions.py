@@ -4,7 +4,7 @@ import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
 import grpc
@@ -15,7 +15,10 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 import modserve
+from product.wire import models
 from product.wire.ledger import ANSWERED, CUT, Outcome, error
+from product.wire.raw_calls import raw_call
+from product.wire.settings import REPORT, Setting
 
 HOST = "127.0.0.1"
 SECONDS = 300.0
@@ -118,11 +121,31 @@ def of_client(failure: InferenceServerException) -> Outcome:
 # Each way of sending a request that has one response
 
 
-def by_kept_connection(connection: HTTPConnection, question: Question) -> tuple[Outcome, str]:
-    """Raises what the connection raises: it may have been closed before the request was sent."""
-    connection.request("POST", question.path + "/infer", question.json, {"Content-Type": "application/json"})
+def posted(
+    connection: HTTPConnection, setting: Setting, number: int, path: str, body: bytes, *more: dict[str, str]
+) -> tuple[HTTPResponse, str]:
+    """The response to a POST whose body nobody has read yet, and what is wrong with its load reports.
+
+    Raises what the connection raises: it may have been closed before the request was sent.
+    """
+    headers = {"Content-Type": "application/json"} | setting.report_headers(number)
+    for each in more:
+        headers |= each
+    connection.request("POST", path, body, headers)
     response = connection.getresponse()
-    return of_http(question, response.status, response.read())
+    return response, setting.wrong_reports(number, response.headers.get_all(REPORT) or [])
+
+
+def by_kept_connection(
+    connection: HTTPConnection, question: Question, setting: Setting, *, by_platform: bool = False
+) -> tuple[Outcome, str]:
+    """Raises what the connection raises."""
+    path, headers = question.path + "/infer", {}
+    if by_platform:
+        path, headers = setting.place(path, default=question.model == models.PLAIN and question.number % 3 == 0)
+    response, complaint = posted(connection, setting, question.number, path, question.json, headers)
+    outcome, wrong = of_http(question, response.status, response.read())
+    return outcome, complaint or wrong
 
 
 def by_triton_http(port: int, question: Question) -> tuple[Outcome, str]:
@@ -179,20 +202,32 @@ def of_library(failure: Any) -> Outcome:
 _LIBRARY = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
 
 
-def by_generate(port: int, question: Question) -> tuple[Outcome, str]:
+def by_generate(port: int, question: Question, setting: Setting) -> tuple[Outcome, str]:
     connection = HTTPConnection(HOST, port, timeout=SECONDS)
     try:
         body = json.dumps({"INPUT0": list(question.values), "id": str(question.number)}).encode()
-        connection.request("POST", question.path + "/generate", body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
+        response, complaint = posted(connection, setting, question.number, question.path + "/generate", body)
         document = json.loads(response.read())
     except (OSError, HTTPException) as failure:
         return error(CUT, repr(failure)), ""
     finally:
         connection.close()
     if response.status != 200:
-        return error_of_http(response.status, document), ""
-    return echo(question, document.get("id", ""), document["OUTPUT0"], document["model_version"])
+        return error_of_http(response.status, document), complaint
+    outcome, wrong = echo(question, document.get("id", ""), document["OUTPUT0"], document["model_version"])
+    return outcome, complaint or wrong
+
+
+def by_frames(port: int, question: Question, setting: Setting, timeout_ms: int = 0) -> tuple[Outcome, str]:
+    """Over gRPC, with a look at the load reports."""
+    response = raw_call(
+        (HOST, port), "ModelInfer", question.message.SerializeToString(), SECONDS, timeout_ms=timeout_ms
+    )
+    complaint = setting.wrong_trailers(*response.reports, response.status)
+    if response.status != "OK":
+        return error(response.status or CUT, response.message), complaint
+    outcome, wrong = of_message(question, response.inference)
+    return outcome, complaint or wrong
 
 
 # Streams

@@ -8,11 +8,12 @@ import pytest
 from product.wire import models
 from product.wire.clients import KEPT
 from product.wire.product import Product
+from product.wire.settings import Setting
 
 
 @pytest.fixture
 def product(tmp_path: Path) -> Iterator[Product]:
-    made = Product(tmp_path, ())
+    made = Product(tmp_path, Setting())
     try:
         yield made
         made.restore()

@@ -17,17 +17,12 @@ from product.wire import models
 from product.wire.clients import STREAM_WAYS, WAYS
 from product.wire.product import Product
 from product.wire.questions import Question
+from product.wire.settings import SETTINGS
 
 pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("PRODUCT_SECONDS", "0"))
 SEED = int(os.environ.get("PRODUCT_SEED", "1"))
-
-SETTINGS = {
-    "memory limit": (f"--model-memory-limit={models.MEMORY_LIMIT}", "--load-lazily=false"),
-    "no limit": (),
-}
-"""A model that may leave memory is never changed in place, so that both are needed."""
 
 _changeable = st.sampled_from([*models.FORMS])
 _models = st.sampled_from(models.ECHOES)
@@ -143,6 +138,21 @@ class WireMachine(RuleBasedStateMachine):
 
         self.step(f"{count} to {model} that may be cancelled{' at once' * at_once}, then {then}", send)
 
+    @rule(model=_models, ms=_ms, timeout_ms=st.sampled_from([0, 1, 30]), way=_ways)
+    def send_and_take_back(self, model: str, ms: int, timeout_ms: int, way: str) -> None:
+        """By a deadline, or by a reset; and somebody else's request comes after it."""
+
+        def send() -> None:
+            number = self.product.ledger.number()
+            question = Question(model, number, (number % 5 if model == models.CACHED else number, ms))
+            if timeout_ms:
+                self.product.clients.send_frames(question, timeout_ms)
+            else:
+                self.product.clients.reset(question)
+            self.product.send(model, way, ms)
+
+        self.step(f"{model} by frames, deadline {timeout_ms} ms or a reset, then {way}", send)
+
     @precondition(lambda self: self.cancels)
     @rule()
     def cancel(self) -> None:
@@ -256,13 +266,20 @@ class WireMachine(RuleBasedStateMachine):
         self.cancels.clear()
         self.product.quiesce()
 
-    @rule(count=st.integers(0, 10), ms=st.sampled_from([20, 100]), racers=st.integers(0, 4))
-    def restart(self, count: int, ms: int, racers: int) -> None:
+    @rule(
+        count=st.integers(0, 10),
+        ms=st.sampled_from([20, 100]),
+        racers=st.integers(0, 4),
+        drains=st.booleans(),
+        loads=st.sampled_from(["", "", models.SLOW, models.PLAIN]),
+    )
+    def restart(self, count: int, ms: int, racers: int, drains: bool, loads: str) -> None:
         def restart() -> None:
             self.cancels.clear()
-            self.product.restart(count, ms, racers)
+            self.product.restart(count, ms, racers, drains=drains, loads=loads)
 
-        self.step(f"SIGTERM with {count} under way and {racers} that go on, and a new start", restart)
+        text = f"{'a drain, then ' * drains}SIGTERM with {count} under way and {racers} that go on"
+        self.step(f"{text}{f', during a load of {loads}' * bool(loads)}, and a new start", restart)
 
     def teardown(self) -> None:
         if not hasattr(self, "product"):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,11 @@ from puppet_server import (
     server_over,
     stage,
 )
+from starlette.routing import Route
 
 from modserve.core.errors import internal
+from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.deferred import made
 from modserve.frontends.http.wire.head import HeadLines
 from modserve.frontends.http.wire.platform_paths import PlatformPaths
 from modserve.protocol.restricted import http_restrictions
@@ -36,12 +40,12 @@ OWN_FORM = b'{"instances":[{"INPUT0":[1,2],"INPUT1":[10,10]}]}'
 
 @pytest.fixture
 async def fixed(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED)) as made:
-        yield made
+    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED)) as opened:
+        yield opened
 
 
-async def ask(made: Stage, *requests: bytes) -> list[Answer]:
-    client = made.connect()
+async def ask(opened: Stage, *requests: bytes) -> list[Answer]:
+    client = opened.connect()
     client.send(*requests)
     return await client.receive(len(requests))
 
@@ -113,6 +117,7 @@ def test_a_prediction_may_be_a_generation(server: LocalServer) -> None:
         (b"v2/repository/models/m/unload", b"POST"),
         (b"v2/systemsharedmemory/region/r/unregister", b"POST"),
         (b"v1/models/m:predict", b"POST"),
+        (b"v1/models/m:predict?x", b"POST"),
         (b"v1/chat/completions", b"POST"),
         (b"v1/models", b"GET"),
         (b"v1/models/m", b"GET"),
@@ -129,34 +134,48 @@ def test_a_redirection_has_the_method_of_its_call(server: LocalServer, other: by
     assert renamed(server, routes, b"/invocations", x_redirect=b"/" + other) == (method, b"/" + other)
 
 
+def test_a_redirection_reaches_every_call_that_has_one_method(server: LocalServer) -> None:
+    """But those that change a server and are no inference, load or region of memory."""
+    routes = replace(FIXED, redirect_header="x-redirect")
+    methods: dict[str, set[str]] = {}
+    for route in made(create_app(server, HttpSettings()).router.routes):
+        if isinstance(route, Route):
+            methods.setdefault(route.path_format, set()).update((route.methods or set()) - {"HEAD"})
+    served = [(path, *those) for path, those in methods.items() if len(those) == 1 and path != "/v2/health/drain"]
+    assert len(served) > 50
+    for path, method in served:
+        target = re.sub(r"\{\w+\}", "m", path).encode()
+        assert renamed(server, routes, b"/invocations", x_redirect=target) == (method.encode(), target)
+
+
 async def test_a_restriction_holds_for_all_names(tmp_path: Path) -> None:
     restrictions = http_restrictions({"inference": ("opener", "x")})
-    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED, restrictions=restrictions)) as made:
+    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED, restrictions=restrictions)) as opened:
         for value, status in (("", 403), ("x", 200), ("y", 403), ("x", 200)):
-            (answer,) = await ask(made, request(target="/invocations", body=JSON_BODY, opener=value))
+            (answer,) = await ask(opened, request(target="/invocations", body=JSON_BODY, opener=value))
             assert answer.status == status
 
 
 async def test_no_memory_is_507_by_the_platforms_path(tmp_path: Path) -> None:
-    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED), automatic=False) as made:
+    async with stage(tmp_path, None, options=HttpSettings(routes=FIXED), automatic=False) as opened:
         for target, status in (("/models/simple/invoke", 507), ("/v2/models/simple/infer", 500)):
-            client = made.connect()
+            client = opened.connect()
             client.send(request(target=target, body=JSON_BODY))
-            made.simple.submitted[-1].settle(internal("CUDA out of memory. Tried to allocate 2 GiB"))
+            opened.simple.submitted[-1].settle(internal("CUDA out of memory. Tried to allocate 2 GiB"))
             (answer,) = await client.receive()
             assert answer.status == status
 
 
 async def test_without_a_name_the_only_model_is_meant(tmp_path: Path) -> None:
     routes = PlatformRoutes("/ping", "/invocations", TYPE, model_variable="MODEL")
-    async with stage(tmp_path, None, options=HttpSettings(routes=routes)) as made:
-        names = made.server.model_names()
-        (answer,) = await ask(made, request(target="/invocations", body=JSON_BODY))
+    async with stage(tmp_path, None, options=HttpSettings(routes=routes)) as opened:
+        names = opened.server.model_names()
+        (answer,) = await ask(opened, request(target="/invocations", body=JSON_BODY))
         assert (answer.status, json.loads(answer.body)["error"]) == (
             400,
             f"/invocations names no model, and there are {len(names)}: set MODEL to the name of the one that takes it",
         )
-        (unknown,) = await ask(made, request(target="/models/simple/invoke", body=JSON_BODY))
+        (unknown,) = await ask(opened, request(target="/models/simple/invoke", body=JSON_BODY))
         assert unknown.status == 404  # SageMaker's, where it loads models
 
 
@@ -165,16 +184,16 @@ async def test_without_a_name_the_only_model_is_meant(tmp_path: Path) -> None:
 async def test_vertex_has_two_forms(tmp_path: Path, body: bytes, packed: bool) -> None:
     routes = PlatformRoutes("/health", "/predict/it", TYPE, instances=True, model="simple")
     coding = {"Content_Encoding": "gzip"} if packed else {}
-    async with stage(tmp_path, None, options=HttpSettings(routes=routes)) as made:
+    async with stage(tmp_path, None, options=HttpSettings(routes=routes)) as opened:
         for _ in range(2):
             sent = (gzip.compress(each, mtime=0) if packed else each for each in (body, JSON_BODY))
-            own, v2 = [await ask(made, request(target="/predict/it", body=each, **coding)) for each in sent]
+            own, v2 = [await ask(opened, request(target="/predict/it", body=each, **coding)) for each in sent]
             assert json.loads(own[0].body) == {"predictions": [{"OUTPUT0": [11, 12], "OUTPUT1": [-9, -8]}]}
             assert v2[0].body == JSON_ANSWER
 
 
 async def test_where_there_is_no_platform_its_paths_are_unknown(tmp_path: Path) -> None:
-    async with stage(tmp_path, None) as made:
+    async with stage(tmp_path, None) as opened:
         for path in ("/invocations", "/models/simple/invoke", "/models"):
-            assert [answer.status for answer in await ask(made, request(target=path, body=JSON_BODY))] == [404]
-        assert made.site.platform is None
+            assert [answer.status for answer in await ask(opened, request(target=path, body=JSON_BODY))] == [404]
+        assert opened.site.platform is None

@@ -166,7 +166,8 @@ class ServerCall(Stream):
         rpc = self.call_head.rpc
         if rpc is None:
             self._status = self.call_head.refusal_status
-            self.finish(self.call_head.refusal)
+            has_trailers = self._status != heads.UNKNOWN
+            self.finish(self.call_head.refusal + (self._services.load if has_trailers else b""))
             return
         if not self._streaming and self._message is None and not self.ended:
             if not self._waiting and self._count_open():

@@ -43,8 +43,10 @@ def parsed(text: str) -> orca.OrcaLoadReport:
         ("ServerReady", [framed(b"")], 0),
         ("ModelStreamInfer", [framed(request())], 0),
         ("ModelInfer", [framed(request("nosuch"))], 5),
+        ("ModelInfer", [framed(b"\xff")], 3),
+        ("NoSuch", [framed(b"")], 12),
     ],
-    ids=["inference", "probe", "stream", "failure"],
+    ids=["inference", "probe", "stream", "failure", "garbage", "unknown"],
 )
 async def test_each_call_has_it_in_its_trailers(
     client: Client, port: Port, name: str, messages: list[bytes], status: int

@@ -7,8 +7,9 @@ it stands for.
 import re
 import zlib
 from typing import Final
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote
 
+from modserve.access.calls import need_of
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.failures import NoModelMemoryError, is_memory_failure
@@ -24,15 +25,17 @@ from .responses import binary_head
 _CONTENT_TYPE: Final = b"content-type"
 _HEADER_LENGTH: Final = infer_request.HEADER_LENGTH.encode()
 _INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|$)")
-_POSTED: Final = re.compile(
-    rb"(/v1/(?!models(/[^:]*)?$).*|/v2/.*/(infer|infer_stream|generate|generate_stream|load|unload|index|(un)?register))"
-    rb"(\?.*)?"
-)
-"""Calls to which Vertex AI's redirection stays a POST; the others are read."""
+_POSTED: Final = re.compile(r"/v2/.*/(load|unload|index|(un)?register)")
+"""Calls to which Vertex AI's redirection stays a POST, beside inferences; the others are read."""
 _FORM: Final = re.compile(rb'"(instances|inputs)"\s*:')
 _BEGINNING: Final = 64 * 1024
 """Bytes of a body in which its form shows."""
 _ANY_CODING: Final = 32 + zlib.MAX_WBITS
+
+
+def _is_posted(target: bytes) -> bool:
+    path = unquote(target.partition(b"?")[0].decode("latin-1"))
+    return need_of("POST", path)[0].kind == "infer" or _POSTED.fullmatch(path) is not None
 
 
 class PlatformPaths:
@@ -67,7 +70,7 @@ class PlatformPaths:
             other = next((value for name, value in lines.headers if name == self._redirect), b"")
             if other and method == b"POST":
                 lines.target = b"/" + other.lstrip(b"/")
-                method = b"POST" if _POSTED.fullmatch(lines.target) else b"GET"
+                method = b"POST" if _is_posted(lines.target) else b"GET"
             else:
                 model = quote_from_bytes(self._model().encode(), "").encode()
                 lines.target = b"/v2/models/%b/%b%b%b" % (model, routes.call.encode(), mark, query)
