@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
 
-from modserve.client.transport import INDEX, STATISTICS
+from modserve.client.transport import DRAIN, INDEX, STATISTICS
 from modserve.client.values import Result
-from modserve.commands import infer_servers, models, security_probe, several_indexes, several_status, table
+from modserve.commands import drain, infer_servers, models, security_probe, several_indexes, several_status, table
 from modserve.commands.doctor_checks import Check
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.infer_servers import difference
@@ -51,6 +51,33 @@ def test_status_of_each_and_all() -> None:
     assert (body["ready"], body["requests"], body["failures"]) == (False, 1, 1)
     assert body["servers"][0] == {"url": "http://s0", "error": "no response within 1 s"}
     assert several_status.all_ready(outcomes[1:])
+
+
+def test_drains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all at the same time; one alone says what it has always said."""
+    servers = three()
+    servers[1].drained = {"drained": False, "in_flight": {"m": 2}, "seconds": 30.0}
+    servers[2].on_call = refusing(DRAIN)
+    monkeypatch.setattr(drain, "connect_all", lambda places: ServerSet(servers[: len(places)]))
+    assert table.run("drain", ["--url=http://s0,http://s1,http://s2"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "server     outcome",
+        "---------  " + "-" * 74,
+        "http://s0  drained, after 2 ms",
+        "http://s1  not drained: --exit-timeout-secs is over, and in flight are 2 of model 'm'",
+        "http://s2  not drained: it refuses the call",
+        "    not allowed",
+    ]
+    assert table.run("drain", ["--url=http://s0"]) == 0
+    assert capsys.readouterr().out == "drained, after 2 ms\n"
+    servers[0].drained = {"drained": False, "in_flight": {}, "seconds": 30.0}
+    assert table.run("drain", ["--url=http://s0"]) == 1
+    assert "in flight are streams without a request" in capsys.readouterr().out
+
+
+def test_a_drain_is_a_call_of_http(capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.run("drain", ["--url=http://s0,grpc://s1:8001"]) == 2
+    assert "this call is HTTP, and grpc://s1:8001 is not" in capsys.readouterr().err
 
 
 def rows(*rows: tuple[str, str, str]) -> ServerIndex:
