@@ -45,6 +45,7 @@ class Three(NamedTuple):
     servers: Sequence[ServerProcess]
     port: int
     metrics_port: int
+    folders: Sequence[Path]
 
     @property
     def urls(self) -> list[str]:
@@ -86,8 +87,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
     keys.write_text(json.dumps({"keys": [{"name": "viewer", "sha256": digest, "scopes": {"*": ["infer", "read"]}}]}))
     with contextlib.ExitStack() as stack:
         servers = []
-        for index, host in enumerate(HOSTS):
-            folder = repository(place / str(index), 2 if index == 1 else 3)
+        folders = [repository(place / str(index), 2 if index == 1 else 3) for index in range(len(HOSTS))]
+        for index, (host, folder) in enumerate(zip(HOSTS, folders, strict=True)):
             options = ["--model-control-mode=explicit", "--load-model=sum", "--load-model=echo", f"--http-port={port}"]
             options += [f"--http-address={host}", f"--metrics-port={metrics_port}", f"--metrics-address={host}"]
             if index == 0:
@@ -99,7 +100,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
             servers.append(stack.enter_context(started(folder, options=options, environment=variables)))
         for server in servers:
             server.wait_for(LOADED)
-        yield Three(servers, port, metrics_port)
+        yield Three(servers, port, metrics_port, folders)
         for server in servers:
             server.stop()
 
@@ -352,6 +353,25 @@ def test_a_slower_version_goes_back(run: Any, three: Three, tmp_path: Path) -> N
     assert "requests took more than" in out
     config = dict(three.state(0, "echo").config or {})
     assert config["parameters"] == {}
+
+
+def test_a_later_server_that_gets_worse_once_it_has_loaded(run: Any, three: Three) -> None:
+    """Its own repository has a slow configuration of the model, so that the load and the first watch are fine."""
+    config = three.folders[1] / "echo" / "config.pbtxt"
+    former = config.read_text()
+    config.write_text(f'{former}\nparameters {{ key: "execute_delay_ms" value {{ string_value: "200" }} }}\n')
+    try:
+        with clients(three, "echo", ECHO):
+            words = ["--yes", "--watch=2", "--requests=5", "--factor=3", "--json"]
+            code, out, _ = run("rollout", "echo", *words)
+    finally:
+        config.write_text(former)
+    body = json.loads(out)
+    assert (code, body["result"], three.states("echo")) == (1, "back", [("1",)] * 3)
+    assert body["why"].startswith(f"{three.urls[1]}: ")
+    assert " took more than " in body["why"]
+    assert [row["outcome"] for row in body["servers"]] == ["loaded, and back"] * 3
+    assert [(three.state(index, "echo").config or {})["parameters"] for index in range(3)] == [{}] * 3
 
 
 def test_an_interrupted_rollout(three: Three) -> None:
