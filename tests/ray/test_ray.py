@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -313,11 +314,22 @@ def test_replicas_follow_the_pending_requests(cluster: RayCluster) -> None:
     }
     cluster.deploy("third", {"num_replicas": None, "autoscaling_config": scaling}, load_model=["simple", "repeat"])
     cluster.steady(1)
-    fields = {"IN": [1], "DELAY": [0], "WAIT": 0}
+    grown = threading.Event()
     with modserve.connect(cluster.grpc_url, timeout=600) as client, ThreadPoolExecutor(16) as pool:
-        results = [pool.submit(_slow, client, fields | {"DELAY": [1500]}) for _ in range(160)]
-        wait(lambda: cluster.running() == 3, "three replicas")
-        assert all(each.result() == [[1]] for each in results)
+
+        def work() -> bool:
+            """Requests of 1.5 s, one after the other, as long as there are too few replicas."""
+            right = True
+            while not grown.is_set():
+                right &= _slow(client, {"IN": [1], "DELAY": [1500], "WAIT": 0}) == [[1]]
+            return right
+
+        results = [pool.submit(work) for _ in range(16)]
+        try:
+            wait(lambda: cluster.running() == 3, "three replicas")
+        finally:
+            grown.set()
+        assert all(each.result() for each in results)
     with load(cluster.url, "two of three replicas were stopped, since little was pending", clients=1) as clients:
         cluster.steady(1)
         clients.until_answered(50)

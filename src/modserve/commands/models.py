@@ -50,7 +50,7 @@ def _draw(server: RemoteServer, options: Namespace) -> tuple[int, str]:
     tensors = {name: _tensors(server, name) for name in options.names}
     if options.json:
         return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
-    out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
+    out = list(lines(rows, used, engines, colours=takes_colours()))
     for name, body in tensors.items():
         out += ["", *described(name, body), *reasons(name, engines)]
     return 0, "\n".join(out)
@@ -102,18 +102,17 @@ def lines(
     rows: Sequence[IndexRow],
     used: Mapping[tuple[str, str], VersionUsage],
     engines: Mapping[tuple[str, str], tuple[str, str]],
-    now: float,
     *,
     colours: bool = False,
 ) -> Iterator[str]:
-    """A table; reasons follow their rows. `now` is in seconds since the epoch."""
+    """A table; reasons follow their rows. Times are by the server's clock, from which the one here may differ."""
     if not rows:
         yield "The server has no models."
         return
     cells = []
     for row in rows:
         each = used.get(row.key, _NOT_USED)
-        last = f"{duration(max(0.0, now - each.last_ms / 1000))} ago" if each.last_ms else "-"
+        last = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(each.last_ms // 1000)) if each.last_ms else "-"
         mean = duration(each.seconds / each.requests) if each.requests else "-"
         counts = (count(each.requests), count(each.failures)) if row.key in used else ("-", "-")
         cells.append(

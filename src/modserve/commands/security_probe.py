@@ -30,7 +30,7 @@ _CONTROL_ADVICE = (
 
 
 class _StatusText(NamedTuple):
-    """`software` is what the response says that it has passed, and `process` which one has made it; empty if unknown."""
+    """`software` is what the response says that it has passed, `process` which one has made it; empty if unknown."""
 
     status: int
     text: str
