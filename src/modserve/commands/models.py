@@ -37,13 +37,18 @@ _NOTHING = ("", "")
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
+    return again(options.watch, lambda: _draw(options))
+
+
+def _draw(options: Namespace) -> tuple[int, str]:
+    """Once. A name may stand for other servers the next time."""
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) > 1:
-            return again(options.watch, lambda: _draw_all(servers, options))
-        return again(options.watch, lambda: _draw(servers.servers[0], options))
+            return _draw_all(servers, options)
+        return _draw_one(servers.servers[0], options)
 
 
-def _draw(server: RemoteServer, options: Namespace) -> tuple[int, str]:
+def _draw_one(server: RemoteServer, options: Namespace) -> tuple[int, str]:
     rows = chosen(index(server), options.names)
     used = _usage(server)
     engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}

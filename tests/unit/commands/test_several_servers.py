@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,16 @@ from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
 
 from modserve.client.transport import DRAIN, INDEX, STATISTICS
 from modserve.client.values import Result
-from modserve.commands import drain, infer_servers, models, security_probe, several_indexes, several_status, table
+from modserve.commands import (
+    drain,
+    infer_servers,
+    models,
+    security_probe,
+    several_indexes,
+    several_status,
+    status,
+    table,
+)
 from modserve.commands.doctor_checks import Check
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.infer_servers import difference
@@ -51,6 +60,41 @@ def test_status_of_each_and_all() -> None:
     assert (body["ready"], body["requests"], body["failures"]) == (False, 1, 1)
     assert body["servers"][0] == {"url": "http://s0", "error": "no response within 1 s"}
     assert several_status.all_ready(outcomes[1:])
+
+
+@pytest.mark.parametrize("command", [status, models])
+def test_a_name_that_stands_for_other_servers_after_a_while(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--watch``: none at first, then one, then three, and without those that left in the end."""
+    servers = {server.url: server for server in three()}
+    now: list[str] = []
+    texts: list[str] = []
+
+    def lookup(options: Namespace) -> list[str]:
+        if not now:
+            raise UnreachableError("the name 'svc' has no address")
+        return now
+
+    def again(seconds: float, draw: Callable[[], tuple[int, str]]) -> int:
+        with pytest.raises(UnreachableError, match="the name 'svc' has no address"):
+            draw()
+        for urls in (["http://s0"], list(servers), ["http://s1", "http://s2"]):
+            now[:] = urls
+            texts.append(draw()[1])
+        return 0
+
+    monkeypatch.setattr(command, "destinations", lookup)
+    monkeypatch.setattr(command, "connect_all", lambda places: ServerSet([servers[url] for url in places]))
+    monkeypatch.setattr(command, "again", again)
+    name = command.__name__.rpartition(".")[2]
+    assert table.run(name, ["--watch=1", "--json", "--url=dns:///svc"]) == 0
+    expected = [["http://s0"], list(servers), ["http://s1", "http://s2"]]
+    if command is status:
+        bodies = [json.loads(text) for text in texts]
+        assert [[row["url"] for row in body.get("servers", [body])] for body in bodies] == expected
+    else:
+        assert [[url for url in servers if url in text] for text in texts] == [[], *expected[1:]]
 
 
 def test_drains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
