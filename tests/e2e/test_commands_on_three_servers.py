@@ -1,9 +1,12 @@
 """Commands over three real servers, of which one has keys and another repository; and what is wrong with one of them.
 
+Their clocks are apart: that of the second is an hour ahead, that of the third an hour behind.
+
 The commands run in this process, but for the one that is interrupted.
 """
 
 import contextlib
+import email.utils
 import hashlib
 import http.client
 import http.server
@@ -16,8 +19,10 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +43,15 @@ from modserve.commands.remote_server import connect
 from modserve.pb import inference as pb
 
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+SHIFTS = (0, 3600, -3600)
+"""Seconds by which the servers' clocks are ahead."""
+_CLOCK = """
+import os, time
+SHIFT = int(os.environ["CLOCK_SHIFT_S"])
+seconds, nanoseconds = time.time, time.time_ns
+time.time = lambda: seconds() + SHIFT
+time.time_ns = lambda: nanoseconds() + SHIFT * 1_000_000_000
+"""
 VIEWER, ADMIN = "viewer-key-5d1e-long", "admin-key-77aa-long"
 
 
@@ -45,6 +59,7 @@ class Three(NamedTuple):
     servers: Sequence[ServerProcess]
     port: int
     metrics_port: int
+    folders: Sequence[Path]
 
     @property
     def urls(self) -> list[str]:
@@ -82,12 +97,14 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
     place = tmp_path_factory.mktemp("three")
     port, metrics_port = free_port(), free_port()
     keys = place / "keys.yaml"
+    (place / "sitecustomize.py").write_text(_CLOCK)
+    clock = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
     digest = hashlib.sha256(VIEWER.encode()).hexdigest()
     keys.write_text(json.dumps({"keys": [{"name": "viewer", "sha256": digest, "scopes": {"*": ["infer", "read"]}}]}))
     with contextlib.ExitStack() as stack:
         servers = []
-        for index, host in enumerate(HOSTS):
-            folder = repository(place / str(index), 2 if index == 1 else 3)
+        folders = [repository(place / str(index), 2 if index == 1 else 3) for index in range(len(HOSTS))]
+        for index, (host, folder) in enumerate(zip(HOSTS, folders, strict=True)):
             options = ["--model-control-mode=explicit", "--load-model=sum", "--load-model=echo", f"--http-port={port}"]
             options += [f"--http-address={host}", f"--metrics-port={metrics_port}", f"--metrics-address={host}"]
             if index == 0:
@@ -95,11 +112,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
             if index == 2:
                 copy_example(folder, "simple", "own")
                 options += ["--load-model=own", f"--auth-file={keys}"]
-            variables = {"MODSERVE_API_KEY": ADMIN} if index == 2 else {}
+            variables = {"CLOCK_SHIFT_S": str(SHIFTS[index]), "PYTHONPATH": clock}
+            if index == 2:
+                variables["MODSERVE_API_KEY"] = ADMIN
             servers.append(stack.enter_context(started(folder, options=options, environment=variables)))
         for server in servers:
             server.wait_for(LOADED)
-        yield Three(servers, port, metrics_port)
+        yield Three(servers, port, metrics_port, folders)
         for server in servers:
             server.stop()
 
@@ -158,6 +177,27 @@ def test_a_name_for_all(run: Any, three: Three, monkeypatch: pytest.MonkeyPatch)
     assert [row["url"] for row in body["servers"]] == three.urls
     code, _, err = run("status", "--url=dns:///a..b")
     assert (code, "is not an address" in err) == (1, True)
+
+
+def test_clocks_that_are_apart(run: Any, three: Three) -> None:
+    """Times of servers are told by their own clocks, and limits of calls are no moments of a clock."""
+    now = time.time()
+    for index, (host, shift) in enumerate(zip(HOSTS, SHIFTS, strict=True)):
+        connection = http.client.HTTPConnection(host, three.port, timeout=30)
+        headers = {"x-api-key": ADMIN, "content-type": "application/json"}
+        body = {**json.loads(SUM), "parameters": {"timeout": 20_000_000}}
+        connection.request("POST", "/v2/models/sum/infer", json.dumps(body), headers)
+        response = connection.getresponse()
+        assert (response.status, response.read()[:1]) == (200, b"{")
+        date = email.utils.parsedate_to_datetime(response.headers["Date"]).timestamp()
+        assert abs(date - now - shift) < 1800
+        connection.close()
+        row = next(line for line in run("models", f"--url={three.urls[index]}").out.splitlines() if "sum" in line)
+        last = datetime.strptime(" ".join(row.split()[-2:]), "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
+        assert abs(last.timestamp() - now - shift) < 1800
+    code, out, err = run("top", "--count=2", "--interval=0.1")
+    assert code == 0, err
+    assert "-" not in " ".join(line.split()[2] for line in out.splitlines() if line.startswith("http://"))
 
 
 def test_what_differs(run: Any, three: Three) -> None:
@@ -352,6 +392,25 @@ def test_a_slower_version_goes_back(run: Any, three: Three, tmp_path: Path) -> N
     assert "requests took more than" in out
     config = dict(three.state(0, "echo").config or {})
     assert config["parameters"] == {}
+
+
+def test_a_later_server_that_gets_worse_once_it_has_loaded(run: Any, three: Three) -> None:
+    """Its own repository has a slow configuration of the model, so that the load and the first watch are fine."""
+    config = three.folders[1] / "echo" / "config.pbtxt"
+    former = config.read_text()
+    config.write_text(f'{former}\nparameters {{ key: "execute_delay_ms" value {{ string_value: "200" }} }}\n')
+    try:
+        with clients(three, "echo", ECHO):
+            words = ["--yes", "--watch=2", "--requests=5", "--factor=3", "--json"]
+            code, out, _ = run("rollout", "echo", *words)
+    finally:
+        config.write_text(former)
+    body = json.loads(out)
+    assert (code, body["result"], three.states("echo")) == (1, "back", [("1",)] * 3)
+    assert body["why"].startswith(f"{three.urls[1]}: ")
+    assert " took more than " in body["why"]
+    assert [row["outcome"] for row in body["servers"]] == ["loaded, and back"] * 3
+    assert [(three.state(index, "echo").config or {})["parameters"] for index in range(3)] == [{}] * 3
 
 
 def test_an_interrupted_rollout(three: Three) -> None:

@@ -35,6 +35,8 @@ import gateway_stage
 import gateways
 import modserve
 from gateway_stage import NAMES, Gateway, ModelServer
+from modserve.client.address import parse
+from modserve.commands import security_probe
 
 LATE = 60_000
 """Milliseconds before a response that no test waits for."""
@@ -236,6 +238,19 @@ def test_control_is_refused(gateway: Gateway, servers: list[ModelServer]) -> Non
             each.unload_model("digits")
         each.close()
     assert all(send(server.http_port, "GET", "/v2/models/digits/ready").status == 200 for server in servers)
+
+
+def test_the_doctor_notices_the_gateway(gateway: Gateway) -> None:
+    """By its headers, or by the servers, of which several respond."""
+    address = parse(f"http://{HOST}:{gateway.http_port}")
+    row = next(each for each in security_probe.all_checks(address) if each.name == "gateway")
+    if gateway.name == "haproxy":
+        assert (row.level, row.advice) == ("ok", "")
+        assert "workers of one server, or several servers behind a gateway" in row.text
+    else:
+        assert row.level == "warning"
+        assert row.text.startswith(f"calls pass {gateway.name}")
+        assert "reach one server" in row.advice
 
 
 # --- sequences --------------------------------------------------------------------------------------------------------

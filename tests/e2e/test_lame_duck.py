@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 from repositories import EXAMPLES, HELD, write_accumulator, write_held
-from server_process import LOADED, ServerProcess, eventually, started
+from server_process import LOADED, ServerProcess, eventually, free_port, started
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, Input, channel, connect, grpc_infer, http, http_infer, ints, message, send, stub
@@ -178,6 +178,7 @@ def test_a_drain_by_command_finishes_what_has_begun(tmp_path: Path) -> None:
 
 
 def test_a_drain_that_takes_too_long(tmp_path: Path) -> None:
+    """Of two servers, of which nobody answers for the other."""
     gate = write_held(tmp_path, "held")
     with (
         started(tmp_path, options=["--exit-timeout-secs=1"], environment=HELD) as server,
@@ -187,11 +188,15 @@ def test_a_drain_that_takes_too_long(tmp_path: Path) -> None:
         call = threads.submit(http_infer, server.http_port, HELD_ASK)
         eventually(lambda: gate.begun == 1)
         try:
-            with modserve("drain", "--url", url(server)) as drain:
+            absent = f"http://{HOST}:{free_port()}"
+            with modserve("drain", "--url", f"{url(server)},{absent}") as drain:
                 code, text = drain.end()
         finally:
             gate.open()  # it is not given up before the process ends
-        assert (code, text) == (1, "not drained: --exit-timeout-secs is over, and in flight are 1 of model 'held'\n")
+        left = "not drained: --exit-timeout-secs is over, and in flight are 1 of model 'held'"
+        rows = [tuple(line.split(maxsplit=1)) for line in text.splitlines()[2:]]
+        assert rows == [(url(server), left), (absent, "not drained: it does not respond"), ("Connection", "refused")]
+        assert code == 1
         assert call.result().status == 200
         server.stop()
 

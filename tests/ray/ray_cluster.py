@@ -1,5 +1,6 @@
 """A cluster of Ray on this machine, models for it, and clients that keep account of what becomes of their requests."""
 
+import json
 import os
 import shutil
 import threading
@@ -56,6 +57,23 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse(outputs))
         return responses
 """
+_WHERE = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        output = pb_utils.Tensor("PROCESS", np.array([[os.getppid()]], np.int32))
+        return [pb_utils.InferenceResponse([output]) for _ in requests]
+"""
+_WHERE_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "VALUE" data_type: TYPE_INT32 dims: 1 }
+output { name: "PROCESS" data_type: TYPE_INT32 dims: 1 }
+parameters { key: "residency.load" value { string_value: "lazy" } }
+"""
 _ACCUMULATE_CONFIG = """
 backend: "python"
 max_batch_size: 4
@@ -73,12 +91,13 @@ instance_group { kind: KIND_CPU count: 2 }
 
 
 def repository(place: Path) -> Path:
-    """The example models, and one that adds up the values of each sequence."""
+    """The example models; `accumulate` adds up the values of each sequence; `where` loads late and says where it is."""
     for name in ("simple", "repeat", "digits"):
         shutil.copytree(_MODELS / name, place / name)
-    (place / "accumulate" / "1").mkdir(parents=True)
-    (place / "accumulate" / "1" / "model.py").write_text(_ACCUMULATE)
-    (place / "accumulate" / "config.pbtxt").write_text(_ACCUMULATE_CONFIG)
+    for name, model, config in (("accumulate", _ACCUMULATE, _ACCUMULATE_CONFIG), ("where", _WHERE, _WHERE_CONFIG)):
+        (place / name / "1").mkdir(parents=True)
+        (place / name / "1" / "model.py").write_text(model)
+        (place / name / "config.pbtxt").write_text(config)
     return place
 
 
@@ -119,7 +138,11 @@ class RayCluster:
 
     def deploy(self, revision: str = "", deployment: dict[str, Any] | None = None, **options: Any) -> None:
         """Three replicas, one for each node."""
-        options = {"model_control_mode": "explicit", "load_model": ["simple", "repeat", "accumulate"], **options}
+        options = {
+            "model_control_mode": "explicit",
+            "load_model": ["simple", "repeat", "accumulate", "where"],
+            **options,
+        }
         replicas = {"num_replicas": 3, "graceful_shutdown_timeout_s": 60, **(deployment or {})}
         app = modserve.ray.app(self.models, revision=revision, deployment=replicas, **options)
         serve.run(app, name=APP)
@@ -163,9 +186,13 @@ class RayCluster:
 
 
 class Load:
-    """Clients that send requests to `simple`, each with other numbers, until they are stopped."""
+    """Clients that send requests to `simple`, each with other numbers, until they are stopped.
 
-    def __init__(self, url: str, clients: int) -> None:
+    `name` is what happens meanwhile, in the account that `benchmarks/ray_faults.py` reads.
+    """
+
+    def __init__(self, url: str, name: str, clients: int) -> None:
+        self._name = name
         self.outcomes: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._url = f"{url}/v2/models/simple/infer"
@@ -224,7 +251,8 @@ class Load:
         self._over.set()
         for thread in self._threads:
             thread.join()
-        print(dict(self.outcomes), dict(self.failures))
+        outcomes = {name: self.outcomes[name] for name in ("sent", "answered", "refused", "failed", "wrong")}
+        print(f"\naccount of {self._name}: {json.dumps(outcomes)}", dict(self.failures), flush=True)
         assert self.outcomes["wrong"] == 0, self.failures
         assert self.outcomes["sent"] == self.answered + self.lost
 
@@ -234,9 +262,9 @@ class Load:
 
 
 @contextmanager
-def load(url: str, clients: int = 4) -> Iterator[Load]:
+def load(url: str, name: str, clients: int = 4) -> Iterator[Load]:
     """Requests while the block runs, of which some have been answered before it begins."""
-    clients_at_work = Load(url, clients)
+    clients_at_work = Load(url, name, clients)
     clients_at_work.start()
     try:
         clients_at_work.until_answered(20)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -170,6 +171,19 @@ def test_requests_of_a_sequence_on_a_stream_stay_in_order(cluster: RayCluster) -
     client.close()
 
 
+def test_a_model_that_clients_name_to_ray_stays_at_two_replicas(cluster: RayCluster) -> None:
+    """Over either protocol, so that the others need not have it in memory; without the name it goes anywhere."""
+
+    def processes(url: str, **headers: str) -> set[int]:
+        with modserve.connect(url, timeout=120, headers=headers) as client:
+            return {int(client.infer("where", {"VALUE": [[1]]})["PROCESS"][0, 0]) for _ in range(20)}
+
+    homes = processes(cluster.url, serve_multiplexed_model_id="where")
+    homes |= processes(cluster.grpc_url, multiplexed_model_id="where")
+    assert 1 <= len(homes) <= 2
+    assert homes < processes(cluster.url) | processes(cluster.url) <= set(cluster.processes())
+
+
 def test_a_sequence_that_has_not_begun_is_refused(cluster: RayCluster) -> None:
     with modserve.connect(cluster.url, timeout=120) as client, pytest.raises(modserve.ClientError, match="START"):
         client.infer("accumulate", {"VALUE": [[1]]}, parameters={"sequence_id": 777})
@@ -177,7 +191,7 @@ def test_a_sequence_that_has_not_begun_is_refused(cluster: RayCluster) -> None:
 
 def test_a_killed_replica_is_replaced_with_what_clients_have_changed(cluster: RayCluster) -> None:
     assert httpx.post(f"{cluster.url}/v2/repository/models/digits/load", timeout=180).status_code == 200
-    with load(cluster.url) as clients:
+    with load(cluster.url, "`kill -9` of a replica") as clients:
         victim = cluster.processes()[0]
         os.kill(victim, signal.SIGKILL)
         wait(lambda: victim not in cluster.processes() and len(cluster.processes()) == 3, "another replica")
@@ -220,7 +234,7 @@ def test_a_killed_ledger_learns_from_the_replicas(cluster: RayCluster) -> None:
 
 def test_a_killed_raylet_and_a_new_node(cluster: RayCluster) -> None:
     """A node vanishes with its replica; the others serve, and a new node gets the third replica again."""
-    with load(cluster.url) as clients:
+    with load(cluster.url, "`kill -9` of a node's raylet, another node later") as clients:
         node = cluster.others.pop()
         os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
         wait(lambda: cluster.running() == 2, "two replicas")
@@ -233,7 +247,7 @@ def test_a_killed_raylet_and_a_new_node(cluster: RayCluster) -> None:
 
 
 def test_a_node_is_removed_under_load(cluster: RayCluster) -> None:
-    with load(cluster.url) as clients:
+    with load(cluster.url, "a node was removed, another one added") as clients:
         cluster.cluster.remove_node(cluster.others.pop(), allow_graceful=True)
         wait(lambda: cluster.running() == 2, "two replicas")
         clients.until_answered(50)
@@ -252,7 +266,7 @@ def test_an_update_of_the_repository_loses_nothing(cluster: RayCluster) -> None:
         for file in source.iterdir():
             (target / file.name).write_bytes(file.read_bytes())
     before = set(cluster.processes())
-    with load(cluster.url) as clients:
+    with load(cluster.url, "a new version of the model was deployed") as clients:
         cluster.deploy("second")
         cluster.steady(3)
         clients.until_answered(50)
@@ -262,8 +276,34 @@ def test_an_update_of_the_repository_loses_nothing(cluster: RayCluster) -> None:
         assert client.infer("simple", {"INPUT0": ONES, "INPUT1": ONES}).version == 2
 
 
+def test_sequences_stay_when_there_are_more_replicas(cluster: RayCluster) -> None:
+    """Also those that would have begun in the new one."""
+
+    def add(step: int, **flags: bool) -> dict[int, int]:
+        """One step of all sequences; the processes that they are in."""
+        processes = {}
+        with modserve.connect(cluster.grpc_url, timeout=120) as client:
+            for number in range(5001, 5025):
+                parameters = {"sequence_id": number, **flags}
+                result = client.infer("accumulate", {"VALUE": [[number]]}, parameters=parameters)
+                assert result["SUM"].tolist() == [[step * number]]
+                processes[number] = int(result["PROCESS"][0, 0])
+        return processes
+
+    cluster.deploy("second", {"num_replicas": 2})
+    cluster.steady(2)
+    before = add(1, sequence_start=True)
+    cluster.deploy("second")
+    cluster.steady(3)
+    assert add(2) == before
+    assert add(3, sequence_end=True) == before
+    places = add(1, sequence_start=True, sequence_end=True)
+    assert len(set(before.values())) == 2
+    assert len(set(places.values())) == 3
+
+
 def test_replicas_follow_the_pending_requests(cluster: RayCluster) -> None:
-    """More while many requests are pending, and less when there are none."""
+    """More while many requests are pending, and fewer when there are few, of which none is lost."""
     scaling = {
         "min_replicas": 1,
         "max_replicas": 3,
@@ -274,12 +314,26 @@ def test_replicas_follow_the_pending_requests(cluster: RayCluster) -> None:
     }
     cluster.deploy("third", {"num_replicas": None, "autoscaling_config": scaling}, load_model=["simple", "repeat"])
     cluster.steady(1)
-    fields = {"IN": [1], "DELAY": [0], "WAIT": 0}
+    grown = threading.Event()
     with modserve.connect(cluster.grpc_url, timeout=600) as client, ThreadPoolExecutor(16) as pool:
-        results = [pool.submit(_slow, client, fields | {"DELAY": [1500]}) for _ in range(160)]
-        wait(lambda: cluster.running() == 3, "three replicas")
-        assert all(each.result() == [[1]] for each in results)
-    cluster.steady(1)
+
+        def work() -> bool:
+            """Requests of 1.5 s, one after the other, as long as there are too few replicas."""
+            right = True
+            while not grown.is_set():
+                right &= _slow(client, {"IN": [1], "DELAY": [1500], "WAIT": 0}) == [[1]]
+            return right
+
+        results = [pool.submit(work) for _ in range(16)]
+        try:
+            wait(lambda: cluster.running() == 3, "three replicas")
+        finally:
+            grown.set()
+        assert all(each.result() for each in results)
+    with load(cluster.url, "two of three replicas were stopped, since little was pending", clients=1) as clients:
+        cluster.steady(1)
+        clients.until_answered(50)
+    assert clients.lost == 0
 
 
 def _slow(client: modserve.Client, fields: dict[str, Any]) -> list[Any]:

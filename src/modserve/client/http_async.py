@@ -13,6 +13,7 @@ from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
 from .http_messages import HttpRequest, HttpResponse
+from .idle import has_ended
 from .transport import ControlCall
 from .values import ClientCall, Result
 
@@ -168,7 +169,10 @@ class _Connection:
 
     @property
     def open(self) -> bool:
-        return not self._reader.at_eof() and not self._writer.is_closing() and self._reader.exception() is None
+        """Whether a request may be sent: also what the event loop has not read yet counts."""
+        if self._reader.at_eof() or self._writer.is_closing() or self._reader.exception() is not None:
+            return False
+        return not has_ended(self._writer.get_extra_info("socket"))
 
     async def send(self, head: bytes, parts: tuple[Buffer, ...]) -> None:
         self.reusable = False

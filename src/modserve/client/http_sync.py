@@ -1,7 +1,6 @@
 """HTTP for threads: the standard library's client, and connections that are kept for the next call."""
 
 import http.client
-import select
 import socket
 import threading
 import time
@@ -15,6 +14,7 @@ from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
 from .errors import ClientError, timed_out, unreachable
 from .http_messages import HttpRequest, HttpResponse
+from .idle import has_ended
 from .transport import ControlCall
 from .values import ClientCall, Result
 
@@ -106,7 +106,7 @@ class HttpTransport:
                 if not self._idle:
                     break
                 kept = self._idle.pop()
-            if not _has_ended(kept.sock):
+            if not has_ended(kept.sock):
                 return kept
             kept.close()
         seconds = CONNECT_SECONDS if timeout is None else min(timeout, CONNECT_SECONDS)
@@ -159,15 +159,6 @@ class UnixConnection(http.client.HTTPConnection):
         except OSError:
             self.close()
             raise
-
-
-def _has_ended(sock: socket.socket | None) -> bool:
-    """Whether the server has closed an idle connection, or sent something unrequested."""
-    if sock is None:
-        return True
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class _Exchange:

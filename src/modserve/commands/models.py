@@ -37,20 +37,25 @@ _NOTHING = ("", "")
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
+    return again(options.watch, lambda: _draw(options))
+
+
+def _draw(options: Namespace) -> tuple[int, str]:
+    """Once. A name may stand for other servers the next time."""
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) > 1:
-            return again(options.watch, lambda: _draw_all(servers, options))
-        return again(options.watch, lambda: _draw(servers.servers[0], options))
+            return _draw_all(servers, options)
+        return _draw_one(servers.servers[0], options)
 
 
-def _draw(server: RemoteServer, options: Namespace) -> tuple[int, str]:
+def _draw_one(server: RemoteServer, options: Namespace) -> tuple[int, str]:
     rows = chosen(index(server), options.names)
     used = _usage(server)
     engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
     tensors = {name: _tensors(server, name) for name in options.names}
     if options.json:
         return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
-    out = list(lines(rows, used, engines, time.time(), colours=takes_colours()))
+    out = list(lines(rows, used, engines, colours=takes_colours()))
     for name, body in tensors.items():
         out += ["", *described(name, body), *reasons(name, engines)]
     return 0, "\n".join(out)
@@ -102,18 +107,17 @@ def lines(
     rows: Sequence[IndexRow],
     used: Mapping[tuple[str, str], VersionUsage],
     engines: Mapping[tuple[str, str], tuple[str, str]],
-    now: float,
     *,
     colours: bool = False,
 ) -> Iterator[str]:
-    """A table; reasons follow their rows. `now` is in seconds since the epoch."""
+    """A table; reasons follow their rows. Times are by the server's clock, from which the one here may differ."""
     if not rows:
         yield "The server has no models."
         return
     cells = []
     for row in rows:
         each = used.get(row.key, _NOT_USED)
-        last = f"{duration(max(0.0, now - each.last_ms / 1000))} ago" if each.last_ms else "-"
+        last = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(each.last_ms // 1000)) if each.last_ms else "-"
         mean = duration(each.seconds / each.requests) if each.requests else "-"
         counts = (count(each.requests), count(each.failures)) if row.key in used else ("-", "-")
         cells.append(

@@ -1,7 +1,7 @@
 """What a running server lets callers without a key do: one call of each kind, of which none changes anything."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from modserve.client.address import CONNECT_SECONDS, Access, Address
 from modserve.client.http_sync import UnixConnection
 
 from . import tls_probe
-from .doctor_checks import OK, PROBLEM, Check
+from .doctor_checks import OK, PROBLEM, WARNING, Check
 from .errors import UnreachableError
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
@@ -19,11 +19,23 @@ _REFUSALS = (401, 403)
 _ABSENT = "Not Found"
 _LARGEST = 65_536
 _METRICS_PORT = re.compile(r"at port (\d+)")
+_NO_ID = {"X-Request-ID": "doctor has none"}
+"""Not an id, for its spaces: the process that responds makes one."""
+_OWN_ID = re.compile(r"([0-9a-f]{10})-[0-9a-f]+")
+"""An id that a server has made. It begins with the name of its process."""
+_CONTROL_ADVICE = (
+    "loads, unloads, drains and settings through it reach one server: '--url' and --peers take the servers' own "
+    "addresses, http://HOST:PORT,http://HOST:PORT or dns:///NAME:PORT"
+)
 
 
 class _StatusText(NamedTuple):
+    """`software` is what the response says that it has passed, `process` which one has made it; empty if unknown."""
+
     status: int
     text: str
+    software: str = ""
+    process: str = ""
 
 
 class _Probe(NamedTuple):
@@ -79,8 +91,9 @@ def all_checks(address: Address) -> Iterator[Check]:
         text = "off: others on the way read and change requests, responses and keys"
         yield Check(PROBLEM, "TLS", text, TLS_ADVICE.format("http"))
     yield Check(OK, "health", "needs a key" if health.status in _REFUSALS else "open, for probes")
-    for probe in _PROBES:
-        response = _ask(address, probe.method, probe.path)
+    responses = [_ask(address, probe.method, probe.path) for probe in _PROBES]
+    yield from _gateway([health, *responses])
+    for probe, response in zip(_PROBES, responses, strict=True):
         if response.status in _REFUSALS:
             yield Check(OK, probe.name, "refused without a key or header")
         elif probe.otherwise in response.text or _ABSENT in response.text:
@@ -88,6 +101,19 @@ def all_checks(address: Address) -> Iterator[Check]:
         else:
             yield Check(level, probe.name, f"open: {probe.text}", probe.advice)
     yield from _metrics(address, level)
+
+
+def _gateway(responses: Sequence[_StatusText]) -> Iterator[Check]:
+    """Whether something stands before one server or several; nothing where it is a server itself that responds."""
+    software = ", ".join(dict.fromkeys(each.software for each in responses if each.software))
+    processes = len({each.process for each in responses if each.process})
+    seen = f"{processes} processes have responded to {len(responses)} calls"
+    if software:
+        yield Check(
+            WARNING, "gateway", f"calls pass {software}" + (f"; {seen}" if processes > 1 else ""), _CONTROL_ADVICE
+        )
+    elif processes > 1:
+        yield Check(OK, "gateway", f"{seen}: workers of one server, or several servers behind a gateway")
 
 
 def _metrics(address: Address, level: str) -> Iterator[Check]:
@@ -129,10 +155,13 @@ def _ask(address: Address, method: str, path: str) -> _StatusText:
         connection = HTTPConnection(*place, timeout=CONNECT_SECONDS)
     try:
         body = b"{}" if method == "POST" else None
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = _NO_ID | ({"Content-Type": "application/json"} if body else {})
         connection.request(method, f"{address.prefix}{path}", body, headers)
         response = connection.getresponse()
-        return _StatusText(response.status, response.read(_LARGEST).decode(errors="replace"))
+        text = response.read(_LARGEST).decode(errors="replace")
+        own = _OWN_ID.fullmatch(response.headers.get("X-Request-ID", ""))
+        software = response.headers.get("Via") or response.headers.get("Server") or ""
+        return _StatusText(response.status, text, software[:100], own[1] if own else "")
     except (OSError, HTTPException) as error:
         raise UnreachableError(f"cannot reach {address}: {getattr(error, 'strerror', None) or error}") from error
     finally:

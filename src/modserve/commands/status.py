@@ -6,7 +6,7 @@ from contextlib import closing
 
 from . import several_status
 from .destination import destinations
-from .server_set import connect_all
+from .server_set import ServerSet, connect_all
 from .server_status import server_status
 from .status_report import document, lines
 from .syntax import add_destination, add_json, add_watch, parser
@@ -27,25 +27,29 @@ add_destination(PARSER, 10.0, several=True)
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
+    return again(options.watch, lambda: _draw(options))
+
+
+def _draw(options: Namespace) -> tuple[int, str]:
+    """Once. A name may stand for other servers the next time."""
     with closing(connect_all(destinations(options))) as servers:
+        if len(servers.servers) > 1:
+            return _draw_all(servers, options)
+        [server] = servers.servers
+        status = server_status(server)
+        text = (
+            json.dumps(document(status, server.url), indent=2)
+            if options.json
+            else "\n".join(lines(status, server.url, colours=takes_colours()))
+        )
+        return int(not status.health.ready), text
 
-        def draw() -> tuple[int, str]:
-            status = server_status(servers.servers[0])
-            url = servers.servers[0].url
-            text = (
-                json.dumps(document(status, url), indent=2)
-                if options.json
-                else "\n".join(lines(status, url, colours=takes_colours()))
-            )
-            return int(not status.health.ready), text
 
-        def draw_all() -> tuple[int, str]:
-            outcomes = servers.call(server_status)
-            text = (
-                json.dumps(several_status.document(outcomes), indent=2)
-                if options.json
-                else "\n".join(several_status.lines(outcomes, colours=takes_colours()))
-            )
-            return int(not several_status.all_ready(outcomes)), text
-
-        return again(options.watch, draw if len(servers.servers) == 1 else draw_all)
+def _draw_all(servers: ServerSet, options: Namespace) -> tuple[int, str]:
+    outcomes = servers.call(server_status)
+    text = (
+        json.dumps(several_status.document(outcomes), indent=2)
+        if options.json
+        else "\n".join(several_status.lines(outcomes, colours=takes_colours()))
+    )
+    return int(not several_status.all_ready(outcomes)), text

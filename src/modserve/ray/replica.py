@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -9,18 +10,13 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from modserve.access.access_control import AccessControl
-from modserve.core.configuration.trace_settings import TraceSettings
 from modserve.core.errors import unavailable
-from modserve.core.servable import Servable
 from modserve.frontends.http.application import guarded, scoped
 from modserve.frontends.http.mounted import MountedApp
 from modserve.frontends.http.rest.app import create_app
 from modserve.process.app import InferenceServer, access_control
-from modserve.routing.router import RouteRollback
-from modserve.server.local import LocalServer
 from modserve.settings import Settings
 from modserve.workers.control import WorkerControl
-from modserve.workers.engine_control import EngineControl
 from modserve.workers.fleet_server import FleetServer
 
 from . import sequences
@@ -28,41 +24,15 @@ from .calls import ProxyCalls, WireMessage
 from .ledger import Ledger
 from .lifespan import without_lifespan
 from .links import LEDGER, LedgerLink, SequenceLink, broadcast
+from .member import ReplicaMember
 from .replica_set import PeerCalls, ReplicaSet
 from .router import SessionRouter
 from .scaling import PENDING
-from .sequences import SequenceRoutes, SessionModel
+from .sequences import SequenceRoutes
 from .servicers import SERVICES
 
 _MOST_WAITING = 1000
 """Calls of the ledger that may wait: those of replicas that start, and changes of clients."""
-_REFUSED = "it runs in one of several replicas, and the others would not do the same. Let a client do it"
-
-
-class ReplicaMember:
-    """Implements `server.member.ServerMember`: what the server of a replica does with the others."""
-
-    def __init__(self, peers: ReplicaSet, routes: SequenceRoutes | None) -> None:
-        """`routes`: None where Ray cannot tell whose a sequence is."""
-        self.count = 1  # each replica has a process, and its resources, of its own
-        self.place = 0, 1
-        self._peers = peers
-        self._routes = routes
-        self._telling: set[asyncio.Task[Any]] = set()
-
-    def with_owners(self, servable: Servable) -> Servable:
-        return servable if servable.config.sequence_batching is None else SessionModel(servable, self._routes)
-
-    def engine_control(self, own: LocalServer) -> EngineControl:
-        return EngineControl(own, _REFUSED)
-
-    def trace(self, settings: TraceSettings) -> TraceSettings:
-        return settings
-
-    def roll_back_elsewhere(self, rollback: RouteRollback) -> None:
-        task = asyncio.get_running_loop().create_task(self._peers.ask("roll_back", rollback))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
 
 
 class Replica:
@@ -77,11 +47,12 @@ class Replica:
         name, place = context.replica_id.unique_id, (context.deployment, context.app_name)
         ledger = LedgerLink()
         peers = ReplicaSet(name, broadcast(*place), ledger)
-        member = ReplicaMember(peers, SequenceRoutes(SequenceLink(*place)) if sticky else None)
+        self._peers, self._sequences = peers, SequenceLink(*place)
+        member = ReplicaMember(peers, SequenceRoutes(self._sequences) if sticky else None)
         server = self._server = InferenceServer(settings, member=member)
         control = WorkerControl(server, _no_page, 0, lambda: None)
         control.caught_up.set()
-        self._peer_calls = PeerCalls(name, control, ledger)
+        self._peer_calls = PeerCalls(name, control, ledger, partial(sequences.holds, server))
         self._access: AccessControl | None = access_control(settings)
         await server.__aenter__()
         if settings.exit_on_error and (failed := server.unready_reasons()):
@@ -125,7 +96,7 @@ class Replica:
         return await self._peer_calls.receive(data)
 
     async def receive_sequence(self, data: bytes) -> AsyncGenerator[tuple[bool, bytes]]:
-        async for outcome in sequences.receive(self._server, data):
+        async for outcome in sequences.receive(self._server, data, self._peers, self._sequences):
             yield outcome
 
     @property

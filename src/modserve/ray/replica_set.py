@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.lifecycle import IndexEntry
+from modserve.core.requests.sequence import SequenceKey
 from modserve.server import DrainReport
 from modserve.workers import values
 from modserve.workers.control import WorkerControl
@@ -60,6 +61,10 @@ class ReplicaSet:
         self.count = 1 + len(responses)
         return {index: values.loads(each) for index, each in enumerate(responses, 1)}
 
+    async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
+        """The name of the replica, of the others, that has a sequence; empty if none has it."""
+        return next(filter(None, (await self.ask("holds", model, version, key)).values()), "")
+
     async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
         return await self.ask(method, *arguments)
 
@@ -86,9 +91,17 @@ class ReplicaSet:
 class PeerCalls:
     """What others call in one replica, and its number: that of the last change that it has made."""
 
-    def __init__(self, name: str, control: WorkerControl, ledger: LedgerCalls) -> None:
+    def __init__(
+        self,
+        name: str,
+        control: WorkerControl,
+        ledger: LedgerCalls,
+        holds: Callable[[str, int | None, SequenceKey], bool],
+    ) -> None:
+        """`holds`: whether this replica has a sequence, by its model, version and name."""
         self.name = name
         self.number = 0
+        self._holds = holds
         self._control = control
         self._ledger = ledger
         self._one = asyncio.Lock()
@@ -98,6 +111,8 @@ class PeerCalls:
         sender, method, arguments = values.loads(data)
         if sender == self.name or not self._control.answers(method):
             return b""
+        if method == "holds":
+            return values.dumps(self.name if self._holds(*arguments) else "")
         if method == "make":
             return values.dumps(await self._make(*arguments))
         if method == "knows":

@@ -1,11 +1,10 @@
-"""How Ray chooses the replica of a call: that of the session, or the less busy one of two."""
+"""How Ray chooses the replica of a call: by its session, or its model, or the less busy one of two."""
 
-import random
 from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from .sessions import owner
+from .sessions import candidates
 
 
 class SessionRouter(RequestRouter):  # type: ignore[misc] # Ray is not there for type checkers
@@ -15,10 +14,9 @@ class SessionRouter(RequestRouter):  # type: ignore[misc] # Ray is not there for
         """As Ray calls it: groups of replicas, of which the less busy one of the first group gets the call."""
         if not candidate_replicas:
             return []
+        session, model = "", ""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        session = "" if pending_request is None else pending_request.metadata.session_id
-        if session:
-            by_name = {str(each.replica_id.unique_id): each for each in candidate_replicas}
-            return [[by_name[owner(session, by_name)]]]
-        return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
+            session, model = pending_request.metadata.session_id, pending_request.metadata.multiplexed_model_id
+        by_name = {str(each.replica_id.unique_id): each for each in candidate_replicas}
+        return [[by_name[name] for name in candidates(session, model, by_name)]]

@@ -1,6 +1,8 @@
 """Sequences on several replicas: requests go to the replica that has theirs, wherever they arrive.
 
-A sequence's requests are sent one after the other, so that they stay in the order in which they came.
+Where a sequence begins follows from its name and the replicas that there are (`sessions.owner`). Once there are more of
+them, that may be another one, which then asks who has the sequence and sends the request there: it stays where it
+began. A sequence's requests are sent one after the other, so that they stay in the order in which they came.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from modserve.models.serving.wrappers import ModelWrapper
 from modserve.server.local import LocalServer
 from modserve.workers import inference, values
 
-from .sessions import session_id
+from .sessions import direct, session_id
 
 _HERE: ContextVar[bool] = ContextVar("here", default=False)
 """The request has come to the replica that has its sequence."""
@@ -30,6 +32,13 @@ class SequenceSender(Protocol):
     """What brings a request to the replica of its session: whether each outcome is the last, and its bytes."""
 
     def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]: ...
+
+
+class HolderSearch(Protocol):
+    """Finds the replica that has a sequence, among the others."""
+
+    async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
+        """Its name; empty if none has it."""
 
 
 class SequenceRoutes:
@@ -125,20 +134,37 @@ class _OutcomeSink:
         self.outcomes.put_nowait((final, content))
 
 
-async def receive(server: LocalServer, data: bytes) -> AsyncGenerator[tuple[bool, bytes]]:
+def holds(server: LocalServer, model: str, version: int | None, key: SequenceKey) -> bool:
+    """Whether the sequence has begun in this server and goes on."""
+    try:
+        servable = server.model(model, version)
+    except ModserveError:
+        return False
+    return isinstance(servable, SequenceKeeper) and servable.has_sequence(key)
+
+
+async def receive(
+    server: LocalServer, data: bytes, others: HolderSearch, sender: SequenceSender
+) -> AsyncGenerator[tuple[bool, bytes]]:
     """Serve a request of a sequence that another replica has sent here; the outcomes, as `SequenceSender` has them."""
     now_ns = time.monotonic_ns()
     patience_ns, message = values.loads(data)
     request = inference.read_request(message, now_ns + patience_ns if patience_ns else 0)
-    sink = _OutcomeSink()
-    mark = _HERE.set(True)
     try:
-        inflight = server.model(request.model_name, request.version).submit(request, sink, now_ns)
+        holder = await _holder_elsewhere(server, request, others)
+        if holder:
+            async for outcome in sender.send(direct(holder), data):
+                yield outcome
+            return
+        sink = _OutcomeSink()
+        mark = _HERE.set(True)
+        try:
+            inflight = server.model(request.model_name, request.version).submit(request, sink, now_ns)
+        finally:
+            _HERE.reset(mark)
     except ModserveError as error:
         yield True, inference.write_failure(error)
         return
-    finally:
-        _HERE.reset(mark)
     try:
         final = False
         while not final:
@@ -146,3 +172,11 @@ async def receive(server: LocalServer, data: bytes) -> AsyncGenerator[tuple[bool
             yield final, content
     finally:
         inflight.cancel()
+
+
+async def _holder_elsewhere(server: LocalServer, request: InferenceRequest, others: HolderSearch) -> str:
+    """The replica that has the sequence of a request which begins none, if that is not this one. Raises INVALID_ARG."""
+    member, name, version = membership(request), request.model_name, request.version
+    if member.start or holds(server, name, version, member.key):
+        return ""
+    return await others.holder(name, version, member.key)

@@ -1,7 +1,8 @@
-"""Which replica has a sequence: the same one for every proxy and every replica that sees the same replicas."""
+"""Which replica has a sequence, and which ones a model: the same for all that see the same replicas."""
 
 import hashlib
-from collections.abc import Iterable
+import random
+from collections.abc import Collection, Iterable
 
 from modserve.core.requests.sequence import SequenceKey
 
@@ -12,11 +13,35 @@ def session_id(model: str, key: SequenceKey) -> str:
     return f"{model}\0{type(id).__name__}\0{id}\0{tenant}"
 
 
+_DIRECT = "\0"
+"""What sessions begin with that are only the name of a replica."""
+MODEL_HOMES = 2
+"""Replicas that get the requests of a model which clients name to Ray."""
+
+
+def direct(replica: str) -> str:
+    """The session of calls for one replica."""
+    return f"{_DIRECT}{replica}"
+
+
 def owner(session: str, replicas: Iterable[str]) -> str:
     """One of the replicas, by their names. Where one comes or goes, only its own sessions move."""
+    return max(replicas, key=lambda name: _weight(session, name))
 
-    def weight(name: str) -> tuple[bytes, str]:
-        text = f"{session}\0{name}"
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), name
 
-    return max(replicas, key=weight)
+def candidates(session: str, model: str, replicas: Collection[str]) -> list[str]:
+    """The replicas of which the less busy one gets a call, by their names: that of the session; or those of the model.
+
+    Without either, two of them by chance.
+    """
+    if session:
+        name = session.removeprefix(_DIRECT)
+        return [name if name != session and name in replicas else owner(session, replicas)]
+    if model:
+        return sorted(replicas, key=lambda name: _weight(model, name))[-MODEL_HOMES:]
+    return random.sample(sorted(replicas), min(2, len(replicas)))
+
+
+def _weight(key: str, name: str) -> tuple[bytes, str]:
+    text = f"{key}\0{name}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), name

@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modserve.client.transport import CONFIG, HEALTH, INDEX, LOAD, SERVER, STATISTICS, UNLOAD, Operation, Parameters
+from modserve.client.transport import (
+    CONFIG,
+    DRAIN,
+    HEALTH,
+    INDEX,
+    LOAD,
+    SERVER,
+    STATISTICS,
+    UNLOAD,
+    Operation,
+    Parameters,
+)
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 
@@ -35,6 +46,7 @@ class ScriptedServer(RemoteServer):
         self.models = dict(models)
         self.calls: list[str] = []
         self.counts: dict[str, Any] = {}
+        self.drained: dict[str, Any] = {"drained": True, "in_flight": {}, "seconds": 0.002}
         self.on_call: Callable[[Operation], None] = lambda operation: None
         self._lock = threading.Lock()
 
@@ -51,6 +63,8 @@ class ScriptedServer(RemoteServer):
             return {"name": "modserve", "version": "1.0"}
         if operation is HEALTH:
             return {"ready": True}
+        if operation is DRAIN:
+            return self.drained
         if operation is STATISTICS:
             return self.counts
         if operation is INDEX:

@@ -32,7 +32,8 @@ OLD = {"backend": "b", "max_batch_size": 4}
 class World:
     """Servers, clients that send each 10 requests a second, and time. `failing` has how many of them fail, by version.
 
-    `at` has what happens at a second.
+    `broken` are the servers where that is so, at first all; `slow` are those that take ten times as long. `at` has what
+    happens at a second.
     """
 
     def __init__(self, count: int = 3) -> None:
@@ -40,6 +41,7 @@ class World:
         self.servers = [ScriptedServer(f"http://s{index}", {"m": model}) for index, model in enumerate(models)]
         self.now = 0.0
         self.failing: dict[str, int] = {}
+        self.broken, self.slow, self.idle = set(range(count)), set[int](), set[int]()
         self.at: dict[int, Callable[[], object]] = {}
         self.counts: list[dict[str, ModelCounts]] = [{} for _ in models]
         self.unready: set[int] = set()
@@ -50,14 +52,15 @@ class World:
     def sleep(self, seconds: float) -> None:
         before, self.now = self.now, self.now + seconds
         for second in range(int(before) + 1, int(self.now) + 1):
-            for server, counts in zip(self.servers, self.counts, strict=True):
-                for version in server.models["m"].ready[-1:]:
-                    failures = self.failing.get(version, 0)
-                    row = counts.setdefault(version, ModelCounts())
-                    row.requests += self.sent - failures
+            for index, (server, counts) in enumerate(zip(self.servers, self.counts, strict=True)):
+                for version in server.models["m"].ready[-1:] if index not in self.idle else ():
+                    failures = self.failing.get(version, 0) if index in self.broken else 0
+                    row, sent = counts.setdefault(version, ModelCounts()), self.sent - failures
+                    row.requests += sent
                     row.failures += failures
-                    row.seconds += (self.sent - failures) * 0.003
-                    row.buckets = {0.005: row.requests, 0.01: row.requests, float("inf"): row.requests}
+                    row.seconds += sent * (0.03 if index in self.slow else 0.003)
+                    for bound in (0.005, 0.01, 0.05, float("inf")):
+                        row.buckets[bound] = row.buckets.get(bound, 0) + sent * (bound > 0.03 or index not in self.slow)
             self.at.pop(second, lambda: None)()
 
     def source(self, index: int) -> "Source":
@@ -96,6 +99,7 @@ class Said(list[str]):
 class Source:
     def __init__(self, world: World, index: int) -> None:
         self._world, self._index = world, index
+        self.url = world.servers[index].url
 
     def read(self) -> TopSnapshot:
         self._world.servers[self._index].on_call(Operation("GET", "", "Metrics"))
@@ -109,7 +113,7 @@ class Source:
 def test_a_good_version_reaches_all() -> None:
     world = World()
     report = world.run()
-    assert (report.done, world.ready, world.now) == (True, [("2",)] * 3, 60)
+    assert (report.done, world.ready, world.now) == (True, [("2",)] * 3, 120)
     assert (report.new.requests, report.others.requests) == (600, 1200)
     assert [each.state for each in report.servers] == ["version 2 READY"] * 3
     assert [server.models["m"].config["max_batch_size"] for server in world.servers] == [4] * 3
@@ -209,6 +213,79 @@ def test_nobody_sends_requests() -> None:
     report = world.run()
     assert report.went_back
     assert report.why.startswith("the new version had 0 requests, and 50 are needed to compare")
+    assert world.run(rules=RolloutRules(requests=0)).done
+
+
+# The later servers
+
+
+def test_a_later_server_gets_worse_after_it_has_loaded() -> None:
+    """All go back, also the first, which is good."""
+    world = World()
+    world.broken = {1}
+    world.at[70] = lambda: world.failing.update({"2": 5})
+    report = world.run()
+    assert (report.done, report.went_back, world.ready) == (False, True, [("1",)] * 3)
+    assert 70 < world.now <= 90
+    assert report.why.startswith("http://s1: ")
+    assert " requests failed, of http://s0 0 of " in report.why
+    assert [each.outcome for each in report.servers] == ["loaded, and back"] * 3
+    assert [bool(each.reason) for each in report.servers] == [False, True, False]
+
+
+def test_a_later_server_is_also_watched_while_the_next_ones_load() -> None:
+    world = World(4)
+    world.broken = {1}
+    world.failing["2"] = 10
+    world.servers[2].on_call = lambda operation: world.sleep(5) if operation is LOAD else None
+    report = world.run()
+    assert (report.went_back, "RepositoryModelLoad" in world.servers[3].calls) == (True, False)
+    assert report.why.startswith("http://s1: 50 of 50 requests failed, of http://s0 0 of 50")
+
+
+def test_a_slower_machine_is_no_worse_version() -> None:
+    """It was as slow before."""
+    world = World()
+    world.slow = {2}
+    assert world.run().done
+    world = World()
+    world.at[61] = lambda: world.slow.add(2)
+    report = world.run()
+    assert report.went_back
+    assert " took more than 5 ms, of http://s0 0 of " in report.why
+
+
+def test_what_is_slower_on_all_servers_is_no_worse_server() -> None:
+    """As with more traffic than before."""
+    world = World()
+    world.at[61] = lambda: world.slow.update({0, 1, 2})
+    assert world.run().done
+
+
+@pytest.mark.parametrize("trouble", ["silent", "unready"])
+@pytest.mark.parametrize("index", [0, 2])
+def test_each_server_has_to_stand_the_second_watch(trouble: str, index: int) -> None:
+    world = World()
+
+    def happen() -> None:
+        if trouble == "unready":
+            world.unready.add(index)
+        else:
+            world.servers[index].on_call = silent(times=1)
+
+    world.at[90] = happen
+    report = world.run()
+    assert (report.went_back, world.ready, world.now) == (True, [("1",)] * 3, 90)
+    expected = "is not ready any more" if trouble == "unready" else "does not respond any more"
+    assert report.why == f"http://s{index} {expected}"
+
+
+def test_a_later_server_without_requests() -> None:
+    world = World()
+    world.idle = {2}
+    report = world.run()
+    assert (report.went_back, world.now) == (True, 120)
+    assert report.why.startswith("http://s2: 0 requests of the new version, and 50 are needed to compare")
     assert world.run(rules=RolloutRules(requests=0)).done
 
 
@@ -344,5 +421,6 @@ def test_a_report_as_json() -> None:
     body = json.loads(json.dumps(document(world.run())))
     assert (body["model"], body["version"], body["result"]) == ("m", 2, "done")
     assert body["servers"][1]["before"] == ["1"]
+    assert [row["counts"]["requests"] for row in body["servers"]] == [600, 600]
     with pytest.raises(UsageError):
         command.read(options(":1"))

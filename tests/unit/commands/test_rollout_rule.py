@@ -15,6 +15,7 @@ from modserve.commands.rollout.rule import (
     WatchCounts,
     chance_of,
     judge,
+    judge_later,
     total_of,
 )
 
@@ -193,3 +194,63 @@ def test_a_worse_version_goes_back(mean: float, failing: float) -> None:
 def test_a_broken_version_goes_back_at_once() -> None:
     looks = {rollout(service(0.01, 1.0), service(0.01, 0.01), 400, seed)[1] for seed in range(20)}
     assert looks == {LOOKS[0]}
+
+
+# The later servers
+
+
+def later(*, last: bool = True, tests: int = 1, **sides: WatchCounts) -> Judgement:
+    references = {"the version before": sides["former"], "http://first": sides["first"]}
+    return judge_later(sides["new"], references, RULES, last=last, tests=tests)
+
+
+def test_a_later_server_is_worse_if_it_is_worse_than_both() -> None:
+    good, slow = counts([0.003] * 100), counts([0.03] * 100)
+    assert later(new=slow, former=slow, first=good).verdict is Verdict.GO_ON
+    assert later(new=slow, former=good, first=slow).verdict is Verdict.GO_ON
+    judgement = later(new=slow, former=good, first=good)
+    assert judgement.verdict is Verdict.GO_BACK
+    assert judgement.reason.startswith(
+        "100 of 100 requests took more than 10 ms, of http://first 0 of 100, whose median"
+    )
+
+
+def test_a_later_server_that_had_no_requests_before() -> None:
+    good, slow, nothing = counts([0.003] * 100), counts([0.03] * 100), WatchCounts()
+    assert later(new=slow, former=nothing, first=good).verdict is Verdict.GO_BACK
+    assert later(new=slow, former=nothing, first=nothing).verdict is Verdict.GO_ON
+    assert later(new=WatchCounts(0, 3), former=nothing, first=nothing, last=False).reason == "3 of 3 requests failed"
+    reason = later(new=counts([0.003] * 49), former=good, first=good).reason
+    assert reason.startswith("49 requests of the new version, and 50 are needed to compare; ")
+
+
+def second_watch(services: Sequence[Service], requests: int, seed: int) -> Verdict:
+    """Of a first server and later ones, which had the service of the first before."""
+    chance = random.Random(seed)
+    outcomes = [[each(chance) for _ in range(requests)] for each in services]
+    former = [[services[0](chance) for _ in range(requests)] for _ in services[1:]]
+
+    def counted(side: Sequence["float | None"]) -> WatchCounts:
+        return counts([each for each in side if each is not None], side.count(None))
+
+    for look in LOOKS:
+        first, *others = (counted(side[: round(requests * look)]) for side in outcomes)
+        for before, new in zip(map(counted, former), others, strict=True):
+            judgement = later(new=new, former=before, first=first, last=look == 1.0, tests=len(others))
+            if judgement.verdict is Verdict.GO_BACK:
+                return Verdict.GO_BACK
+    return Verdict.GO_ON
+
+
+@pytest.mark.parametrize("failing", [0.0, 0.1])
+def test_later_servers_like_the_first_go_on(failing: float) -> None:
+    """19 of 20 times at least, however many there are."""
+    verdicts = [second_watch([service(0.01, failing)] * 9, 60, seed) for seed in range(60)]
+    assert verdicts.count(Verdict.GO_BACK) <= 3
+
+
+@pytest.mark.parametrize(("mean", "failing"), [(0.01, 0.2), (0.05, 0.01)], ids=["errors", "latency"])
+def test_one_later_server_that_is_worse(mean: float, failing: float) -> None:
+    services = [service(0.01, 0.01)] * 4 + [service(mean, failing)]
+    verdicts = [second_watch(services, 200, seed) for seed in range(40)]
+    assert verdicts.count(Verdict.GO_BACK) >= 38

@@ -143,16 +143,16 @@ def test_status_of_a_server_without_models() -> None:
 
 
 def test_a_table_of_models() -> None:
-    text = "\n".join(models.lines([READY, FAILED], USED, {READY.key: ("ONNX Runtime", "")}, 1000.0))
+    text = "\n".join(models.lines([READY, FAILED], USED, {READY.key: ("ONNX Runtime", "")}))
     assert text == (
-        "model   version  state        engine        requests  failed  mean      last\n"
-        "------  -------  -----------  ------------  --------  ------  ----  --------\n"
-        "simple  1        READY        ONNX Runtime        20       2  2 ms  10 s ago\n"
-        "broken  -        UNAVAILABLE  -                    -       -     -         -\n"
+        "model   version  state        engine        requests  failed  mean                  last\n"
+        "------  -------  -----------  ------------  --------  ------  ----  --------------------\n"
+        "simple  1        READY        ONNX Runtime        20       2  2 ms  1970-01-01 00:16:30Z\n"
+        "broken  -        UNAVAILABLE  -                    -       -     -                     -\n"
         "    Invalid argument: one\n"
         "    two"
     )
-    assert list(models.lines([], {}, {}, 0)) == ["The server has no models."]
+    assert list(models.lines([], {}, {})) == ["The server has no models."]
 
 
 def test_inputs_and_outputs_of_a_model() -> None:

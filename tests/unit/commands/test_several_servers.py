@@ -2,16 +2,25 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
 
-from modserve.client.transport import INDEX, STATISTICS
+from modserve.client.transport import DRAIN, INDEX, STATISTICS
 from modserve.client.values import Result
-from modserve.commands import infer_servers, models, security_probe, several_indexes, several_status, table
+from modserve.commands import (
+    drain,
+    infer_servers,
+    models,
+    security_probe,
+    several_indexes,
+    several_status,
+    status,
+    table,
+)
 from modserve.commands.doctor_checks import Check
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.infer_servers import difference
@@ -51,6 +60,68 @@ def test_status_of_each_and_all() -> None:
     assert (body["ready"], body["requests"], body["failures"]) == (False, 1, 1)
     assert body["servers"][0] == {"url": "http://s0", "error": "no response within 1 s"}
     assert several_status.all_ready(outcomes[1:])
+
+
+@pytest.mark.parametrize("command", [status, models])
+def test_a_name_that_stands_for_other_servers_after_a_while(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--watch``: none at first, then one, then three, and without those that left in the end."""
+    servers = {server.url: server for server in three()}
+    now: list[str] = []
+    texts: list[str] = []
+
+    def lookup(options: Namespace) -> list[str]:
+        if not now:
+            raise UnreachableError("the name 'svc' has no address")
+        return now
+
+    def again(seconds: float, draw: Callable[[], tuple[int, str]]) -> int:
+        with pytest.raises(UnreachableError, match="the name 'svc' has no address"):
+            draw()
+        for urls in (["http://s0"], list(servers), ["http://s1", "http://s2"]):
+            now[:] = urls
+            texts.append(draw()[1])
+        return 0
+
+    monkeypatch.setattr(command, "destinations", lookup)
+    monkeypatch.setattr(command, "connect_all", lambda places: ServerSet([servers[url] for url in places]))
+    monkeypatch.setattr(command, "again", again)
+    name = command.__name__.rpartition(".")[2]
+    assert table.run(name, ["--watch=1", "--json", "--url=dns:///svc"]) == 0
+    expected = [["http://s0"], list(servers), ["http://s1", "http://s2"]]
+    if command is status:
+        bodies = [json.loads(text) for text in texts]
+        assert [[row["url"] for row in body.get("servers", [body])] for body in bodies] == expected
+    else:
+        assert [[url for url in servers if url in text] for text in texts] == [[], *expected[1:]]
+
+
+def test_drains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all at the same time; one alone says what it has always said."""
+    servers = three()
+    servers[1].drained = {"drained": False, "in_flight": {"m": 2}, "seconds": 30.0}
+    servers[2].on_call = refusing(DRAIN)
+    monkeypatch.setattr(drain, "connect_all", lambda places: ServerSet(servers[: len(places)]))
+    assert table.run("drain", ["--url=http://s0,http://s1,http://s2"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "server     outcome",
+        "---------  " + "-" * 74,
+        "http://s0  drained, after 2 ms",
+        "http://s1  not drained: --exit-timeout-secs is over, and in flight are 2 of model 'm'",
+        "http://s2  not drained: it refuses the call",
+        "    not allowed",
+    ]
+    assert table.run("drain", ["--url=http://s0"]) == 0
+    assert capsys.readouterr().out == "drained, after 2 ms\n"
+    servers[0].drained = {"drained": False, "in_flight": {}, "seconds": 30.0}
+    assert table.run("drain", ["--url=http://s0"]) == 1
+    assert "in flight are streams without a request" in capsys.readouterr().out
+
+
+def test_a_drain_is_a_call_of_http(capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.run("drain", ["--url=http://s0,grpc://s1:8001"]) == 2
+    assert "this call is HTTP, and grpc://s1:8001 is not" in capsys.readouterr().err
 
 
 def rows(*rows: tuple[str, str, str]) -> ServerIndex:

@@ -10,7 +10,7 @@ from modserve import ModserveError, cli, ray
 from modserve.commands.ray import reason
 from modserve.ray.application import check_installed, checked, deployment_options
 from modserve.ray.scaling import PendingPolicy, replicas
-from modserve.ray.sessions import owner, session_id
+from modserve.ray.sessions import MODEL_HOMES, candidates, owner, session_id
 
 REPOSITORY = "model_repository"
 
@@ -93,6 +93,26 @@ def test_only_the_sessions_of_a_lost_replica_move() -> None:
     assert all(after[each] == name for each, name in before.items() if name != "b")
     assert session_id("m", 1) != session_id("m", "1")
     assert session_id("m", ("t", 1)) != session_id("m", 1)
+
+
+def test_a_model_that_clients_name_to_ray_stays_at_some_replicas() -> None:
+    """The same ones for all proxies, whatever order they know the replicas in; others only where one has gone."""
+    names = [f"r{index}" for index in range(6)]
+    homes = {model: candidates("", model, names) for model in map(str, range(200))}
+    assert all(candidates("", model, names[::-1]) == each for model, each in homes.items())
+    assert {len(set(each)) for each in homes.values()} == {MODEL_HOMES}
+    counts = [sum(name in each for each in homes.values()) for name in names]
+    assert min(counts) > 40
+    rest = [name for name in names if name != "r3"]
+    assert all(candidates("", model, rest) == each for model, each in homes.items() if "r3" not in each)
+    assert candidates("", "m", ["only"]) == ["only"]
+
+
+def test_a_session_comes_before_a_model_and_others_go_anywhere() -> None:
+    names = ["a", "b", "c"]
+    assert candidates(session_id("m", 1), "m", names) == [owner(session_id("m", 1), names)]
+    pairs = {tuple(sorted(candidates("", "", names))) for _ in range(200)}
+    assert pairs == {("a", "b"), ("a", "c"), ("b", "c")}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from puppet_server import PuppetLoader
 
 from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.requests.sequence import SequenceKey
 from modserve.core.version import ModelId
 from modserve.ray.ledger import Ledger
 from modserve.ray.replica_set import LedgerLostError, PeerCalls, ReplicaSet
@@ -73,8 +74,9 @@ class FakeReplica:
         )
         control = WorkerControl(self.server, _no_page, 0, lambda: None)
         control.caught_up.set()
-        self.calls = PeerCalls(name, control, ray)
-        peers = ReplicaSet(name, ray.broadcast, ray)
+        self.sequences: set[tuple[str, int | None, SequenceKey]] = set()
+        self.calls = PeerCalls(name, control, ray, lambda *sequence: sequence in self.sequences)
+        self.peers = peers = ReplicaSet(name, ray.broadcast, ray)
         self.fleet = FleetServer(self.server, peers, peers, peers, "replica")
 
     def has(self, model: str) -> bool:
@@ -207,3 +209,10 @@ async def test_the_index_names_the_replica_that_differs(ray: FakeRay) -> None:
 async def test_a_replica_does_not_ask_itself(ray: FakeRay) -> None:
     data = values.dumps(("r1", "failures", ()))
     assert [bool(each) for each in await ray.broadcast(data, 1)] == [True, False, True]
+
+
+async def test_who_of_the_others_has_a_sequence(ray: FakeRay) -> None:
+    ray.each[2].sequences.add(("m", None, ("tenant", "id")))
+    assert await ray.each[0].peers.holder("m", None, ("tenant", "id")) == "r2"
+    assert await ray.each[0].peers.holder("m", None, "id") == ""
+    assert await ray.each[2].peers.holder("m", None, ("tenant", "id")) == ""  # it knows that itself

@@ -2,20 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from puppet_server import ECHO, PuppetServable, echo
 
-from modserve.core.errors import Code, ModserveError, invalid, unavailable
+from modserve.core.errors import Code, ModserveError, invalid, not_found, unavailable
+from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
-from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.sequence import SequenceKey, membership
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.ray import sequences
 from modserve.ray.sequences import SequenceRoutes, SessionModel
-from modserve.ray.sessions import session_id
+from modserve.ray.sessions import candidates, owner, session_id
+from modserve.server.local import LocalServer
 from modserve.testing import RecordingSink, request
 from modserve.workers import inference, values
 
@@ -136,3 +140,116 @@ async def test_requests_of_sequences_are_forwarded_and_others_are_not(servable: 
     await sink.over.wait()
     assert [session for session, _ in sender.sent] == [session_id("echo", 5)]
     assert len(servable.submitted) == 1
+
+
+# Where they stay
+
+
+class KeptSequences(PuppetServable):
+    """Implements `SequenceKeeper`: a sequence that has begun goes on until the test is over."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelId("echo", 1), ECHO, echo)
+        self.open: set[SequenceKey] = set()
+
+    @property
+    def open_sequences(self) -> int:
+        return len(self.open)
+
+    def has_sequence(self, key: SequenceKey) -> bool:
+        return key in self.open
+
+    def abandon_sequence(self, key: SequenceKey) -> None: ...
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        member = membership(request)
+        if not (member.start or member.key in self.open):
+            raise invalid("must specify the START flag")
+        self.open.add(member.key)
+        return super().submit(request, sink, now_ns)
+
+
+class OwnServer:
+    """A server with one model."""
+
+    def __init__(self) -> None:
+        self.servable = KeptSequences()
+
+    def model(self, name: str, version: int | None) -> KeptSequences:
+        if name != "echo":
+            raise not_found(f"Request for unknown model: '{name}'")
+        return self.servable
+
+
+class FakeReplicas:
+    """Servers by the names of their replicas. Implements `SequenceSender`, and `HolderSearch` for all of them."""
+
+    def __init__(self, *names: str) -> None:
+        self.servers = {name: OwnServer() for name in names}
+        self.lost = ""
+
+    async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
+        holders = [name for name, each in self.servers.items() if sequences.holds(as_local(each), model, version, key)]
+        return self.lost or next(iter(holders), "")
+
+    async def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
+        if self.lost and session.endswith(self.lost):
+            raise unavailable("the replica that has the sequence has ended: start the sequence again")
+        [name] = candidates(session, "", self.servers)
+        async for outcome in sequences.receive(as_local(self.servers[name]), data, self, self):
+            yield outcome
+
+    async def call(self, id: int, **parameters: Any) -> Outcome:
+        sink = AwaitedSink()
+        content = texts(sequence_id=id, **parameters)
+        SequenceRoutes(self).forward(session_id("echo", id), content, sink, 0)
+        await sink.over.wait()
+        return sink.errors[0] if sink.errors else sink.responses[0]
+
+    @property
+    def places(self) -> dict[str, int]:
+        return {name: len(each.servable.submitted) for name, each in self.servers.items()}
+
+
+def as_local(server: OwnServer) -> LocalServer:
+    return cast(LocalServer, server)
+
+
+MOVED = next(
+    id
+    for id in range(1, 1000)
+    if (owner(session_id("echo", id), "ab"), owner(session_id("echo", id), "abc")) == ("a", "c")
+)
+"""A sequence that begins in `a`, and that `c` would have if it had been there before."""
+
+
+async def test_a_sequence_stays_where_it_began_when_there_are_more_replicas() -> None:
+    replicas = FakeReplicas("a", "b")
+    assert isinstance(await replicas.call(MOVED, sequence_start=True), InferenceResponse)
+    replicas.servers["c"] = OwnServer()
+    assert isinstance(await replicas.call(MOVED), InferenceResponse)
+    assert isinstance(await replicas.call(MOVED, sequence_end=True), InferenceResponse)
+    assert replicas.places == {"a": 3, "b": 0, "c": 0}
+    await replicas.call(MOVED, sequence_start=True)
+    await replicas.call(MOVED)
+    assert replicas.places == {"a": 3, "b": 0, "c": 2}
+
+
+async def test_a_sequence_that_nobody_has_is_refused_by_its_owner() -> None:
+    replicas = FakeReplicas("a", "b", "c")
+    outcome = await replicas.call(MOVED)
+    assert isinstance(outcome, ModserveError)
+    assert "START" in outcome.message
+    assert replicas.places == {"a": 0, "b": 0, "c": 0}
+
+
+async def test_a_sequence_whose_replica_ends_meanwhile_says_so() -> None:
+    replicas = FakeReplicas("a", "b", "c")
+    replicas.lost = "gone"
+    outcome = await replicas.call(MOVED)
+    assert isinstance(outcome, ModserveError)
+    assert (outcome.code, "start the sequence again" in outcome.message) == (Code.UNAVAILABLE, True)
+
+
+async def test_models_that_are_not_there_hold_nothing() -> None:
+    assert not sequences.holds(as_local(OwnServer()), "nosuch", None, 5)

@@ -52,8 +52,9 @@ PARSER = parser(
     "rollout",
     "Loads a model again, or another version of it, on the first of several servers, and watches it\n"
     "beside the others: errors and latencies of the requests that clients send meanwhile. If it is as\n"
-    "good, the others load it one after another; if not, or if a load fails, or after Ctrl-C, all servers\n"
-    "go back to what they had. They must run with --model-control-mode explicit.",
+    "good, the others load it one after another and are watched for as long; if one is worse, or a load\n"
+    "fails, or after Ctrl-C, all servers go back to what they had. They must run with --model-control-mode\n"
+    "explicit.",
     "  modserve rollout resnet:2 --url dns:///modserve.svc:8000\n"
     "  modserve rollout resnet --url http://a:8000,http://b:8000 --watch 300 --yes\n"
     "  modserve rollout resnet --config config.json --url http://a:8000,http://b:8000 --json --yes",
@@ -64,14 +65,14 @@ option(PARSER, "--config FILE", "Configuration in JSON, instead of the one that 
 option(
     PARSER,
     "--watch SECONDS",
-    f"How long to watch the first server. [default: {_DEFAULTS.watch:g}]",
+    f"How long to watch the first server, and then the others together. [default: {_DEFAULTS.watch:g}]",
     type=positive,
     default=_DEFAULTS.watch,
 )
 option(
     PARSER,
     "--requests N",
-    "Requests that the new version and the others need in that time; with fewer, all go back. "
+    "Requests that the new version needs in that time, on each server, and the old one; with fewer, all go back. "
     f"[default: {_DEFAULTS.requests}]",
     type=reading(_count),
     default=_DEFAULTS.requests,

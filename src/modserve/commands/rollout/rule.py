@@ -8,6 +8,10 @@ right for any numbers, also for three requests. Its levels are such that togethe
 version that is like the others in less than 1 of 20 rollouts: 3 · (4 · 0.001 + 0.01) = 0.042.
 
 A difference has to be significant and large. Of a million requests, 1 % is significant and does not matter.
+
+The servers that load the version later are judged one by one, each beside two others: the first server, which has the
+version as well, and itself before. It is worse only if it is worse than both. So neither a slower machine nor more
+traffic than before turns a rollout back. The levels are divided by the number of servers, since any of them can err.
 """
 
 import math
@@ -87,10 +91,9 @@ class Judgement:
 
 def judge(new: WatchCounts, others: WatchCounts, rules: RolloutRules, *, last: bool) -> Judgement:
     """Of one look; the `last` one decides."""
-    level = _LAST_LEVEL if last else _LEVEL
-    for problem in (_errors(new, others, rules.factor, level), *_latencies(new, others, rules.factor, level)):
-        if problem:
-            return Judgement(Verdict.GO_BACK, problem)
+    problem = _problem(new, others, "the others", rules.factor, _LAST_LEVEL if last else _LEVEL)
+    if problem:
+        return Judgement(Verdict.GO_BACK, problem)
     if not last:
         return Judgement(Verdict.WATCH)
     for side, counts in (("the new version", new), ("the others", others)):
@@ -100,7 +103,31 @@ def judge(new: WatchCounts, others: WatchCounts, rules: RolloutRules, *, last: b
     return Judgement(Verdict.GO_ON, f"new version: {new}; others: {others}")
 
 
-def _errors(new: WatchCounts, others: WatchCounts, factor: float, level: float) -> str:
+def judge_later(
+    new: WatchCounts, references: Mapping[str, WatchCounts], rules: RolloutRules, *, last: bool, tests: int
+) -> Judgement:
+    """Of one look at one of the servers that load the version later; `tests` is by how much the levels are divided.
+
+    `references` are what it is compared with, by the name that the reason has for the last of them.
+    """
+    level = (_LAST_LEVEL if last else _LEVEL) / tests
+    comparable = {name: counts for name, counts in references.items() if counts.total} or {"nobody": WatchCounts()}
+    problems = [_problem(new, counts, name, rules.factor, level) for name, counts in comparable.items()]
+    if all(problems):
+        return Judgement(Verdict.GO_BACK, problems[-1])
+    if last and new.total < rules.requests:
+        text = f"{plural(round(new.total), 'request')} of the new version, and {rules.requests} are needed to compare"
+        return Judgement(Verdict.GO_BACK, f"{text}; --watch and --requests set that")
+    return Judgement(Verdict.GO_ON if last else Verdict.WATCH)
+
+
+def _problem(new: WatchCounts, others: WatchCounts, name: str, factor: float, level: float) -> str:
+    """In what the new version is worse; empty if in nothing. `name` is that of the others."""
+    problems = (_errors(new, others, name, factor, level), *_latencies(new, others, name, factor, level))
+    return next(filter(None, problems), "")
+
+
+def _errors(new: WatchCounts, others: WatchCounts, name: str, factor: float, level: float) -> str:
     failed = f"{count(new.failures)} of {plural(round(new.total), 'request')} failed"
     if not others.total:
         return failed if new.failures and not new.requests else ""
@@ -110,19 +137,19 @@ def _errors(new: WatchCounts, others: WatchCounts, factor: float, level: float) 
     chance = chance_of(new.failures, new.total, others.failures, others.total)
     if chance >= level:
         return ""
-    return f"{failed}, of the others {count(others.failures)} of {count(others.total)}: by chance {_chance(chance)}"
+    return f"{failed}, of {name} {count(others.failures)} of {count(others.total)}: by chance {_chance(chance)}"
 
 
-def _latencies(new: WatchCounts, others: WatchCounts, factor: float, level: float) -> Iterator[str]:
+def _latencies(new: WatchCounts, others: WatchCounts, name: str, factor: float, level: float) -> Iterator[str]:
     if not (new.requests and others.requests):
         return
     bounds = sorted(new.buckets.keys() & others.buckets.keys())
     if not bounds:
         if min(new.requests, others.requests) >= _FOR_MEANS and new.mean > factor * others.mean:
-            yield f"a request takes {duration(new.mean)} on average, on the others {duration(others.mean)}"
+            yield f"a request takes {duration(new.mean)} on average, on {name} {duration(others.mean)}"
         return
     whole, others_whole = new.buckets[bounds[-1]], others.buckets[bounds[-1]]
-    for name, share in _PERCENTILES.items():
+    for percentile, share in _PERCENTILES.items():
         usual = quantile(others.buckets, share)
         limit = next((bound for bound in bounds if bound >= factor * usual), math.inf)
         if math.isinf(limit):
@@ -133,8 +160,8 @@ def _latencies(new: WatchCounts, others: WatchCounts, factor: float, level: floa
         chance = chance_of(slow, whole, others_slow, others_whole)
         if chance < level:
             yield (
-                f"{count(slow)} of {plural(round(whole), 'request')} took more than {duration(limit)}, of the "
-                f"others {count(others_slow)} of {count(others_whole)}, whose {name} is {duration(usual)}: "
+                f"{count(slow)} of {plural(round(whole), 'request')} took more than {duration(limit)}, of {name} "
+                f"{count(others_slow)} of {count(others_whole)}, whose {percentile} is {duration(usual)}: "
                 f"by chance {_chance(chance)}"
             )
 

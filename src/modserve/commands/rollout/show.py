@@ -50,6 +50,7 @@ def document(report: RolloutReport) -> dict[str, Any]:
                 "outcome": each.outcome,
                 "now": each.state,
                 "reason": each.reason,
+                "counts": _counts(each.counts),
             }
             for each in report.servers
         ],

@@ -1,16 +1,15 @@
-"""The steps of a rollout: load on one server, watch it, load on the others, or go back on all.
+"""The steps of a rollout: load on one server, watch it, load on the others, watch these, or go back on all.
 
-Whatever happens, `roll_out` ends with a report of the state that each server is in then. What ends it early: a server
-that does not respond before anything is changed; a load that fails; the rule (`rule.judge`); the new server not
-ready any more, or silent; somebody who says no, or presses Ctrl-C. All but the first make every server that was changed
-go back.
+Whatever happens, `Rollout.run` ends with a report of the state that each server is in then. What ends it early: a
+server that does not respond before anything is changed; a load that fails; the rules (`rule.judge` for the first
+server, `rule.judge_later` for the others); a server with the new version that is not ready any more, or silent;
+somebody who says no, or presses Ctrl-C. All but the first make every server that was changed go back.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from modserve.client.transport import LOAD
 from modserve.core.errors import ModserveError
@@ -21,19 +20,11 @@ from ..model_state import ModelState, go_back, is_back, last_state, state_of, wi
 from ..remote_server import RemoteServer
 from ..server_set import ServerSet, failure_text
 from ..terminal import duration, plural
-from ..top_figures import TopSnapshot
-from .rule import LOOKS, Judgement, RolloutRules, Verdict, WatchCounts, judge, total_of
-from .watch import counted, watched_versions
+from .rule import LOOKS, RolloutRules, Verdict, WatchCounts, judge, judge_later, total_of
+from .watch import CountSource, RolloutError, Watch, watched_versions
 
 _LEFT = "interrupted twice, so that servers are left as they are"
 Say = Callable[[str], None]
-
-
-class CountSource(Protocol):
-    """Where the counts of one server come from."""
-
-    def read(self) -> TopSnapshot:
-        """Raises UnreachableError, RefusedError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +56,24 @@ class ServerProgress:
     """A call had no response, so the server may carry it out late."""
     reason: str = ""
     after: ModelState = field(default_factory=ModelState)
+    former: WatchCounts = field(default_factory=WatchCounts)
+    """Of the version before, while the first server was watched."""
+    counts: WatchCounts = field(default_factory=WatchCounts)
+    """Of the new version, while this server was watched."""
     state: str = ""
     as_before: bool = False
+
+    @property
+    def new_versions(self) -> frozenset[str]:
+        return watched_versions(self.before.versions, self.after.versions)
 
 
 @dataclass(slots=True)
 class RolloutReport:
-    """`why` is the reason for the decision. `went_back` is whether all servers are as before."""
+    """`why` is the reason for the decision. `went_back` is whether all servers are as before.
+
+    `new` and `others` are what was counted while the first server was watched.
+    """
 
     plan: RolloutPlan
     servers: Sequence[ServerProgress] = ()
@@ -80,10 +82,6 @@ class RolloutReport:
     why: str = ""
     new: WatchCounts = field(default_factory=WatchCounts)
     others: WatchCounts = field(default_factory=WatchCounts)
-
-
-class RolloutError(Exception):
-    """The rollout does not go on; the text says why."""
 
 
 class Rollout:
@@ -110,13 +108,12 @@ class Rollout:
         servers = self._report.servers = self._states_before()
         try:
             self._load(servers[0])
-            self._report.why = self._watch(servers).reason
+            self._report.why = self._watch_first(servers)
             self._check_interrupt()
             if not self._agree(len(servers) - 1):
                 self._check_interrupt()
                 raise RolloutError("not confirmed")
-            for each in servers[1:]:
-                self._load(each)
+            self._go_on(servers)
             self._report.done = True
         except RolloutError as error:
             self._report.why = str(error)
@@ -172,34 +169,61 @@ class Rollout:
         [outcome] = self._set.call(work, [each.server])
         return outcome.value
 
-    def _watch(self, servers: Sequence[ServerProgress]) -> Judgement:
-        """Raises RolloutError."""
-        rules, model = self._plan.rules, self._plan.model
-        begin = self._read_all()
-        if begin[0] is None:
-            raise RolloutError(f"{servers[0].server.url} has no counts")
-        was_ready, start = begin[0].ready, self._clock()
-        others = plural(len(servers) - 1, "other")
-        self._say(f"watching {servers[0].server.url} for {duration(rules.watch)} beside {others}")
-        versions = [frozenset(each.before.versions) for each in servers]
-        versions[0] = watched_versions(servers[0].before.versions, servers[0].after.versions)
-        for part in LOOKS:
-            for _ in self._ticks(start + part * rules.watch):
-                snapshot = self._read(self._sources[0])
-                if snapshot is None:
-                    raise RolloutError(f"{servers[0].server.url} does not respond any more")
-                if was_ready and not snapshot.ready:
-                    raise RolloutError(f"{servers[0].server.url} is not ready any more")
-            sides = [
-                counted(now, first, model, names) if now is not None and first is not None else WatchCounts()
-                for now, first, names in zip(self._read_all(), begin, versions, strict=True)
-            ]
-            self._report.new, self._report.others = sides[0], total_of(sides[1:])
-            self._say(f"{duration(self._clock() - start)}: new: {self._report.new}; others: {self._report.others}")
-            judgement = judge(self._report.new, self._report.others, rules, last=part == LOOKS[-1])
+    def _watch_first(self, servers: Sequence[ServerProgress]) -> str:
+        """What was counted. Raises RolloutError."""
+        rules, others = self._plan.rules, servers[1:]
+        watch = Watch(self._plan.model, self._sources)
+        former = {index: each.before.versions for index, each in enumerate(others, 1)}
+        watch.begin({0: servers[0].new_versions, **former}, [0])
+        beside = plural(len(others), "other")
+        self._say(f"watching {servers[0].server.url} for {duration(rules.watch)} beside {beside}")
+        for elapsed, last in self._looks(watch):
+            servers[0].counts, *formers = watch.counts()
+            for each, counts in zip(others, formers, strict=True):
+                each.former = counts
+            self._report.new, self._report.others = servers[0].counts, total_of(formers)
+            self._say(f"{duration(elapsed)}: new: {self._report.new}; others: {self._report.others}")
+            judgement = judge(self._report.new, self._report.others, rules, last=last)
             if judgement.verdict is Verdict.GO_BACK:
                 raise RolloutError(judgement.reason)
-        return judgement
+        return judgement.reason
+
+    def _go_on(self, servers: Sequence[ServerProgress]) -> None:
+        """Load on the others, one after another, and watch them together. Raises RolloutError."""
+        others = servers[1:]
+        watch = Watch(self._plan.model, self._sources)
+        watch.begin({0: servers[0].new_versions}, [0])
+        for index, each in enumerate(others, 1):
+            self._load(each)
+            watch.begin({index: each.new_versions}, [index])
+            watch.check()
+            self._judge_later(watch, servers, len(others) ** 2, last=False)
+        watched = others[0].server.url if len(others) == 1 else f"the {plural(len(others), 'other')}"
+        self._say(f"watching {watched} for {duration(self._plan.rules.watch)} beside {servers[0].server.url}")
+        for elapsed, last in self._looks(watch):
+            first = self._judge_later(watch, servers, len(others), last=last)
+            self._say(f"{duration(elapsed)}: others: {total_of([each.counts for each in others])}; first: {first}")
+
+    def _judge_later(self, watch: Watch, servers: Sequence[ServerProgress], tests: int, *, last: bool) -> WatchCounts:
+        """What the first server has counted meanwhile. Raises RolloutError for a server that is worse than it."""
+        first, *others = watch.counts()
+        for each, counts in zip(servers[1:], others, strict=True):
+            each.counts = counts
+        for each in servers[1:]:
+            references = {"the version before": each.former, servers[0].server.url: first}
+            judgement = judge_later(each.counts, references, self._plan.rules, last=last, tests=tests)
+            if judgement.verdict is Verdict.GO_BACK:
+                each.reason = judgement.reason
+                raise RolloutError(f"{each.server.url}: {judgement.reason}")
+        return first
+
+    def _looks(self, watch: Watch) -> Iterator[tuple[float, bool]]:
+        """How many seconds have passed at each look, and whether it is the last. Raises RolloutError."""
+        start = self._clock()
+        for part in LOOKS:
+            for _ in self._ticks(start + part * self._plan.rules.watch):
+                watch.check()
+            yield self._clock() - start, part == LOOKS[-1]
 
     def _ticks(self, until: float) -> Iterator[None]:
         """Each second, and at that time. Raises RolloutError at an interrupt."""
@@ -212,18 +236,6 @@ class Rollout:
             if left > 1.0:
                 yield
         yield
-
-    def _read_all(self) -> list[TopSnapshot | None]:
-        """At the same time; None for what does not respond."""
-        with ThreadPoolExecutor(len(self._sources)) as threads:
-            return list(threads.map(self._read, self._sources))
-
-    @staticmethod
-    def _read(source: CountSource) -> TopSnapshot | None:
-        try:
-            return source.read()
-        except ModserveError:
-            return None
 
     def _check_interrupt(self) -> None:
         if self._interruption.happened:

@@ -1,9 +1,84 @@
 """What servers count of a model while a rollout watches them."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from modserve.core.errors import ModserveError
 
 from ..top_figures import ModelCounts, TopSnapshot
 from .rule import WatchCounts
+
+_AT_A_TIME = 64
+"""Servers that are read at the same time."""
+
+
+class RolloutError(Exception):
+    """The rollout does not go on; the text says why."""
+
+
+class CountSource(Protocol):
+    """Where the counts of one server come from."""
+
+    @property
+    def url(self) -> str: ...
+
+    def read(self) -> TopSnapshot:
+        """Raises UnreachableError, RefusedError."""
+
+
+class Watch:
+    """Servers by their places in `sources`. Those that are `guarded` have to respond, and to stay ready."""
+
+    def __init__(self, model: str, sources: Sequence[CountSource]) -> None:
+        self._model, self._sources = model, sources
+        self._versions: dict[int, Collection[str]] = {}
+        self._first: dict[int, TopSnapshot] = {}
+        self._guarded: set[int] = set()
+        self._were_ready: set[int] = set()
+
+    def begin(self, versions: Mapping[int, Collection[str]], guarded: Collection[int]) -> None:
+        """Count these versions from now on. Raises RolloutError if one of the guarded servers has no counts."""
+        for index, snapshot in self._read(versions).items():
+            if snapshot is None:
+                if index in guarded:
+                    raise RolloutError(f"{self._sources[index].url} has no counts")
+                continue
+            self._first[index], self._versions[index] = snapshot, versions[index]
+            if index in guarded and snapshot.ready:
+                self._were_ready.add(index)
+        self._guarded.update(guarded)
+
+    def check(self) -> None:
+        """Raises RolloutError if a guarded server is not ready any more, or silent."""
+        for index, snapshot in self._read(self._guarded).items():
+            if snapshot is None:
+                raise RolloutError(f"{self._sources[index].url} does not respond any more")
+            if index in self._were_ready and not snapshot.ready:
+                raise RolloutError(f"{self._sources[index].url} is not ready any more")
+
+    def counts(self) -> list[WatchCounts]:
+        """Of each server since it began; nothing of those that have not begun, or do not respond at the moment."""
+        whole = [WatchCounts()] * len(self._sources)
+        for index, snapshot in self._read(self._first).items():
+            if snapshot is not None:
+                whole[index] = counted(snapshot, self._first[index], self._model, self._versions[index])
+        return whole
+
+    def _read(self, indexes: Collection[int]) -> dict[int, TopSnapshot | None]:
+        """At the same time; None for what does not respond."""
+        if not indexes:
+            return {}
+        with ThreadPoolExecutor(min(len(indexes), _AT_A_TIME)) as threads:
+            snapshots = threads.map(_snapshot, [self._sources[index] for index in indexes])
+            return dict(zip(indexes, snapshots, strict=True))
+
+
+def _snapshot(source: CountSource) -> TopSnapshot | None:
+    try:
+        return source.read()
+    except ModserveError:
+        return None
 
 
 def counted(now: TopSnapshot, begin: TopSnapshot, model: str, versions: Collection[str]) -> WatchCounts:

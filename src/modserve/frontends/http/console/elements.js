@@ -32,8 +32,9 @@ function bytes(value) {
   return `${value} B`;
 }
 
-function ago(at) {
-  const seconds = Math.max(0, Math.round((Date.now() - at) / 1000));
+// Both by the server's clock, from which the browser's may differ.
+function ago(at, now) {
+  const seconds = Math.max(0, Math.round((now - at) / 1000));
   if (seconds < 120) {
     return `${seconds} s ago`;
   }

@@ -72,7 +72,7 @@ async function showFailures(count) {
     byId("failures").hidden = !failures.length;
     write(byId("failures-note"), failures.length ? "Equal failures share a line." : "None since the server started.");
     byId("failure-rows").replaceChildren(...failures.map((failure) => element("tr", {},
-      element("td", { title: new Date(failure.last_ms).toISOString() }, ago(failure.last_ms)),
+      element("td", { title: new Date(failure.last_ms).toISOString() }, ago(failure.last_ms, serverTime)),
       element("td", { class: "number" }, failure.count.toLocaleString("en")),
       element("td", {}, failure.protocol),
       element("td", { class: "text" }, failure.model + (failure.version ? ` version ${failure.version}` : "")

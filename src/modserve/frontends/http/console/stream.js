@@ -3,6 +3,7 @@
 const models = new Map(); // by key: what the server says of a version, and in `history` the last minutes
 const listeners = { figures: [] };
 let server = {};
+let serverTime = 0; // of the last figures, in milliseconds by the server's clock
 let follower = null; // ends the connection that there is
 let paused = false;
 
@@ -43,6 +44,7 @@ function apply(kind, content) {
     models.set(key, Object.assign(models.get(key) || { key, history: [] }, fields));
   }
   server = content.server;
+  serverTime = content.at;
   for (const row of models.values()) {
     remember(row);
   }

@@ -1,0 +1,43 @@
+"""What the server of a replica does with the others."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from modserve.core.configuration.trace_settings import TraceSettings
+from modserve.core.servable import Servable
+from modserve.routing.router import RouteRollback
+from modserve.server.local import LocalServer
+from modserve.workers.engine_control import EngineControl
+
+from .replica_set import ReplicaSet
+from .sequences import SequenceRoutes, SessionModel
+
+_REFUSED = "it runs in one of several replicas, and the others would not do the same. Let a client do it"
+
+
+class ReplicaMember:
+    """Implements `server.member.ServerMember`."""
+
+    def __init__(self, peers: ReplicaSet, routes: SequenceRoutes | None) -> None:
+        """`routes`: None where Ray cannot tell whose a sequence is."""
+        self.count = 1  # each replica has a process, and its resources, of its own
+        self.place = 0, 1
+        self._peers = peers
+        self._routes = routes
+        self._telling: set[asyncio.Task[Any]] = set()
+
+    def with_owners(self, servable: Servable) -> Servable:
+        return servable if servable.config.sequence_batching is None else SessionModel(servable, self._routes)
+
+    def engine_control(self, own: LocalServer) -> EngineControl:
+        return EngineControl(own, _REFUSED)
+
+    def trace(self, settings: TraceSettings) -> TraceSettings:
+        """Each replica writes files of its own: those of one node would overwrite each other's."""
+        return replace(settings, file=f"{settings.file}.replica-{self._peers.name}") if settings.file else settings
+
+    def roll_back_elsewhere(self, rollback: RouteRollback) -> None:
+        task = asyncio.get_running_loop().create_task(self._peers.ask("roll_back", rollback))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
