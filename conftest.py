@@ -2,13 +2,16 @@
 
 import gc
 import os
+import signal
 
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # else Hypothesis imports trio and schemathesis into every process
 
 
 def pytest_configure() -> None:
-    """All that collection makes stays: the garbage collector would go through it again and again in vain."""
-    gc.disable()
+    gc.disable()  # all that collection makes stays: the collector would go through it again and again in vain
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell ignores Ctrl-C for what it starts in the background, and so would every program that a test starts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -132,8 +132,13 @@ def test_our_client(place: Place, scheme: str) -> None:
     with modserve.connect(f"{scheme}://{HOST}:{port}", headers=bearer(place.user)) as client:
         assert [row["name"] for row in client.models()] == ["simple"]
         assert client.infer("simple", dict.fromkeys(("INPUT0", "INPUT1"), [1] * 16))["OUTPUT0"].tolist() == SUM
-    with modserve.connect(f"{scheme}://{HOST}:{port}") as client, pytest.raises(ClientError, match="needs a key"):
-        client.models()
+        with pytest.raises(ClientError, match="needs the scope") as forbidden:
+            client.load("simple")
+    with modserve.connect(f"{scheme}://{HOST}:{port}") as client:
+        with pytest.raises(ClientError, match="needs a key") as unknown:
+            client.models()
+    errors = [(raised.value.code, raised.value.status) for raised in (unknown, forbidden)]
+    assert errors == [(modserve.Code.INVALID_ARG, 401), (modserve.Code.INVALID_ARG, 403)]
 
 
 def test_our_commands_send_the_key_of_the_environment(place: Place) -> None:

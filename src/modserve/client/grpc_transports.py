@@ -10,7 +10,7 @@ import grpc.aio
 
 from modserve.core.errors import Code
 from modserve.pb import inference as pb
-from modserve.protocol.failures import STATUS, TOO_MANY
+from modserve.protocol.failures import PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
 
 from . import grpc_messages as messages
 from .address import Access, Address
@@ -21,7 +21,12 @@ from .values import ClientCall, Result
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)
 """In what gRPC's library says where a server has not responded."""
-_CODES = {spelling.grpc_name: code for code, spelling in STATUS.items()}
+_KINDS = {spelling.grpc_name: (code, spelling.http) for code, spelling in STATUS.items()} | {
+    UNAUTHENTICATED.grpc_name: (Code.INVALID_ARG, UNAUTHENTICATED.http),
+    PERMISSION_DENIED.grpc_name: (Code.INVALID_ARG, PERMISSION_DENIED.http),
+    TOO_MANY.grpc_name: (Code.UNAVAILABLE, TOO_MANY.http),
+}
+"""By the name of a status: the code, and the status of HTTP."""
 
 _INFER: Any = messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
 _STREAM: Any = messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
@@ -74,10 +79,8 @@ def failure(address: Address, error: grpc.RpcError, timeout: float | None) -> Cl
         return timed_out(timeout)
     if status is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(text):
         return unreachable(str(address), Exception(text))
-    if status.name == TOO_MANY.grpc_name:
-        return ClientError(Code.UNAVAILABLE, text, TOO_MANY.http)
-    code = _CODES.get(status.name, Code.UNKNOWN)
-    return reported(code, text or status.name, STATUS[code].http)
+    code, http = _KINDS.get(status.name, _KINDS["UNKNOWN"])
+    return reported(code, text or status.name, http)
 
 
 class GrpcTransport(_GrpcTransport):

@@ -32,8 +32,8 @@ from work_threads import Threads
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
     "{% if messages[0].content == 'odd' %}{{ raise_exception('secret: ' ~ messages[0].content) }}{% endif %}"
-    "{% if messages[0].content == 'long' %}{% for i in range(99999) %}{% for j in range(9) %}{% endfor %}{% endfor %}"
-    "{% endif %}{{ tools | tojson if tools }}"
+    "{% if messages[0].content == 'long' %}{% for i in range(99999) %}{% endfor %}{% endif %}"
+    "{{ tools | tojson if tools }}"
 )
 
 
@@ -579,9 +579,11 @@ async def test_a_long_body_is_read_on_a_thread(models: Models) -> None:
 
 
 async def test_a_slow_template_goes_to_a_thread(talk: Talk) -> None:
+    threads = Threads()
     await talk.post("/v1/chat/completions", {"model": "speaker", "messages": [{"role": "user", "content": "long"}]})
     await talk.taken(1)
     assert talk.inputs()["text_input"] == b"<user>long"
+    assert "render" in threads.work
 
 
 async def test_restricted(models: Models) -> None:
