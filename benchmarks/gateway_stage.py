@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -23,7 +22,7 @@ from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATIONS = ROOT / "deploy" / "gateways"
-FILES: Mapping[str, str] = {"envoy": "envoy.yaml", "nginx": "nginx.conf", "haproxy": "haproxy.cfg", "traefik": "traefik.yaml"}
+FILES: Mapping[str, str] = {"envoy": "envoy.yaml", "nginx": "nginx.conf", "haproxy": "haproxy.cfg"}
 NAMES = tuple(FILES)
 SERVER_COUNT = 3
 SLOW_MS = 150
@@ -191,7 +190,7 @@ def rendered(
         grpc = f"{{ address: 127.0.0.1, port_value: {ports[1]} }} }}, health_check_config: {{ port_value: "
         text = text.replace(f"{grpc}8000", f"{grpc}{ports[0]}")
     for port, real in zip((8000, 8001), own, strict=True):
-        for line in ("port_value: {}", "listen {}", "bind :{}", "address=:{}"):
+        for line in ("port_value: {}", "listen {}", "bind :{}"):
             text = text.replace(line.format(port), line.format(real))
     text = text.replace("port_value: 9901", f"port_value: {free_port()}")
     temporary = "".join(
@@ -204,10 +203,6 @@ def _command(name: str, file: Path) -> list[str]:
     if name == "envoy":
         program = ROOT / ".venv-clients" / "bin" / "envoy"
         return [str(program), "-c", str(file), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]
-    if name == "traefik":
-        program = Path(os.environ.get("TRAEFIK", ROOT / ".venv-clients" / "bin" / "traefik"))
-        options = re.findall(r"--\S+", file.read_text().partition("\nhttp:")[0])  # of the command in its comment
-        return [str(program), *options, f"--providers.file.filename={file}"]
     # Debian has them where only root's shell looks.
     program = Path(shutil.which(name) or f"/usr/sbin/{name}")
     if name == "haproxy":

@@ -33,7 +33,6 @@ EDITS: Mapping[str, Mapping[str, str]] = {
     "envoy": {"per_try_idle_timeout: 60s": "per_try_idle_timeout: 2s"},
     "nginx": {"_read_timeout 60s": "_read_timeout 2s"},
     "haproxy": {"timeout server 60s": "timeout server 2s"},
-    "traefik": {"responseHeaderTimeout: 60s": "responseHeaderTimeout: 2s"},
 }
 """What a test changes besides addresses: 2 s are more than the slowest of these models takes."""
 
@@ -304,7 +303,7 @@ def write(tables: Mapping[str, str]) -> None:
     PAGE.write_text(f"{head}{_BEGIN}{middle}{_END}{tail}")
 
 
-TITLES = {"envoy": "Envoy", "nginx": "nginx", "haproxy": "HAProxy", "traefik": "Traefik"}
+TITLES = {"envoy": "Envoy", "nginx": "nginx", "haproxy": "HAProxy"}
 
 
 def main() -> int:

@@ -25,7 +25,6 @@ PATIENT = {
     "envoy": {"consecutive_local_origin_failure: 2": "consecutive_local_origin_failure: 1000"},
     "nginx": {"max_fails=2": "max_fails=0", "keepalive 64;": ""},
     "haproxy": {"error-limit 2": "error-limit 1000"},
-    "traefik": {"maxFailedAttempts: 2": "maxFailedAttempts: 1000"},
 }
 """A server stays in service however often it vanishes, or the others would be counted only. nginx
 forgives a kept connection that was closed meanwhile: a try more."""
