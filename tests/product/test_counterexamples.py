@@ -149,3 +149,17 @@ def test_a_client_leaves_while_its_call_waits_for_a_thread() -> None:
         world.run()
         world.leave_texts()
         world.run()
+
+
+def test_a_drain_does_not_count_what_its_clients_have_left() -> None:
+    """It was over, and said that an execution was in flight which nobody waited for."""
+    with World() as world:
+        world.submit("plain")
+        world.run()
+        world.cancel()
+        world.drain()
+        world.run(31.0)
+        assert world.draining is not None
+        report = world.draining.result()
+        assert (report.drained, report.in_flight) == (True, {})
+        assert world.executions

@@ -48,8 +48,8 @@ LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
 
 
-_STOPPING = ("stopping", "Server not ready", "Server exiting")
-"""Parts of the refusals of a server that takes nothing new."""
+_STOPPING = "Server not ready"
+"""The refusal of a server that takes nothing new."""
 
 
 class World:
@@ -274,7 +274,7 @@ class World:
         open_to_all = self.stopping is None and self.server.drain_phase < DrainPhase.FINISHING
         closed = self.server.drain_phase >= DrainPhase.FINISHING and not entry.in_sequence
         self._accept(entry, request)
-        if open_to_all and entry.refusal is not None and any(part in entry.refusal.message for part in _STOPPING):
+        if open_to_all and entry.refusal is not None and _STOPPING in entry.refusal.message:
             self.ledger.wrong.append(f"the server serves all, and refuses {entry!r}: {entry.refusal!r}")
         # Keys come first: those without one that is good enough do not hear that the server stops.
         by_key = self.key is not None and isinstance(entry.refusal, UnauthenticatedError | PermissionDeniedError)

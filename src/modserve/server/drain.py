@@ -158,7 +158,8 @@ class Drain:
                 finishing.create_task(server.finish())
         except TimeoutError:
             drained = False
-        left, seconds = dict(server.in_flight()), loop.time() - begun
+        # Once drained, what may still run are executions whose clients have gone, and which the end gives up.
+        left, seconds = {} if drained else server.in_flight(), loop.time() - begun
         if drained:
             self.phase = DrainPhase.DRAINED
             _log.info("drained: all accepted requests are finished, after %.1f s", seconds)

@@ -206,7 +206,7 @@ class Clients:
         def ask() -> Answer:
             request = question.message.SerializeToString()
             response = raw_call((HOST, self.grpc_port), "ModelInfer", request, SECONDS, gives_up=True)
-            return Outcome(GONE), self.setting.wrong_trailers(*response.reports, response.status)
+            return Outcome(GONE), self.setting.wrong_trailers(response.reports, response.status)
 
         self.run(ticket, ask)
         return ticket
@@ -237,9 +237,7 @@ class Clients:
             if slowly:
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             body = json.dumps({"INPUT0": list(question.values), "id": str(question.number)}).encode()
-            path, headers = f"{question.path}/generate_stream", {}
-            if question.number % 3:
-                path, headers = self.setting.place(path)
+            path, headers = self.setting.place(f"{question.path}/generate_stream", use=question.number % 3 > 0)
             number = question.number
             response, complaint = questions.posted(connection, self.setting, number, path, body, headers)
             responses.wrong = complaint
@@ -326,9 +324,7 @@ class Clients:
         one = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [value]}
         body = json.dumps({"id": str(number), "parameters": where, "inputs": [one]}).encode()
         connection = HTTPConnection(HOST, self.http_port, timeout=SECONDS)
-        path, headers = f"/v2/models/{models.SUMS}/infer", {}
-        if number % 2:
-            path, headers = self.setting.place(path)
+        path, headers = self.setting.place(f"/v2/models/{models.SUMS}/infer", use=number % 2 > 0)
         try:
             response, complaint = questions.posted(connection, self.setting, number, path, body, headers)
             document = json.loads(response.read())
@@ -344,9 +340,7 @@ class Clients:
         """Send this share of a request, and close the connection at once; abruptly: with a reset."""
         ticket = self._ledger.open(question.model, "left", number=question.number)
         body = question.json if path == "infer" else json.dumps({"INPUT0": list(question.values)}).encode()
-        target, headers = f"{question.path}/{path}", {}
-        if question.number % 2:
-            target, headers = self.setting.place(target)
+        target, headers = self.setting.place(f"{question.path}/{path}", use=question.number % 2 > 0)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"POST {target} HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode()
         whole = head + body

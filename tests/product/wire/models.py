@@ -239,7 +239,8 @@ def write(repository: Path) -> None:
             with (repository / name / "1" / "nothing").open("wb") as file:
                 file.truncate(_LARGE_BYTES)
         put_form(repository, name, 0)
-    write_accumulator(repository, SUMS, "oldest { max_candidate_sequences: 8 }")
+    idle = "max_sequence_idle_microseconds: 20000000"  # a client of a busy machine may pause for long
+    write_accumulator(repository, SUMS, "oldest { max_candidate_sequences: 8 }", idle)
 
 
 def put_form(repository: Path, name: str, place: int) -> Form:

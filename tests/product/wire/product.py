@@ -60,7 +60,9 @@ _OF_CONNECTIONS = ("modserve_request_memory_bytes", "modserve_connections")
 
 KILLED = r"INTERNAL: .*its process \d+ (was killed by SIGKILL|had closed its connection)"
 NO_INSTANCE = r"(UNAVAILABLE|ERROR): .*was lost"
-UNKNOWN = r"NOT_FOUND: Request for unknown model|^ERROR: Request for unknown model"
+UNKNOWN = (
+    r"(NOT_FOUND|ERROR): Request for unknown model|(UNAVAILABLE|ERROR): .*no available versions: it is still loading"
+)
 STOPPING = (
     r"UNAVAILABLE: .*(Server is stopping|Server not ready|shutting down)",
     r"^ERROR: .*(Server is stopping|Server not ready|shutting down)",

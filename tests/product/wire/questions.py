@@ -140,9 +140,8 @@ def by_kept_connection(
     connection: HTTPConnection, question: Question, setting: Setting, *, by_platform: bool = False
 ) -> tuple[Outcome, str]:
     """Raises what the connection raises."""
-    path, headers = question.path + "/infer", {}
-    if by_platform:
-        path, headers = setting.place(path, default=question.model == models.PLAIN and question.number % 3 == 0)
+    default = question.model == models.PLAIN and question.number % 3 == 0
+    path, headers = setting.place(f"{question.path}/infer", use=by_platform, default=default)
     response, complaint = posted(connection, setting, question.number, path, question.json, headers)
     outcome, wrong = of_http(question, response.status, response.read())
     return outcome, complaint or wrong
@@ -223,7 +222,7 @@ def by_frames(port: int, question: Question, setting: Setting, timeout_ms: int =
     response = raw_call(
         (HOST, port), "ModelInfer", question.message.SerializeToString(), SECONDS, timeout_ms=timeout_ms
     )
-    complaint = setting.wrong_trailers(*response.reports, response.status)
+    complaint = setting.wrong_trailers(response.reports, response.status)
     if response.status != "OK":
         return error(response.status or CUT, response.message), complaint
     outcome, wrong = of_message(question, response.inference)

@@ -17,14 +17,14 @@ class Setting:
     platform: str = ""
     orca: str = "off"
 
-    def place(self, path: str, default: bool = False) -> tuple[str, dict[str, str]]:
-        """A POST by the platform's path in place of `path`, and the headers it needs; `path` itself if there is none.
+    def place(self, path: str, *, use: bool, default: bool = False) -> tuple[str, dict[str, str]]:
+        """Where a request for `path` goes, and the headers it needs: to the platform's path if there is one to `use`.
 
         `default`: the model is the one that takes predictions.
         """
-        if self.platform == "vertex":
+        if use and self.platform == "vertex":
             return _PREDICT, {} if default else {_REDIRECT: path.removeprefix("/")}
-        if self.platform == "sagemaker" and path.endswith("/infer") and "/versions/" not in path:
+        if use and self.platform == "sagemaker" and path.endswith("/infer") and "/versions/" not in path:
             return "/invocations" if default else path.removeprefix("/v2").removesuffix("infer") + "invoke", {}
         return path, {}
 
@@ -38,10 +38,10 @@ class Setting:
         good = not values if not form else len(values) == 1 and values[0].startswith(form)
         return "" if good else f"with --orca={self.orca}, load reports are {values}"
 
-    def wrong_trailers(self, head: int, trailers: int, status: str) -> str:
-        """The same of a call over gRPC, by how many there are, if it has come to an end with a status."""
-        expected = (0, 1) if self.orca == "text" and status else (0, 0)
-        return "" if (head, trailers) == expected else f"load reports in head and trailers: {head}, {trailers}"
+    def wrong_trailers(self, reports: list[int], status: str) -> str:
+        """The same of a call over gRPC, by how many its head and its trailers have; without a status it was cut."""
+        expected = [0, 1] if self.orca == "text" and status else [0, 0]
+        return "" if reports == expected else f"load reports in head and trailers: {reports}"
 
 
 SETTINGS: Mapping[str, Setting] = {

@@ -271,7 +271,7 @@ class WireMachine(RuleBasedStateMachine):
         ms=st.sampled_from([20, 100]),
         racers=st.integers(0, 4),
         drains=st.booleans(),
-        loads=st.sampled_from(["", "", models.SLOW, models.PLAIN]),
+        loads=st.sampled_from(["", "", models.VERSIONS, models.MANY]),
     )
     def restart(self, count: int, ms: int, racers: int, drains: bool, loads: str) -> None:
         def restart() -> None:
