@@ -28,7 +28,7 @@ from .member import ReplicaMember
 from .replica_set import PeerCalls, ReplicaSet
 from .router import SessionRouter
 from .scaling import PENDING
-from .sequences import SequenceRoutes
+from .sequences import NearSender, SequenceRoutes
 from .servicers import SERVICES
 
 _MOST_WAITING = 1000
@@ -47,7 +47,8 @@ class Replica:
         name, place = context.replica_id.unique_id, (context.deployment, context.app_name)
         ledger = LedgerLink()
         peers = ReplicaSet(name, broadcast(*place), ledger)
-        self._peers, self._sequences = peers, SequenceLink(*place)
+        self._peers = peers
+        self._sequences = NearSender(name, lambda: SessionRouter.known, self.receive_sequence, SequenceLink(*place))
         member = ReplicaMember(peers, SequenceRoutes(self._sequences) if sticky else None)
         server = self._server = InferenceServer(settings, member=member)
         control = WorkerControl(server, _no_page, 0, lambda: None)

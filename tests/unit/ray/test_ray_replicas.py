@@ -216,3 +216,11 @@ async def test_who_of_the_others_has_a_sequence(ray: FakeRay) -> None:
     assert await ray.each[0].peers.holder("m", None, ("tenant", "id")) == "r2"
     assert await ray.each[0].peers.holder("m", None, "id") == ""
     assert await ray.each[2].peers.holder("m", None, ("tenant", "id")) == ""  # it knows that itself
+
+
+async def test_clients_do_not_drain_replicas(ray: FakeRay) -> None:
+    """Also not the one that is asked."""
+    error = await failure(ray.each[0].fleet.drain())
+    assert (error.code, "deploy fewer of them" in error.message) == (Code.UNSUPPORTED, True)
+    assert ray.each[0].fleet.drain_phase == 0
+    assert ray.each[0].fleet.ready

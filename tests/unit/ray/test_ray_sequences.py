@@ -17,8 +17,8 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.ray import sequences
-from modserve.ray.sequences import SequenceRoutes, SessionModel
-from modserve.ray.sessions import candidates, owner, session_id
+from modserve.ray.sequences import NearSender, SequenceRoutes, SessionModel
+from modserve.ray.sessions import candidates, direct, owner, session_id
 from modserve.server.local import LocalServer
 from modserve.testing import RecordingSink, request
 from modserve.workers import inference, values
@@ -253,3 +253,33 @@ async def test_a_sequence_whose_replica_ends_meanwhile_says_so() -> None:
 
 async def test_models_that_are_not_there_hold_nothing() -> None:
     assert not sequences.holds(as_local(OwnServer()), "nosuch", None, 5)
+
+
+class Calls:
+    """Implements `SequenceSender`; says where a call has been."""
+
+    def __init__(self, place: bytes) -> None:
+        self.place = place
+
+    async def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
+        yield True, self.place + data
+
+    async def here(self, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
+        yield True, self.place + data
+
+
+@pytest.mark.parametrize(
+    ("replicas", "session", "place"),
+    [
+        ("abc", session_id("echo", MOVED), b"far"),
+        ("ab", session_id("echo", MOVED), b"here"),
+        ("", session_id("echo", MOVED), b"far"),
+        ("abc", direct("a"), b"here"),
+        ("abc", direct("b"), b"far"),
+    ],
+)
+async def test_a_replica_does_not_call_itself(replicas: str, session: str, place: bytes) -> None:
+    """It is `a`. As long as it does not know the others, Ray decides."""
+    near, far = Calls(b"here"), Calls(b"far")
+    sender = NearSender("a", lambda: replicas, near.here, far)
+    assert [content async for _, content in sender.send(session, b"")] == [place]
