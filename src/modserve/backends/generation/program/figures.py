@@ -1,5 +1,6 @@
 """The metrics of a language model, under the names that vLLM's have after its prefix."""
 
+import bisect
 import time
 from typing import Any
 
@@ -42,11 +43,16 @@ _HISTOGRAMS = {
 }
 _FINISHED = "request_success_total"
 
+_REPORT_SECONDS = 0.25
+
 clock = time.perf_counter
 
 
 class Figures:
-    """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name."""
+    """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name.
+
+    What each token changes is kept until `report`: on its own it would cost the server as much as the token's text.
+    """
 
     def __init__(self, api: Any, labels: dict[str, str], instance: str) -> None:
         self.labels = labels
@@ -69,20 +75,45 @@ class Figures:
         )
         self._reasons: dict[str, Any] = {}
         self._values: dict[str, float] = {}
+        self._reported_at = 0.0
+        self._tokens = 0
+        self._between: dict[int, tuple[int, float]] = {}
+        """By the place of a bucket: how many tokens, and the sum of the seconds before them."""
 
     def count(self, name: str, number: int) -> None:
         if number:
             self._counters[name].increment(number)
 
-    def observe(self, name: str, seconds: float, times: int = 1) -> None:
-        self._histograms[name].observe(seconds, times)
+    def observe(self, name: str, seconds: float) -> None:
+        self._histograms[name].observe(seconds)
 
     def first_token(self, seconds: float) -> None:
         self.observe("time_to_first_token_seconds", seconds)
 
-    def next_tokens(self, seconds: float, times: int = 1) -> None:
-        """Of so many outputs a token has come after the same time."""
-        self.observe("inter_token_latency_seconds", seconds, times)
+    def next_tokens(self, seconds: float) -> None:
+        """Kept until `report`: tokens of an output have come, so long after the ones before."""
+        place = bisect.bisect_left(_BETWEEN, seconds)
+        times, total = self._between.get(place, (0, 0.0))
+        self._between[place] = times + 1, total + seconds
+
+    def tokens(self, number: int) -> None:
+        """Kept until `report`: so many tokens have come."""
+        self._tokens += number
+
+    def is_due(self, at: float) -> bool:
+        """Whether the last report is old."""
+        return at - self._reported_at >= _REPORT_SECONDS
+
+    def report(self, at: float) -> None:
+        """Tell the server what was kept: of the tokens in a bucket their number and their mean, which leaves the
+        histogram's sum as it is."""
+        self._reported_at = at
+        self.count("generation_tokens_total", self._tokens)
+        histogram = self._histograms["inter_token_latency_seconds"]
+        for times, total in self._between.values():
+            histogram.observe(total / times, times)
+        self._tokens = 0
+        self._between.clear()
 
     def finished(self, reason: str) -> None:
         metric = self._reasons.get(reason)
