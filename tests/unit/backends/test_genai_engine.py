@@ -126,8 +126,8 @@ class Bench:
         """How often the server has heard of tokens."""
         self.is_due = False
         figures: Any = SimpleNamespace(
-            **dict.fromkeys(("count", "observe", "first_token", "next_tokens", "finished"), lambda *_: None),
-            tokens=self.tokens.append,
+            **dict.fromkeys(("observe", "first_token", "next_tokens", "finished"), lambda *_: None),
+            count=self._count,
             set=self.gauges.__setitem__,
             is_due=lambda at: self.is_due,
             report=self._report,
@@ -138,6 +138,10 @@ class Bench:
         self.engine = GenerationEngine(
             genai, self.pipeline, most, context, figures, cast(Replies, self), self.log.append
         )
+
+    def _count(self, name: str, number: int) -> None:
+        if name == "generation_tokens_total":
+            self.tokens.append(number)
 
     def _report(self, at: float) -> None:
         self.reports += 1

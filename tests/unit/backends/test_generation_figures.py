@@ -42,18 +42,22 @@ def figures(module: Module) -> Figures:
 
 
 def test_what_tokens_change_comes_with_a_report(module: Module, figures: Figures) -> None:
+    figures.first_token(0.007)
     for seconds in (0.006, 0.5, 0.009, 0.0095):
-        figures.tokens(2)
+        figures.count("generation_tokens_total", 2)
         figures.next_tokens(seconds)
+    for reason in ("stop", "length", "stop"):
+        figures.finished(reason)
     assert module.changes == []
     figures.report(1.0)
-    name = "inter_token_latency_seconds"
-    tokens, short, long = module.changes
+    tokens, first, short, long, *ends = module.changes
     assert tokens == ("generation_tokens_total", 8)
-    assert short == (name, pytest.approx(0.0245 / 3), 3)  # one bucket, and the sum of its values
-    assert long == (name, 0.5, 1)
+    assert first == ("time_to_first_token_seconds", 0.007, 1)
+    assert short == ("inter_token_latency_seconds", pytest.approx(0.0245 / 3), 3)  # one bucket, the sum of its values
+    assert long == ("inter_token_latency_seconds", 0.5, 1)
+    assert ends == [("request_success_total", 2), ("request_success_total", 1)]
     figures.report(2.0)
-    assert len(module.changes) == 3
+    assert len(module.changes) == 6
 
 
 def test_a_report_is_due_a_while_after_the_last(figures: Figures) -> None:

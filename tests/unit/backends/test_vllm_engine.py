@@ -132,7 +132,6 @@ class Bench:
         figures: Any = SimpleNamespace(
             count=lambda *values: self.counts.append(values),
             finished=lambda *values: self.counts.append(values),
-            tokens=lambda number: self.counts.append(("tokens", number)),
             report=lambda at: self.counts.append(("report",)),
             is_due=lambda at: self.is_due,
             **dict.fromkeys(("first_token", "next_tokens", "observe"), lambda *_: None),
@@ -249,7 +248,7 @@ def test_a_stream(bench: Bench) -> None:
     }
     assert bench.counts[:6] == [
         ("prompt_tokens_total", 3),
-        *(("tokens", 1),) * 3,
+        *(("generation_tokens_total", 1),) * 3,
         ("length",),
         ("report",),
     ]
@@ -259,15 +258,15 @@ def test_a_stream(bench: Bench) -> None:
 def test_reports_come_now_and_then_and_at_the_end_of_an_abandoned_stream(bench: Bench) -> None:
     client = bench.begin(max_tokens=9)
     bench.step()
-    assert bench.counts == [("prompt_tokens_total", 3), ("tokens", 1)]
+    assert bench.counts == [("prompt_tokens_total", 3), ("generation_tokens_total", 1)]
     bench.is_due = True
     bench.step()
-    assert bench.counts[2:] == [("tokens", 1), ("report",)]
+    assert bench.counts[2:] == [("generation_tokens_total", 1), ("report",)]
     bench.is_due = False
     client.cancelled = True
     bench.step()
     bench.on_loop(lambda: None)
-    assert bench.counts[4:] == [("tokens", 1), ("report",)]
+    assert bench.counts[4:] == [("generation_tokens_total", 1), ("report",)]
 
 
 def test_outputs_of_one_request_stay_apart(bench: Bench) -> None:

@@ -165,7 +165,7 @@ class GenerationEngine:
                     tokens += output.count - count
                 if output.count > count or reason != UNFINISHED:
                     fresh.append((output, reason))
-        self._figures.tokens(tokens)
+        self._figures.count("generation_tokens_total", tokens)
         return fresh
 
     def _reason(self, reason: Any) -> str:

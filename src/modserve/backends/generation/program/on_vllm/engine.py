@@ -150,7 +150,7 @@ class VllmEngine:
                     figures.next_tokens((at - output.last_at) / count)
                 else:
                     figures.first_token(at - call.at)
-                figures.tokens(count)
+                figures.count("generation_tokens_total", count)
                 output.last_at = at
             if news.finish_reason is not None:
                 figures.finished(output.reason)
