@@ -134,9 +134,9 @@ def test_our_client(place: Place, scheme: str) -> None:
         assert client.infer("simple", dict.fromkeys(("INPUT0", "INPUT1"), [1] * 16))["OUTPUT0"].tolist() == SUM
         with pytest.raises(ClientError, match="needs the scope") as forbidden:
             client.load("simple")
-    with modserve.connect(f"{scheme}://{HOST}:{port}") as client:
-        with pytest.raises(ClientError, match="needs a key") as unknown:
-            client.models()
+    stranger = modserve.connect(f"{scheme}://{HOST}:{port}")
+    with stranger, pytest.raises(ClientError, match="needs a key") as unknown:
+        stranger.models()
     errors = [(raised.value.code, raised.value.status) for raised in (unknown, forbidden)]
     assert errors == [(modserve.Code.INVALID_ARG, 401), (modserve.Code.INVALID_ARG, 403)]
 

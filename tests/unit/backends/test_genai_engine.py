@@ -120,10 +120,17 @@ class Bench:
     def __init__(self, most: int = 4, context: int = 0) -> None:
         self.pipeline = Pipeline()
         self.log: list[str] = []
-        self.spans: list[int] = []
+        self.tokens: list[int] = []
+        self.gauges: dict[str, float] = {}
+        self.reports = 0
+        """How often the server has heard of tokens."""
+        self.is_due = False
         figures: Any = SimpleNamespace(
-            **dict.fromkeys(("count", "observe", "first_token", "finished", "set"), lambda *_: None),
-            next_tokens=lambda seconds, times: self.spans.append(times),
+            **dict.fromkeys(("observe", "first_token", "next_tokens", "finished"), lambda *_: None),
+            count=self._count,
+            set=self.gauges.__setitem__,
+            is_due=lambda at: self.is_due,
+            report=self._report,
         )
         genai = SimpleNamespace(
             GenerationConfig=SimpleNamespace, GenerationStatus=Status, GenerationFinishReason=Finish
@@ -131,6 +138,13 @@ class Bench:
         self.engine = GenerationEngine(
             genai, self.pipeline, most, context, figures, cast(Replies, self), self.log.append
         )
+
+    def _count(self, name: str, number: int) -> None:
+        if name == "generation_tokens_total":
+            self.tokens.append(number)
+
+    def _report(self, at: float) -> None:
+        self.reports += 1
 
     def send(self, client: "Client", arrays: Mapping[str, Any], final: bool) -> None:
         client.text += arrays["text_output"][0].decode()
@@ -220,7 +234,24 @@ def test_requests_that_come_between_two_steps_join_in_the_next(make: Callable[..
     assert [client.text for client in (first, *others)] == ["ab", "a", "a", "a"]
     assert not bench.engine.turn()
     assert [client.text for client in (first, *others)] == ["abc", "ab", "ab", "ab"]
-    assert bench.spans == [1, 4]  # equal ones are counted together
+    assert bench.tokens == [1, 4, 4]
+
+
+def test_reports_come_at_changes_and_now_and_then(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.begin(max_tokens=9)
+    bench.run(4)
+    assert (bench.reports, bench.gauges["num_requests_running"]) == (1, 1)
+    bench.is_due = True
+    bench.run(1)
+    bench.is_due = False
+    bench.run(1)
+    assert bench.reports == 2
+    bench.begin(max_tokens=2)
+    bench.run(1)
+    assert (bench.reports, bench.gauges["num_requests_running"]) == (3, 2)
+    bench.run(2)
+    assert (bench.reports, bench.gauges["num_requests_running"], bench.tokens) == (5, 0, [1, 1, 1, 1, 1, 1, 2, 2, 1])
 
 
 def test_closing_ends_what_runs(make: Callable[..., Bench]) -> None:

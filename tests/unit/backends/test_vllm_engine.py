@@ -128,12 +128,13 @@ class Bench:
         self.llm = Llm(self.loop)
         self.log: list[str] = []
         self.counts: list[tuple[Any, ...]] = []
+        self.is_due = False
         figures: Any = SimpleNamespace(
             count=lambda *values: self.counts.append(values),
             finished=lambda *values: self.counts.append(values),
-            first_token=lambda *_: None,
-            next_tokens=lambda *_: None,
-            observe=lambda *_: None,
+            report=lambda at: self.counts.append(("report",)),
+            is_due=lambda at: self.is_due,
+            **dict.fromkeys(("first_token", "next_tokens", "observe"), lambda *_: None),
         )
         self.engine = VllmEngine(
             self.llm,
@@ -245,12 +246,27 @@ def test_a_stream(bench: Bench) -> None:
         "num_output_tokens": [1],
         "token_ids": [b"[3]"],
     }
-    assert bench.counts == [
+    assert bench.counts[:6] == [
         ("prompt_tokens_total", 3),
         *(("generation_tokens_total", 1),) * 3,
         ("length",),
+        ("report",),
     ]
     assert bench.llm.aborted == []
+
+
+def test_reports_come_now_and_then_and_at_the_end_of_an_abandoned_stream(bench: Bench) -> None:
+    client = bench.begin(max_tokens=9)
+    bench.step()
+    assert bench.counts == [("prompt_tokens_total", 3), ("generation_tokens_total", 1)]
+    bench.is_due = True
+    bench.step()
+    assert bench.counts[2:] == [("generation_tokens_total", 1), ("report",)]
+    bench.is_due = False
+    client.cancelled = True
+    bench.step()
+    bench.on_loop(lambda: None)
+    assert bench.counts[4:] == [("generation_tokens_total", 1), ("report",)]
 
 
 def test_outputs_of_one_request_stay_apart(bench: Bench) -> None:

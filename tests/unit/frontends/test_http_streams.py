@@ -18,6 +18,8 @@ from modserve.core.errors import internal, invalid
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.frontends.http.direct import DirectCalls
+from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.settings import HttpSettings, LoopLimits
@@ -34,20 +36,22 @@ OPTIONS = HttpSettings(max_json=MAX_JSON, header_pattern=re.compile("(?i)^x-"))
 
 
 class Models:
-    """The loaded puppets behind an application."""
+    """The loaded puppets behind an application. `direct` are the calls that the port runs by itself, if it runs any."""
 
-    def __init__(self, app: FastAPI, loader: PuppetLoader) -> None:
+    def __init__(self, app: FastAPI, direct: DirectCalls | None, loader: PuppetLoader) -> None:
         self.app = app
+        self.direct = direct
         self.many = loader.loaded[ModelId("many", 1)]
         self.simple = loader.loaded[ModelId("simple", 3)]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+@pytest.fixture(scope="module", params=["port", "application"])
+def models(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Models:
     loader = PuppetLoader({"simple": SIMPLE, "echo": ECHO, "many": MANY})
     server = build(tmp_path_factory.mktemp("repository"), loader)
     asyncio.run(server.load())
-    found = Models(create_app(server, OPTIONS), loader)
+    direct = DirectCalls(CallContext(server, OPTIONS))
+    found = Models(create_app(server, OPTIONS, direct), direct if request.param == "port" else None, loader)
     found.many.automatic = False
     return found
 
@@ -119,7 +123,8 @@ async def test_responses_that_wait_for_a_slow_client_count_as_memory(talk: Talk,
 async def talk(models: Models) -> AsyncIterator[Talk]:
     models.many.submitted.clear()
     async with asyncio.TaskGroup() as tasks:
-        site = HttpContext(models.app.state.streams.server, models.app, tasks, asyncio.get_running_loop(), OPTIONS)
+        server, loop = models.app.state.streams.server, asyncio.get_running_loop()
+        site = HttpContext(server, models.app, tasks, loop, OPTIONS, True, models.direct)
         yield Talk(site, models.many)
         for connection in list(site.connections):
             connection.abort()
@@ -501,7 +506,8 @@ async def test_a_traced_stream(models: Models, talk: Talk, monkeypatch: pytest.M
     talk.respond(1)
     talk.respond(2, final=True)
     await talk.answer()
-    sending = ["HTTP_SEND_START", "HTTP_SEND_END"]
+    start, end = "HTTP_SEND_START", "HTTP_SEND_END"
+    sending = [start, start, end] if models.direct else [start, end, start, end]  # the port sends both together
     await eventually(lambda: "end" in trace.told)
     assert trace.told == [
         "HTTP_RECV_START",
@@ -509,7 +515,6 @@ async def test_a_traced_stream(models: Models, talk: Talk, monkeypatch: pytest.M
         "submitted",
         "settled",
         "final",
-        *sending,
         *sending,
         "end",
     ]
@@ -557,4 +562,5 @@ async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monke
     talk.respond(1, final=True)
     message = events(generated(1))
     assert (await talk.answer())[2] == message
-    assert len(steps) == -(-len(message) // 10)
+    parts = -(-len(message) // 10)
+    assert len(steps) == parts if models.direct is None else len(steps) > parts  # the port's head is one, too

@@ -59,6 +59,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/responses": {"model": "speaker", "input": "hi"},
     "/generate": {"text_input": "hi"},
     "/generate_stream": {"text_input": "hi"},
+    "/infer_stream": {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]},
 }
 """By how the path ends; the longest that fits."""
 PATHS = sorted(path.decode() for path in MODULES)

@@ -122,7 +122,6 @@ VOLATILE = {
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     "x-envoy-attempt-count": "1",
     "User-Agent": "python-httpx/0.27.0",
-    "Accept": "*/*",
     "Cookie": "a=b; c=\xe4",
     "X-Anything": "",
 }
@@ -144,6 +143,17 @@ def test_a_head_is_known_by_the_lines_that_matter(cut: bool) -> None:
         pieces = [whole, body] if cut else [whole + body]
         assert events(reader, *pieces) == [(expected[0], body)], name
         assert heads.hits == number + 1
+
+
+def test_what_a_client_accepts_matters() -> None:
+    path, types = "/v2/models/many/infer_stream", ("text/event-stream", "application/x-ndjson")
+    heads = Counting(OPTIONS["plain"], MemoryBudget(0), routes=(b"/v2/models/{model}/infer_stream",))
+    reader = reader_with(heads)
+    for number, each in enumerate((*types, *types)):
+        ((head, *_),) = events(reader, request("POST", path, JSON_BODY, Accept=each, User_Agent=str(number)))
+        assert isinstance(head, RequestHead)
+        assert head.accept == each
+    assert heads.hits == 2
 
 
 def test_heads_that_come_again_are_known_at_once() -> None:

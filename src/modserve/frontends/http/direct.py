@@ -1,4 +1,4 @@
-"""The calls that the port runs by itself, without the application: those of texts, and the generate extension.
+"""The calls that the port runs by itself, without the application: those of texts, and those with streams of responses.
 
 Inference has a way of its own.
 Their modules are imported, on a thread, at the first request for one of their paths.
@@ -27,7 +27,7 @@ MODULES: Final[Mapping[bytes, str]] = {
     **{path.encode(): TEXT for path in (*_TEI, "/v2/rerank")},
     **{f"{prefix}/{call}".encode(): TEXT for prefix in _PREFIXES for call in ("embeddings", "rerank")},
     **{f"{prefix}/{call}".encode(): GENERATION for prefix in _PREFIXES for call in _GENERATION_CALLS},
-    **{_OF_MODEL + call: EXTENSION for call in (b"/generate", b"/generate_stream")},
+    **{_OF_MODEL + call: EXTENSION for call in (b"/generate", b"/generate_stream", b"/infer_stream")},
 }
 """Path, or its template if it names a model → the module with its handler.
 

@@ -165,17 +165,10 @@ Handler: TypeAlias = Callable[[CompleteRequest], Coroutine[Any, Any, WholeRespon
 """A call. It is cancelled when its client goes away. It raises nothing else that a client should read."""
 
 
-async def response_stream(
-    call: StreamedCall, framing: Framing, encode: Encode, raise_failure: bool = False
-) -> ResponseStream:
-    """The response to a call that was submitted, once its first message is known.
-
-    `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
-    """
+async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) -> ResponseStream:
+    """The response to a call that was submitted, once its first message is known."""
     try:
         first = await next_message(call, encode)
-        if raise_failure and first.error is not None and first.final:
-            raise first.error
     except BaseException:
         call.close()
         raise

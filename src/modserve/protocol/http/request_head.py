@@ -36,6 +36,7 @@ class RequestHead:
     trace_headers: TraceHeaders | None  # the client's span
     route: bytes  # the path of a call that the port runs by itself
     request_id: str  # as `core.requests.request_ids` has it; empty if the client sent none
+    accept: str  # of a call with a `route`
     report_format: str  # of a report of the server's load, which the client asks for; empty: none
     credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
     renamed: bool  # the client has called by a platform's name for the call; it has the first five fields, too
@@ -62,6 +63,7 @@ class RequestHead:
         request_id: str = "",
         route: bytes = b"",
         report_format: str = "",
+        accept: str = "",
         credentials: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.method = method
@@ -83,6 +85,7 @@ class RequestHead:
         self.trace_headers = trace_headers
         self.request_id = request_id
         self.route = route
+        self.accept = accept
         self.report_format = report_format
         self.credentials = credentials
         self.renamed = False

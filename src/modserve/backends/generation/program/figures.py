@@ -1,6 +1,8 @@
 """The metrics of a language model, under the names that vLLM's have after its prefix."""
 
 import time
+from bisect import bisect_left
+from collections import Counter
 from typing import Any
 
 _PREFIX = "modserve_"
@@ -42,11 +44,16 @@ _HISTOGRAMS = {
 }
 _FINISHED = "request_success_total"
 
+_REPORT_SECONDS = 0.25
+
 clock = time.perf_counter
 
 
 class Figures:
-    """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name."""
+    """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name.
+
+    All but gauges is kept until `report`: a token's figures on their own would cost the server as much as its text.
+    """
 
     def __init__(self, api: Any, labels: dict[str, str], instance: str) -> None:
         self.labels = labels
@@ -69,28 +76,53 @@ class Figures:
         )
         self._reasons: dict[str, Any] = {}
         self._values: dict[str, float] = {}
+        self._reported_at = 0.0
+        self._counts: Counter[str] = Counter()
+        self._ends: Counter[str] = Counter()
+        self._seconds: dict[tuple[str, int], tuple[int, float]] = {}
+        """By the name of a histogram, and the place of a bucket in it: how many observations, and their sum."""
 
     def count(self, name: str, number: int) -> None:
-        if number:
-            self._counters[name].increment(number)
+        self._counts[name] += number
 
-    def observe(self, name: str, seconds: float, times: int = 1) -> None:
-        self._histograms[name].observe(seconds, times)
+    def observe(self, name: str, seconds: float) -> None:
+        bucket = name, bisect_left(_HISTOGRAMS[name][1], seconds)
+        times, total = self._seconds.get(bucket, (0, 0.0))
+        self._seconds[bucket] = times + 1, total + seconds
 
     def first_token(self, seconds: float) -> None:
         self.observe("time_to_first_token_seconds", seconds)
 
-    def next_tokens(self, seconds: float, times: int = 1) -> None:
-        """Of so many outputs a token has come after the same time."""
-        self.observe("inter_token_latency_seconds", seconds, times)
+    def next_tokens(self, seconds: float) -> None:
+        """Tokens of an output have come, so long after the ones before."""
+        self.observe("inter_token_latency_seconds", seconds)
 
     def finished(self, reason: str) -> None:
-        metric = self._reasons.get(reason)
-        if metric is None:
-            metric = self._reasons[reason] = self._finished.Metric({**self.labels, "finished_reason": reason})
-        metric.increment(1)
+        self._ends[reason] += 1
 
     def set(self, name: str, value: float) -> None:
         if self._values.get(name) != value:
             self._values[name] = value
             self._gauges[name].set(value)
+
+    def is_due(self, at: float) -> bool:
+        """Whether the last report is old."""
+        return at - self._reported_at >= _REPORT_SECONDS
+
+    def report(self, at: float) -> None:
+        """Tell the server what was kept. Of a bucket it hears the number and the mean, which leave the histogram as it
+        would be."""
+        self._reported_at = at
+        for name, number in self._counts.items():
+            if number:
+                self._counters[name].increment(number)
+        for (name, _), (times, total) in self._seconds.items():
+            self._histograms[name].observe(total / times, times)
+        for reason, number in self._ends.items():
+            metric = self._reasons.get(reason)
+            if metric is None:
+                metric = self._reasons[reason] = self._finished.Metric({**self.labels, "finished_reason": reason})
+            metric.increment(number)
+        self._counts.clear()
+        self._seconds.clear()
+        self._ends.clear()

@@ -31,7 +31,7 @@ from modserve.protocol.restricted import ADMIN_PATHS
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, deferred, generate, infer_stream, middleware, sagemaker
+from . import control, deferred, generate, middleware, sagemaker
 from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
@@ -129,14 +129,13 @@ def create_app(
         app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions, hidden=hidden)
     app.add_middleware(middleware.AnyMethod)
     app.add_middleware(Identified)
-    streams = app.state.streams = direct.streams
+    app.state.streams = direct.streams
     routers = [
         _health(server),
         drain_router(server, options, authority),
         _metadata(server),
         _models(server, authority),
         _inference(context),
-        infer_stream.router(context, streams),
         generate.router(direct.of(EXTENSION), context),
         control.repository_router(server, max_json, limits),
         control.logging_router(server, max_json),

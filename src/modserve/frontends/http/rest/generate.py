@@ -1,4 +1,4 @@
-"""The routes of the generate extension, as FastAPI documents and serves them."""
+"""The routes of the generate extension and of ``infer_stream``, as FastAPI documents and serves them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from modserve.frontends.http.exchange import Handler
 from modserve.frontends.http.infer import CallContext
-from modserve.protocol.http.framing import EVENTS
+from modserve.protocol.http.framing import EVENTS, LINES
 
 from .adapter import model_endpoint
 from .messages import add_model_route, new_router
-from .schemas import FAILURES, body_of, errors_of, responses_of
+from .schemas import FAILURES, INFER_BODY, body_of, errors_of, responses_of
 from .tags import INFERENCE
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -22,26 +22,42 @@ _STREAM: dict[int | str, dict[str, Any]] = {
     },
     **errors_of(*FAILURES),
 }
+_TENSORS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One message for each response, by Accept; the last one has the parameter triton_final_response",
+        "content": {framing.media_type: {"schema": {"type": "string"}} for framing in (EVENTS, LINES)},
+    },
+    **errors_of(*FAILURES),
+}
+_FLAT = body_of("GenerateRequestBody")
 _ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "generate": (
         "Run one inference on a flat JSON object, for models with exactly one response.",
-        {"response_class": JSONResponse, "responses": responses_of("GenerateResponseBody", *FAILURES)},
+        {
+            "response_class": JSONResponse,
+            "responses": responses_of("GenerateResponseBody", *FAILURES),
+            "openapi_extra": _FLAT,
+        },
     ),
     "generate_stream": (
         "Run one inference on a flat JSON object; the responses follow as server-sent events.",
-        {"response_class": StreamingResponse, "responses": _STREAM},
+        {"response_class": StreamingResponse, "responses": _STREAM, "openapi_extra": _FLAT},
+    ),
+    "infer_stream": (
+        "Run one inference; the responses follow as they come, as server-sent events or lines of JSON.",
+        {"response_class": StreamingResponse, "responses": _TENSORS, "openapi_extra": INFER_BODY},
     ),
 }
 """The description, and what else FastAPI hears."""
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
-    """The routes of both calls."""
+    """The routes of all these calls."""
     router = new_router(INFERENCE)
     for template, call in handlers.items():
         name = template.rpartition("/")[2]
         description, options = _ROUTES[name]
         handler = model_endpoint(call, context.options)
-        options = {**options, "description": description, "name": name, "openapi_extra": body_of("GenerateRequestBody")}
+        options = {**options, "description": description, "name": name}
         add_model_route(router, context.server, f"/{name}", handler, methods=["POST"], **options)
     return router

@@ -12,7 +12,6 @@ from starlette.types import Scope
 
 from modserve.core.errors import not_found
 from modserve.core.requests import trace_context
-from modserve.core.requests.trace_context import TraceHeaders
 from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT, SLASH
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
@@ -105,11 +104,6 @@ def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
     return header_forwarding.matching(options.header_pattern, extensions.get(HEADERS_AS_SENT, request.headers.items()))
 
 
-def trace_headers(request: Request) -> TraceHeaders | None:
-    """Which span of the client's the request belongs to."""
-    return trace_context.from_pairs(request.headers.raw)
-
-
 def deadline_ns(request: Request, now_ns: int) -> int:
     """When the client of `request` gives up by what its headers say; 0 for never. Raises INVALID_ARG."""
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
@@ -127,7 +121,8 @@ def infer_head(request: Request, options: HttpSettings, response_encoding: str |
         response_encoding=response_encoding,
         forwarded=forwarded_headers(request, options),
         timeouts=deadlines.timeouts(headers.items()),
-        trace_headers=trace_headers(request),
+        trace_headers=trace_context.from_pairs(request.headers.raw),
+        accept=", ".join(headers.getlist("accept")),
     )
 
 

@@ -8,20 +8,10 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
-from modserve.frontends.http.exchange import Encode, Note, ResponseStream, StreamedCall, next_message, response_stream
+from modserve.frontends.http.exchange import Note, ResponseStream, next_message
 from modserve.protocol import failures
-from modserve.protocol.http.framing import Framing
 
 from .disconnect import unless_disconnected
-from .identified import note_of
-
-
-async def respond(
-    request: Request, call: StreamedCall, framing: Framing, encode: Encode, raise_failure: bool = False
-) -> "StreamedResponse":
-    """As `response_stream`, for a client that may go away."""
-    response = await unless_disconnected(request, response_stream(call, framing, encode, raise_failure))
-    return StreamedResponse(response, note_of(request))
 
 
 class StreamedResponse(StreamingResponse):

@@ -20,7 +20,8 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 
 # A longer version may be none at all; the application says so.
 _CALL = re.compile(
-    rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?/(infer|generate|generate_stream)(?:\?|$)"
+    rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?"
+    rb"/(infer|infer_stream|generate|generate_stream)(?:\?|$)"
 )
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
@@ -163,9 +164,14 @@ def read_head(
             request_id=_request_id(single.get(_REQUEST_ID)),
             route=route,
             report_format=report_format,
+            accept=_accept(lines.headers) if route else "",
             credentials=of_headers(lines.headers) if keyed else (),
         )
     return head, framing
+
+
+def _accept(headers: list[tuple[bytes, bytes]]) -> str:
+    return ", ".join([value.decode("latin-1") for name, value in headers if name == b"accept"])
 
 
 def _request_id(value: bytes | None) -> str:

@@ -49,7 +49,7 @@ _LONGEST = 4096
 _POST = b"POST /"
 _INFERENCE = b"POST /v2/models/"
 _ORDINARY = frozenset(
-    {b"accept-encoding", b"connection", b"content-encoding", b"host", infer_request.HEADER_LENGTH.encode()}
+    {b"accept", b"accept-encoding", b"connection", b"content-encoding", b"host", infer_request.HEADER_LENGTH.encode()}
     | deadlines.RAW_HEADERS
     | browsers.MARKS
 )

@@ -6,7 +6,6 @@ requests fail and the process ends, which the server replaces.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +52,8 @@ class GenerationEngine:
         self._running: list[Generation[GenaiOutput]] = []
         self._count = 0
         """Outputs of these that are not finished."""
+        self._reported = 0
+        """What it was in the last report."""
 
     def close(self) -> None:
         while self.turn():
@@ -132,7 +133,7 @@ class GenerationEngine:
                 self._replies.send(generation.call.sender, generation.tensors(), final)
             if final:
                 self._figures.observe("e2e_request_latency_seconds", at - generation.call.at)
-        self._settle()
+        self._settle(at)
         if not self._running and self._pipeline.has_non_finished_requests():
             self._pipeline.step()  # it frees the cache of what was stopped at a text
 
@@ -140,8 +141,6 @@ class GenerationEngine:
         """The outputs that have new tokens or have ended, and why."""
         statuses = self._genai.GenerationStatus
         fresh, tokens = [], 0
-        spans: Counter[float] = Counter()
-        """Of outputs that had a token before, the seconds since then. Most have the same."""
         for generation in self._running:
             for output in generation.outputs:
                 if output.finished:
@@ -159,7 +158,7 @@ class GenerationEngine:
                     reason = "stop"
                 if output.count > count:
                     if output.last_at:
-                        spans[(at - output.last_at) / (output.count - count)] += 1
+                        self._figures.next_tokens((at - output.last_at) / (output.count - count))
                     else:
                         self._figures.first_token(at - generation.call.at)
                     output.last_at = at
@@ -167,8 +166,6 @@ class GenerationEngine:
                 if output.count > count or reason != UNFINISHED:
                     fresh.append((output, reason))
         self._figures.count("generation_tokens_total", tokens)
-        for seconds, times in spans.items():
-            self._figures.next_tokens(seconds, times)
         return fresh
 
     def _reason(self, reason: Any) -> str:
@@ -207,15 +204,19 @@ class GenerationEngine:
                 output.reason = "abort"
                 output.handle.cancel()
 
-    def _settle(self) -> None:
-        """Forget what is finished."""
+    def _settle(self, at: float) -> None:
+        """Forget what is finished, and report."""
         self._running = [each for each in self._running if not each.finished]
         self._count = sum(not output.finished for each in self._running for output in each.outputs)
+        if self._count == self._reported and not self._figures.is_due(at):
+            return
+        self._reported = self._count
         metrics = self._pipeline.get_metrics()
         running = min(self._count, metrics.scheduled_requests)
         self._figures.set("num_requests_running", running)
         self._figures.set("num_requests_waiting", self._count - running)
         self._figures.set("kv_cache_usage_perc", metrics.cache_usage / 100 if self._count else 0.0)
+        self._figures.report(at)
 
     def _give_up(self, error: Exception) -> None:
         reason = shortened(error)

@@ -111,6 +111,7 @@ class VllmEngine:
     def _forget(self, generation: Generation[VllmOutput]) -> None:
         del self._running[generation]
         self._silent.discard(generation)
+        self._figures.report(clock())
         with self._changed:
             self._count -= len(generation.outputs)
             self._changed.notify_all()
@@ -153,6 +154,8 @@ class VllmEngine:
                 output.last_at = at
             if news.finish_reason is not None:
                 figures.finished(output.reason)
+        if generation.finished or figures.is_due(at):
+            figures.report(at)
         if generation.is_due:
             self._replies.send(call.sender, generation.tensors(), generation.finished)
             if generation.finished:
