@@ -19,6 +19,7 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_DEDUP_LOGS="0",
     RAY_gcs_server_request_timeout_seconds="120",
+    RAY_raylet_start_wait_time_s="120",
     RAY_health_check_period_ms="1000",  # a killed raylet is noticed after ten of these,
     RAY_health_check_failure_threshold="10",
     RAY_health_check_timeout_ms="30000",  # and a slow one is none

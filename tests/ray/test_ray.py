@@ -276,34 +276,20 @@ def test_an_update_of_the_repository_loses_nothing(cluster: RayCluster) -> None:
         assert client.infer("simple", {"INPUT0": ONES, "INPUT1": ONES}).version == 2
 
 
-def test_sequences_stay_when_there_are_more_replicas(cluster: RayCluster) -> None:
-    """Also those that would have begun in the new one."""
-
-    def add(step: int, **flags: bool) -> dict[int, int]:
-        """One step of all sequences; the processes that they are in."""
-        processes = {}
-        with modserve.connect(cluster.grpc_url, timeout=120) as client:
-            for number in range(5001, 5025):
-                parameters = {"sequence_id": number, **flags}
-                result = client.infer("accumulate", {"VALUE": [[number]]}, parameters=parameters)
-                assert result["SUM"].tolist() == [[step * number]]
-                processes[number] = int(result["PROCESS"][0, 0])
-        return processes
-
-    cluster.deploy("second", {"num_replicas": 2})
-    cluster.steady(2)
-    before = add(1, sequence_start=True)
-    cluster.deploy("second")
-    cluster.steady(3)
-    assert add(2) == before
-    assert add(3, sequence_end=True) == before
-    places = add(1, sequence_start=True, sequence_end=True)
-    assert len(set(before.values())) == 2
-    assert len(set(places.values())) == 3
+def add_to_sequences(cluster: RayCluster, step: int, **flags: bool) -> dict[int, int]:
+    """One step of 24 sequences, whose sums are checked; the processes that they are in."""
+    processes = {}
+    with modserve.connect(cluster.grpc_url, timeout=120) as client:
+        for number in range(5001, 5025):
+            parameters = {"sequence_id": number, **flags}
+            result = client.infer("accumulate", {"VALUE": [[number]]}, parameters=parameters)
+            assert result["SUM"].tolist() == [[step * number]]
+            processes[number] = int(result["PROCESS"][0, 0])
+    return processes
 
 
 def test_replicas_follow_the_pending_requests(cluster: RayCluster) -> None:
-    """More while many requests are pending, and fewer when there are few, of which none is lost."""
+    """More while many requests are pending, and sequences stay; fewer when there are few, of which none is lost."""
     scaling = {
         "min_replicas": 1,
         "max_replicas": 3,
@@ -312,8 +298,9 @@ def test_replicas_follow_the_pending_requests(cluster: RayCluster) -> None:
         "metrics_interval_s": 0.5,
         "look_back_period_s": 2,
     }
-    cluster.deploy("third", {"num_replicas": None, "autoscaling_config": scaling}, load_model=["simple", "repeat"])
+    cluster.deploy("third", {"num_replicas": None, "autoscaling_config": scaling})
     cluster.steady(1)
+    places = add_to_sequences(cluster, 1, sequence_start=True)
     grown = threading.Event()
     with modserve.connect(cluster.grpc_url, timeout=600) as client, ThreadPoolExecutor(16) as pool:
 
@@ -327,6 +314,8 @@ def test_replicas_follow_the_pending_requests(cluster: RayCluster) -> None:
         results = [pool.submit(work) for _ in range(16)]
         try:
             wait(lambda: cluster.running() == 3, "three replicas")
+            assert add_to_sequences(cluster, 2) == places  # also those that would begin in a new replica now
+            assert add_to_sequences(cluster, 3, sequence_end=True) == places
         finally:
             grown.set()
         assert all(each.result() for each in results)

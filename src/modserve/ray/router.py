@@ -1,6 +1,6 @@
 """How Ray chooses the replica of a call: by its session, or its model, or the less busy one of two."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
@@ -10,13 +10,12 @@ from .sessions import candidates
 class SessionRouter(RequestRouter):  # type: ignore[misc] # Ray is not there for type checkers
     """A request router of Ray Serve. Calls with a session id go to its replica, whatever that has to do."""
 
-    known: ClassVar[frozenset[str]] = frozenset()
-    """The replicas that there are, as this process has heard last; a process calls those of one deployment."""
-
     def update_replicas(self, replicas: list[Any]) -> None:
-        """As Ray calls it."""
+        """As Ray calls it, for a copy of this class that has come as a pickle: hence the import."""
+        from modserve.ray import sessions
+
         super().update_replicas(replicas)
-        type(self).known = frozenset(str(each.replica_id.unique_id) for each in replicas)
+        sessions.learn(str(each.replica_id.unique_id) for each in replicas)
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """As Ray calls it: groups of replicas, of which the less busy one of the first group gets the call."""

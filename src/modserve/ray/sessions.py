@@ -15,8 +15,20 @@ def session_id(model: str, key: SequenceKey) -> str:
 
 _DIRECT = "\0"
 """What sessions begin with that are only the name of a replica."""
+_known: frozenset[str] = frozenset()
 MODEL_HOMES = 2
 """Replicas that get the requests of a model which clients name to Ray."""
+
+
+def learn(replicas: Iterable[str]) -> None:
+    """These replicas there are. A process calls those of one deployment."""
+    global _known
+    _known = frozenset(replicas)
+
+
+def known() -> frozenset[str]:
+    """The replicas that there are, as this process has heard last; none as long as it has not heard."""
+    return _known
 
 
 def direct(replica: str) -> str:

@@ -264,7 +264,7 @@ class Calls:
     async def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
         yield True, self.place + data
 
-    async def here(self, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
+    async def own(self, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
         yield True, self.place + data
 
 
@@ -272,14 +272,14 @@ class Calls:
     ("replicas", "session", "place"),
     [
         ("abc", session_id("echo", MOVED), b"far"),
-        ("ab", session_id("echo", MOVED), b"here"),
+        ("ab", session_id("echo", MOVED), b"near"),
         ("", session_id("echo", MOVED), b"far"),
-        ("abc", direct("a"), b"here"),
+        ("abc", direct("a"), b"near"),
         ("abc", direct("b"), b"far"),
     ],
 )
 async def test_a_replica_does_not_call_itself(replicas: str, session: str, place: bytes) -> None:
     """It is `a`. As long as it does not know the others, Ray decides."""
-    near, far = Calls(b"here"), Calls(b"far")
-    sender = NearSender("a", lambda: replicas, near.here, far)
+    near, far = Calls(b"near"), Calls(b"far")
+    sender = NearSender("a", lambda: replicas, near.own, far)
     assert [content async for _, content in sender.send(session, b"")] == [place]
