@@ -39,14 +39,14 @@ TEXT = "the quick brown fox jumps over the lazy dog and runs " * 6
 MESSAGES = [{"role": "user", "content": TEXT}]
 STREAMED = {"stream": True, "model": "words"}
 
+TENSORS = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}]}
+
 CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "`/v2/models/…/infer`, JSON": (
-        "/v2/models/shout/infer",
-        {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}]},
-    ),
+    "`/v2/models/…/infer`, JSON": ("/v2/models/shout/infer", TENSORS),
     "`/v2/models/…/generate`": ("/v2/models/shout/generate", {"text": TEXT}),
     "`/v1/completions`": ("/v1/completions", {"model": "shout", "prompt": TEXT}),
     "`/v1/chat/completions`": ("/v1/chat/completions", {"model": "shout", "messages": MESSAGES}),
+    "`/v2/models/…/infer_stream`": ("/v2/models/words/infer_stream", TENSORS),
     "`/v2/models/…/generate_stream`": ("/v2/models/words/generate_stream", {"text": TEXT}),
     "`/v1/chat/completions`, `stream`": ("/v1/chat/completions", {**STREAMED, "messages": MESSAGES}),
 }

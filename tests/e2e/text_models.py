@@ -100,6 +100,7 @@ class TritonPythonModel(Speaker):
         figures.finished("stop")
         for name, value in (("num_requests_running", 2), ("num_requests_waiting", 1), ("kv_cache_usage_perc", 0.25)):
             figures.set(name, value)
+        figures.report(clock())
 """
 """Behind `SPEAKER`: every request counts as the same."""
 
