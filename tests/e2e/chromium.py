@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 
 T = TypeVar("T")
-TestT = TypeVar("TestT", bound=Callable[..., None])
 
 SECONDS = 30.0
 """In which what the browser is to show is there."""
@@ -34,6 +31,10 @@ _OPTIONS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # One process shows all pages, which are those of the tests' own servers: a new one costs more than the page.
+    "--process-per-site",
+    "--disable-site-isolation-trials",
+    "--disable-features=SpareRendererForSitePerProcess,BackForwardCache,IsolateOrigins,site-per-process",
 )
 
 
@@ -79,16 +80,6 @@ def screen(browser: webdriver.Chrome, width: int, height: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-_SIZES = pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-_SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
-
-
-def in_every_look(test: TestT) -> TestT:
-    """Run a test with `size` and `scheme` for `look`: on a desktop's screen and a phone's, light and dark."""
-    every: TestT = _SCHEMES(_SIZES(test))
-    return every
-
-
 def look(browser: webdriver.Chrome, scheme: str, size: tuple[int, int]) -> None:
     screen(browser, *size)
     emulate_scheme(browser, scheme)
@@ -109,6 +100,12 @@ def press(browser: webdriver.Chrome, *keys: str) -> None:
     ActionChains(browser).send_keys(*keys).perform()
 
 
+_SHOWN = """return [...document.querySelectorAll(arguments[0])].map((each) =>
+    each.checkVisibility({visibilityProperty: true})
+        ? each.innerText.replaceAll("\\t", " ").replace(/^\\n+|\\n+$/g, "") : "");"""
+
+
 def shown(browser: webdriver.Chrome, selector: str) -> list[str]:
-    """The texts of the elements that are seen."""
-    return [each.text for each in browser.find_elements(By.CSS_SELECTOR, selector)]
+    """The texts of the elements as they are seen. One call of the browser, however many elements there are."""
+    texts: list[str] = browser.execute_script(_SHOWN, selector)
+    return texts

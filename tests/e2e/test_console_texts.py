@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from axe import violations
-from chromium import PHONE, asked_of, in_every_look, log, look, press, screen, shown, until
+from axe import violations_in_every_look
+from chromium import DESKTOP, PHONE, asked_of, log, press, screen, shown, until
 from console_page import opened, text_of
 from minilm_folder import classifier, minilm, ranker, tagger
 from selenium import webdriver
@@ -325,18 +325,14 @@ def test_mistakes_in_texts_are_messages(server: ServerProcess, browser: webdrive
 # For all
 
 
-@in_every_look
-def test_no_rule_of_axe_is_broken(
-    server: ServerProcess, browser: webdriver.Chrome, scheme: str, size: tuple[int, int]
-) -> None:
-    look(browser, scheme, size)
+def test_no_rule_of_axe_is_broken(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened_box(browser, server, "speaker")
     browser.find_element(By.CSS_SELECTOR, ".chat summary").click()
     for text in ("hello", "FAIL:2 some words", *["and on"] * 8):
         count = len(turns(browser))
         say(browser, text)
         until(lambda count=count: over(browser) and len(turns(browser)) == count + 2)  # type: ignore[misc]
-    assert violations(browser) == []
+    assert violations_in_every_look(browser) == []
     for model, query in (
         ("minilm", None),
         ("minilm", "music"),
@@ -349,8 +345,10 @@ def test_no_rule_of_axe_is_broken(
             browser, ["Anna plays the guitar in Paris", "Someone strums an instrument", "Stocks fell"] * 5, query
         )
         until(lambda: browser.find_elements(By.CSS_SELECTOR, ".ranks, .marked"))
-        assert violations(browser) == [], (model, query)
-        assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
+        assert violations_in_every_look(browser) == [], (model, query)
+        for size in (PHONE, DESKTOP):
+            screen(browser, *size)
+            assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 def test_a_chat_by_keyboard_on_a_phone(server: ServerProcess, browser: webdriver.Chrome) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from axe import violations
-from chromium import SECONDS, asked_of, in_every_look, log, look, press, screen, shown, until
+from axe import violations_in_every_look
+from chromium import SECONDS, asked_of, log, press, screen, shown, until
 from repositories import EXAMPLES
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -181,18 +181,14 @@ def test_nothing_overlaps_or_scrolls_sideways(server: ServerProcess, browser: we
 
 
 @pytest.mark.slow
-@in_every_look
-def test_no_rule_of_axe_is_broken(
-    server: ServerProcess, browser: webdriver.Chrome, scheme: str, size: tuple[int, int]
-) -> None:
-    look(browser, scheme, size)
+def test_no_rule_of_axe_is_broken(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened(browser, server)
-    assert violations(browser) == []
+    assert violations_in_every_look(browser) == []
     for path, method in (("/v2/models/{model}/infer", "post"), ("/v2/models/{model}/routing", "delete")):
         call = opened_call(browser, path, method)
         call.find_element(By.CSS_SELECTOR, ".schema summary").click()
         sent(browser, call)
-    assert violations(browser) == []
+    assert violations_in_every_look(browser) == []
 
 
 def test_an_inference_by_keyboard_alone(server: ServerProcess, browser: webdriver.Chrome) -> None:
