@@ -1,13 +1,14 @@
-"""Requests with JSON arrays of 2^24 elements and more, in every place: ``python tests/fuzz/endless_arrays.py COUNT``.
+"""Requests with JSON arrays of 2^24 elements and more: ``python tests/fuzz/endless_arrays.py COUNT [PLACE …]``.
 
 A process of its own, since parsers in other languages have been known to end it, and with limited memory. Prints what
-became of each request as JSON.
+became of each request as JSON; without places, of those with an array in every place.
 """
 
 import json
 import resource
 import sys
 import zlib
+from collections.abc import Sequence
 
 from modserve.core.errors import ModserveError
 from modserve.protocol import compression
@@ -53,23 +54,27 @@ def outcome(text: bytes) -> str:
     return f"{len(tensor.raw)} bytes, {bytes(tensor.raw[-5:])!r}"
 
 
-def main(count: int) -> None:
+def document(place: str, count: int) -> bytes:
+    """A request with an array of `count` elements there."""
+    if place in _PLACES:
+        return _PLACES[place].replace("ARRAY", array("0", count)).encode()
+    datatype, write = ("UINT8", nested) if place == "nested" else (place, array)
+    text = (_TENSOR % datatype).replace("COUNT", str(count))
+    return text.replace("ARRAY", write(_DATA[datatype], count)).encode()
+
+
+def main(count: int, places: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    texts = {name: document.replace("ARRAY", array("0", count)) for name, document in _PLACES.items()}
-    for datatype, element in _DATA.items():
-        document = (_TENSOR % datatype).replace("COUNT", str(count))
-        texts[datatype] = document.replace("ARRAY", array(element, count))
-    texts["nested"] = (_TENSOR % "UINT8").replace("COUNT", str(count)).replace("ARRAY", nested("7", count))
     outcomes: dict[str, str] = {}
-    for name in list(texts):
-        text = texts.pop(name).encode()
-        outcomes[name] = outcome(text)
-        if name in ("outputs", "UINT8"):
+    for place in places or (*_PLACES, *_DATA, "nested"):
+        text = document(place, count)
+        outcomes[place] = outcome(text)
+        if place in ("outputs", "UINT8"):
             packed = zlib.compress(text, 1)
             del text
-            outcomes[f"{name}, compressed"] = outcome(compression.decode(packed, "deflate", _LIMIT))
+            outcomes[f"{place}, compressed"] = outcome(compression.decode(packed, "deflate", _LIMIT))
     print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

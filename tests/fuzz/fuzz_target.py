@@ -1,5 +1,7 @@
 """Fuzzes one target, starting from its corpus: ``python tests/fuzz/fuzz_target.py NAME [SECONDS] [SEED]``.
 
+Or several, each in a process of its own and a folder of its name: ``… NAME,NAME,… SECONDS SEED MOST_INPUTS FOLDER``.
+
 With atheris, where there is one for this machine, and otherwise with the same mutations unguided. So is the compiled
 form, of which atheris sees nothing: it would go on from the shortest input only. The first input that
 fails is written to the current directory as ``crash-...``, and the process ends with a code that is not 0.
@@ -8,13 +10,17 @@ fails is written to the current directory as ``crash-...``, and the process ends
 import hashlib
 import importlib
 import importlib.util
+import os
 import random
 import resource
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from modserve.form import form
 
@@ -30,23 +36,92 @@ _LEAST = 20
 """Inputs of an unguided run, however little time it has."""
 
 
-def main(name: str, seconds: float, seed: int) -> None:
-    try:
-        atheris: ModuleType | None = importlib.import_module("atheris")
-    except ImportError:
-        atheris = None
-    if atheris is None or form() == "compiled":
-        unguided(name, seconds, seed)
+def main(name: str, seconds: float, seed: int, most: int = -1) -> None:
+    """Until `seconds` are over, or there were `most` inputs."""
+    atheris = fuzzer()
+    import_targets(atheris)
+    if atheris is None:
+        unguided(name, seconds, seed, most)
     else:
-        guided(atheris, name, seconds, seed)
+        guided(atheris, name, seconds, seed, most)
 
 
-def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
-    """Does not return."""
+def fuzzer() -> ModuleType | None:
+    """Atheris, where it is of use."""
+    try:
+        atheris = importlib.import_module("atheris")
+    except ImportError:
+        return None
+    return None if form() == "compiled" else atheris
+
+
+def import_targets(atheris: ModuleType | None) -> None:
+    """So that the fuzzer sees what runs in them. Takes seconds of CPU with atheris."""
     before = _megabytes()
-    with atheris.instrument_imports(include=["modserve"], exclude=_untraced()):
-        import targets
+    if atheris is not None:
+        with atheris.instrument_imports(include=["modserve"], exclude=_untraced()):
+            import targets
+    import mutations  # noqa: F401
+    import targets  # noqa: F401
+
+    _before.append(before)
+
+
+_before: list[float] = []
+"""Megabytes that the process had in use before it imported the targets."""
+
+
+def each(names: Sequence[str], seconds: float, seed: int, most: int, folder: Path) -> None:
+    """All of them, two at a time. The output of each is ``output`` in its folder, its exit status ``status``.
+
+    The targets are imported once: the processes are forks of this one.
+    """
+    atheris = fuzzer()
+    import_targets(atheris)
+    running: dict[int, str] = {}
+    for name in names:
+        while len(running) == _AT_ONCE:
+            _wait(running, folder)
+        process = os.fork()
+        if process == 0:
+            _child(atheris, name, seconds, seed, most, folder / name)
+        running[process] = name
+    while running:
+        _wait(running, folder)
+
+
+_AT_ONCE = 2
+
+
+def _wait(running: dict[int, str], folder: Path) -> None:
+    process, status = os.wait()
+    (folder / running.pop(process) / "status").write_text(str(os.waitstatus_to_exitcode(status)))
+
+
+def _child(atheris: ModuleType | None, name: str, seconds: float, seed: int, most: int, folder: Path) -> NoReturn:
+    status = 1
+    try:
+        os.chdir(folder)
+        with open("output", "wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        if atheris is None:
+            unguided(name, seconds, seed, most)
+        else:
+            guided(atheris, name, seconds, seed, most)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def guided(atheris: ModuleType, name: str, seconds: float, seed: int, most: int) -> None:
+    """Does not return."""
     import mutations
+    import targets
 
     def mutate(data: bytes, max_size: int, mutation_seed: int) -> bytes:
         def fallback(given: bytes) -> bytes:
@@ -64,10 +139,11 @@ def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
             [
                 sys.argv[0],
                 f"-max_total_time={seconds:.0f}",
+                f"-runs={most}",
                 f"-seed={seed}",
                 f"-timeout={_ENDLESS}",
                 f"-report_slow_units={_ENDLESS}",
-                f"-rss_limit_mb={_MEGABYTES + before:.0f}",
+                f"-rss_limit_mb={_MEGABYTES + _before[-1]:.0f}",
                 f"-max_len={_MAX_INPUT}",
                 "-verbosity=1",
                 "-print_final_stats=1",
@@ -97,8 +173,8 @@ def _is_traced(parts: tuple[str, ...]) -> bool:
     return parts[0] in ("core", "protocol") or parts[:2] == ("frontends", "http2")
 
 
-def unguided(name: str, seconds: float, seed: int) -> int:
-    """Returns how many inputs there were."""
+def unguided(name: str, seconds: float, seed: int, most: int = -1) -> int:
+    """Returns how many inputs there were; `most` is their largest number, -1 none."""
     import mutations
     import targets
 
@@ -107,7 +183,7 @@ def unguided(name: str, seconds: float, seed: int) -> int:
     end = time.monotonic() + seconds
     count = 0
     before = _megabytes()
-    while count < _LEAST or time.monotonic() < end:
+    while count != most and (count < _LEAST or time.monotonic() < end):
         data = choose.choice(kept)
         for _ in range(choose.choice((1, 1, 2, 5))):
             data = mutations.mutated(name, data, choose.getrandbits(32))
@@ -134,4 +210,7 @@ def _megabytes() -> float:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    main(given[0], float(given[1]) if len(given) > 1 else 60, int(given[2]) if len(given) > 2 else 1)
+    if len(given) == 5:
+        each(given[0].split(","), float(given[1]), int(given[2]), int(given[3]), Path(given[4]))
+    else:
+        main(given[0], float(given[1]) if len(given) > 1 else 60, int(given[2]) if len(given) > 2 else 1)
