@@ -16,7 +16,6 @@ import resource
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -99,23 +98,16 @@ def _wait(running: dict[int, str], folder: Path) -> None:
 
 
 def _child(atheris: ModuleType | None, name: str, seconds: float, seed: int, most: int, folder: Path) -> NoReturn:
-    status = 1
-    try:
-        os.chdir(folder)
-        with open("output", "wb") as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-        if atheris is None:
-            unguided(name, seconds, seed, most)
-        else:
-            guided(atheris, name, seconds, seed, most)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    """Ends as a program does: libFuzzer writes the input that failed when the process exits."""
+    os.chdir(folder)
+    with open("output", "wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    if atheris is None:
+        unguided(name, seconds, seed, most)
+    else:
+        guided(atheris, name, seconds, seed, most)
+    sys.exit(0)
 
 
 def guided(atheris: ModuleType, name: str, seconds: float, seed: int, most: int) -> None:
