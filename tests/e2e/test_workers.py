@@ -53,19 +53,28 @@ STARTED = r"^\S+ INFO    modserve\.supervisor: supervising worker (\d), process 
 PATIENT = "max_sequence_idle_microseconds: 600000000"
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    shutil.copytree(EXAMPLES / "simple", tmp_path / "simple")
-    write_identity(tmp_path, "other")
-    write_accumulator(tmp_path, "sum", "direct { }", PATIENT)
-    return tmp_path
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(EXAMPLES / "simple", folder / "simple")
+    write_identity(folder, "other")
+    write_accumulator(folder, "sum", "direct { }", PATIENT)
+    return folder
 
 
-@pytest.fixture
-def server(repository: Path) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def errors() -> list[str]:
+    """What is in the log of `server` in the end, as for `ServerProcess.wait`: tests that cause it add it."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, errors: list[str]) -> Iterator[ServerProcess]:
+    """All tests that name it have the same one."""
     with started(repository, options=OPTIONS) as running:
         eventually(lambda: is_ready(running), 60)
         yield running
+        running.stop(errors=errors)
 
 
 def is_ready(server: ServerProcess) -> bool:
@@ -88,6 +97,7 @@ def post(server: ServerProcess, path: str, document: object = None) -> Answer:
 
 
 def test_both_workers_serve_and_count_as_one(server: ServerProcess) -> None:
+    """Comes first: nobody else has called this model."""
     for _ in range(20):
         assert_serving(server)
     (statistics,) = http(server.http_port, "GET", "/v2/models/simple/stats").json["model_stats"]
@@ -106,7 +116,6 @@ def test_both_workers_serve_and_count_as_one(server: ServerProcess) -> None:
     assert metric(server, "modserve_model_state", model="simple") == 1
     single = [count_alone(server, pid) for pid in pids(server).values()]
     assert min(single) > 0, "one worker got all of 40 connections"
-    server.stop()
 
 
 def count_alone(server: ServerProcess, pid: int) -> float:
@@ -139,18 +148,15 @@ def test_what_is_changed_is_changed_in_both(server: ServerProcess) -> None:
     assert {answer.json["log_verbose_level"] for answer in asked(server, "/v2/logging")} == {3}
     assert post(server, "/v2/trace/setting", {"trace_rate": "7"}).status == 200
     assert {answer.json["trace_rate"] for answer in asked(server, "/v2/trace/setting")} == {"7"}
-    index = post(server, "/v2/repository/index").json
-    assert {(entry["name"], entry["state"]) for entry in index} == {
-        (name, "READY") for name in ("other", "simple", "sum")
-    }
+    index = {entry["name"]: entry["state"] for entry in post(server, "/v2/repository/index").json}
+    assert [index[name] for name in ("other", "simple", "sum")] == ["READY"] * 3
     refused = post(server, "/v2/repository/models/nosuch/load")
     assert refused.status == 404
     assert "failed to load 'nosuch'" in refused.json["error"]
     assert "worker" not in refused.json["error"]
-    server.stop()
 
 
-def test_a_region_is_known_to_both(server: ServerProcess) -> None:
+def test_a_region_is_known_to_both(server: ServerProcess, errors: list[str]) -> None:
     key = Path(f"/dev/shm/modserve_workers_{os.getpid()}")
     key.write_bytes(ints(*range(4)))
     try:
@@ -166,19 +172,24 @@ def test_a_region_is_known_to_both(server: ServerProcess) -> None:
         assert {len(answer.json) for answer in asked(server, "/v2/systemsharedmemory/status")} == {0}
     finally:
         key.unlink()
-    server.stop(errors=["was killed by SIGKILL"])
+    errors.append("was killed by SIGKILL")
 
 
 def page(server: ServerProcess) -> str:
     return http(server.metrics_port, "GET", "/metrics").body.decode()
 
 
-def test_a_worker_that_dies_comes_back_with_the_state_of_the_other(server: ServerProcess, repository: Path) -> None:
+def restarts(server: ServerProcess) -> float:
+    (count,) = re.findall(r"^modserve_worker_restarts_total (\S+)$", page(server), re.MULTILINE)
+    return float(count)
+
+
+def test_a_worker_that_dies_comes_back_with_the_state_of_the_other(server: ServerProcess, errors: list[str]) -> None:
     assert post(server, "/v2/repository/models/simple/unload").status == 200
     config = json.dumps({"backend": "identity", "max_batch_size": 4, **TENSORS})
     assert post(server, "/v2/repository/models/other/load", {"parameters": {"config": config}}).status == 200
     assert post(server, "/v2/logging", {"log_verbose_level": 2}).status == 200
-    before = pids(server)
+    before, restarted = pids(server), restarts(server)
     stop = threading.Event()
     with ThreadPoolExecutor(4) as threads:
         clients = [threads.submit(calling, server, stop) for _ in range(4)]
@@ -190,11 +201,14 @@ def test_a_worker_that_dies_comes_back_with_the_state_of_the_other(server: Serve
         stop.set()
         failures = [failure for client in clients for failure in client.result()]
     assert not [why for began, why in failures if began > gone], "the dead one can fail only what reached it"
-    assert "modserve_worker_restarts_total 1.0" in page(server)
+    assert restarts(server) == restarted + 1
     assert {answer.status for answer in asked(server, "/v2/models/simple/ready")} == {400}
     assert {answer.json["max_batch_size"] for answer in asked(server, "/v2/models/other/config")} == {4}
     assert {answer.json["log_verbose_level"] for answer in asked(server, "/v2/logging")} == {2}
-    server.stop(errors=["was killed by SIGKILL"])
+    errors.append("was killed by SIGKILL")
+    for model in ("simple", "other"):  # the others find the server as it was
+        assert post(server, f"/v2/repository/models/{model}/load").status == 200
+    assert post(server, "/v2/logging", {"log_verbose_level": 0}).status == 200
 
 
 FAILS_ONCE = """
@@ -219,7 +233,9 @@ output { name: "OUTPUT" data_type: TYPE_INT32 dims: [ -1 ] }
 """
 
 
-def test_a_load_that_fails_in_one_worker_is_undone_in_the_other(server: ServerProcess, repository: Path) -> None:
+def test_a_load_that_fails_in_one_worker_is_undone_in_the_other(
+    server: ServerProcess, repository: Path, errors: list[str]
+) -> None:
     folder = repository / "moody"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(FAILS_ONCE)
@@ -231,10 +247,11 @@ def test_a_load_that_fails_in_one_worker_is_undone_in_the_other(server: ServerPr
     assert {answer.status for answer in asked(server, "/v2/models/moody")} == {404}
     assert post(server, "/v2/repository/models/moody/load").status == 200
     assert {answer.status for answer in asked(server, "/v2/models/moody")} == {200}
-    server.stop(errors=["Traceback", "not the second time"])
+    assert post(server, "/v2/repository/models/moody/unload").status == 200
+    errors.extend(["Traceback", "not the second time"])
 
 
-def test_a_worker_that_dies_in_the_middle_of_a_load(server: ServerProcess, repository: Path) -> None:
+def test_a_worker_that_dies_in_the_middle_of_a_load(server: ServerProcess, repository: Path, errors: list[str]) -> None:
     """Whether the call came in at this worker or at the other one: both have the model afterwards, or none."""
     write_identity(repository, "sluggish", parameters={"creation_delay_sec": 1})
     ready = "worker 0.repository.manager: model 'sluggish', version 1: ready"
@@ -253,7 +270,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_load(server: ServerProcess, repos
             models = {answer.status for answer in asked(server, "/v2/models/sluggish")}
             assert models == {200: {200}, 503: {404}, 0: {404}}[status]
             assert post(server, "/v2/repository/models/sluggish/unload").status == 200
-    server.stop(errors=["was killed by SIGKILL"])
+    errors.append("was killed by SIGKILL")
 
 
 TENSORS = {
@@ -296,15 +313,20 @@ def test_sequences_from_many_connections(server: ServerProcess) -> None:
                 sums.append(int(result.as_numpy("OUTPUT").item()))
         return sums
 
+    before = succeeded(server, "sum")
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(sequence, range(1, 21))) == [[1, 3, 33]] * 20
-    (statistics,) = http(server.http_port, "GET", "/v2/models/sum/stats").json["model_stats"]
-    assert statistics["inference_stats"]["success"]["count"] == 60
+    assert succeeded(server, "sum") - before == 60
     with closing(tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}")) as client:
         for id in range(100, 110):
             with pytest.raises(InferenceServerException, match="must specify the START flag"):
                 client.infer("sum", number(tritonclient.http, 1), sequence_id=id)
-    server.stop()
+
+
+def succeeded(server: ServerProcess, model: str) -> int:
+    (statistics,) = http(server.http_port, "GET", f"/v2/models/{model}/stats").json["model_stats"]
+    count: int = statistics["inference_stats"]["success"]["count"]
+    return count
 
 
 def number(client: Any, value: int) -> list[Any]:
@@ -328,7 +350,6 @@ def test_sequences_on_a_stream_stay_in_order(server: ServerProcess) -> None:
         assert error is None
         sums.setdefault(result.get_response().id, []).append(int(result.as_numpy("OUTPUT").item()))
     assert sums == {str(id): list(range(1, 11)) for id in range(1, 9)}
-    server.stop()
 
 
 def test_a_stop_drains_one_after_the_other_and_loses_nothing(tmp_path: Path) -> None:
