@@ -58,6 +58,14 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Beginnings of commands."""
 
+ON_TWO_PAGES: Mapping[tuple[str, str], str] = {
+    (
+        "README.md",
+        'modserve chat ./smol.gguf --temperature 0 "What is the capital of France?"',
+    ): "docs/tutorials/chat-on-a-laptop.md",
+}
+"""A page and a command that does not run for it, since it loads a large model and runs for the other page."""
+
 COMPARED: Mapping[str, Callable[[str], str]] = {
     "modserve status": without_figures,
     "modserve models": without_figures,
@@ -112,12 +120,14 @@ def shared() -> Iterator[Callable[[], ServerProcess]]:
         yield functools.cache(lambda: stack.enter_context(serving(EXAMPLES, options=EXPLICIT)))
 
 
-def page_runner(place: Path, running: ExitStack, shared: Callable[[], ServerProcess], setting: Setting) -> PageRunner:
+def page_runner(
+    place: Path, running: ExitStack, shared: Callable[[], ServerProcess], setting: Setting, page: str = ""
+) -> PageRunner:
     return PageRunner(
         place,
         running,
         shared,
-        skipped=lambda command: bool(reason(command)),
+        skipped=lambda command: bool(reason(command)) or (page, command) in ON_TWO_PAGES,
         shortened=shortened,
         normal=normal,
         separate=setting.separate,
@@ -146,7 +156,7 @@ def test_page(tmp_path: Path, shared: Callable[[], ServerProcess], page: str) ->
         if setting.server is not None:
             setting.server(server())
             running.callback(reset, server())
-        page_runner(tmp_path, running, server, setting).follow((ROOT / page).read_text("utf-8"))
+        page_runner(tmp_path, running, server, setting, page).follow((ROOT / page).read_text("utf-8"))
 
 
 def test_the_picture_on_the_front_page(runner: PageRunner) -> None:
@@ -175,6 +185,14 @@ def test_each_entry_of_the_tables_is_about_a_command() -> None:
     beginnings = [*NOT_HERE, *COMPARED, *SHORTENED]
     matches = Counter(each for each in beginnings for command in commands() if command.startswith(each))
     assert [each for each in beginnings if not matches[each]] == []
+
+
+def test_what_runs_for_another_page_stands_on_both() -> None:
+    for (page, command), other in ON_TWO_PAGES.items():
+        for each in (page, other):
+            assert command in [
+                step.command for block in blocks((ROOT / each).read_text("utf-8")) for step in steps(block)
+            ]
 
 
 def test_what_does_not_run_here_names_what_there_is() -> None:

@@ -13,7 +13,7 @@ from wire import http
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = int(os.environ.get("UNLOAD_ROUNDS", "100"))
+ROUNDS = int(os.environ.get("UNLOAD_ROUNDS", "40"))
 MEGABYTES = 50
 FIRST = 10
 MORE = 1.05

@@ -1,6 +1,7 @@
 """Unix sockets with two workers behind them, and an admin socket: curl, tritonclient, our client and commands."""
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -8,9 +9,8 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from server_process import ServerProcess, eventually, serving, started
 from tritonclient.utils import InferenceServerException
 
 import modserve
+from kept_logging import kept_logging
+from modserve import cli
 from modserve.client.errors import ClientError
 
 STARTED = r"supervising worker (\d), process (\d+)$"
@@ -73,10 +75,13 @@ def curl(path: str, target: str, body: object = None, *options: str) -> tuple[in
     return int(status), json.loads(text) if text.startswith(("{", "[")) else text
 
 
-def command(*words: str, code: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "modserve", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout
+def command(*words: str) -> str:
+    """The command in this process, which has its libraries already; what it prints."""
+    printed, wrong = io.StringIO(), io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(wrong), kept_logging():
+        ended = cli.main(words)
+    assert ended == 0, printed.getvalue() + wrong.getvalue()
+    return printed.getvalue()
 
 
 def test_curl(place: Place) -> None:
