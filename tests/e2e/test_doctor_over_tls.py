@@ -19,8 +19,8 @@ from server_process import ServerProcess, serving
 from wire import HOST
 
 from modserve.client.address import Address, parse
-from modserve.commands import grpc_probe, security_probe, tls_probe
-from modserve.commands.doctor_checks import Check
+from modserve.commands.doctor import grpc_probe, security_probe, tls_probe
+from modserve.commands.doctor.checks import Check
 from modserve.commands.errors import UnreachableError
 
 CALLS = {"read", "infer", "model control", "logs", "traces", "shared memory", "statistics"}

@@ -36,7 +36,7 @@ import gateways
 import modserve
 from gateway_stage import NAMES, Gateway, ModelServer
 from modserve.client.address import parse
-from modserve.commands import security_probe
+from modserve.commands.doctor import security_probe
 
 LATE = 60_000
 """Milliseconds before a response that no test waits for."""

@@ -17,8 +17,8 @@ from modserve.models.loading.one_file import StandaloneModel, model_file, reposi
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 
+from .check.model_check import findings
 from .config_text import written
-from .model_check import findings
 from .stdout import stdout_as_stderr
 from .syntax import FAILED, UsageError, number_type, option, parser, print_error
 

@@ -17,7 +17,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
 from modserve import cli
-from modserve.commands import check
+from modserve.commands.check import command as check
 
 PAGE = Path(__file__).parents[3] / "docs" / "check.md"
 ENSEMBLE = {"pipeline/config.pbtxt": mistakes.MISTAKES[8].files["pipeline/config.pbtxt"], "pipeline/1/.keep": b""}

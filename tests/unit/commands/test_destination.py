@@ -15,7 +15,7 @@ from modserve.commands.destination import (
     openai_destination,
 )
 from modserve.commands.errors import UnreachableError
-from modserve.commands.infer import over_grpc
+from modserve.commands.infer.command import over_grpc
 from modserve.core.errors import ModserveError
 
 

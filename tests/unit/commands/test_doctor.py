@@ -11,9 +11,10 @@ import pytest
 
 from modserve import Settings
 from modserve.backends.inventory import BackendEntry
-from modserve.commands import doctor, table
-from modserve.commands import doctor_checks as checks
-from modserve.commands.doctor_checks import Check
+from modserve.commands import table
+from modserve.commands.doctor import checks as checks
+from modserve.commands.doctor import command as doctor
+from modserve.commands.doctor.checks import Check
 
 
 def levels(rows: Sequence[Check]) -> list[str]:

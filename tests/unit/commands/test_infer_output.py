@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from modserve.client.values import Result
-from modserve.commands.infer_output import document, lines, shown, targets, write
+from modserve.commands.infer.output import document, lines, shown, targets, write
 from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes

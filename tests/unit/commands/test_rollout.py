@@ -22,7 +22,7 @@ from modserve.commands.rollout.steps import Rollout, RolloutPlan, RolloutReport
 from modserve.commands.rollout.watch import counted, watched_versions
 from modserve.commands.server_set import ServerSet
 from modserve.commands.syntax import UsageError
-from modserve.commands.top_figures import ModelCounts, TopSnapshot
+from modserve.commands.top.figures import ModelCounts, TopSnapshot
 from modserve.core.errors import ModserveError
 
 RULES = RolloutRules()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from modserve import Settings
-from modserve.commands import grpc_probe, security_checks, security_probe, table
+from modserve.commands import table
 from modserve.commands.destination import address
-from modserve.commands.doctor_checks import Check
+from modserve.commands.doctor import grpc_probe, security_checks, security_probe
+from modserve.commands.doctor.checks import Check
 from modserve.commands.errors import UnreachableError
 
 LOCAL = {"http_address": "127.0.0.1", "grpc_address": "::1"}

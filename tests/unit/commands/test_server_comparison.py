@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from modserve import cli
+from modserve.commands.check.server_comparison import differs
 from modserve.commands.remote_server import connect
-from modserve.commands.server_comparison import differs
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor

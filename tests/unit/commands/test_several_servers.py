@@ -13,17 +13,17 @@ from modserve.client.transport import DRAIN, INDEX, STATISTICS
 from modserve.client.values import Result
 from modserve.commands import (
     drain,
-    infer_servers,
     models,
-    security_probe,
     several_indexes,
     several_status,
     status,
     table,
 )
-from modserve.commands.doctor_checks import Check
+from modserve.commands.doctor import security_probe
+from modserve.commands.doctor.checks import Check
 from modserve.commands.errors import RefusedError, UnreachableError
-from modserve.commands.infer_servers import difference
+from modserve.commands.infer import several
+from modserve.commands.infer.several import difference
 from modserve.commands.server_set import Outcome, ServerSet
 from modserve.commands.server_status import IndexRow, VersionUsage, server_status
 from modserve.commands.several_indexes import ServerIndex, merged
@@ -271,7 +271,7 @@ def test_responses_of_several() -> None:
         Outcome(servers[1], 0.002, result(a=integers([1]))),
         Outcome(servers[2], 0.003, result(2, a=integers([2]))),
     ]
-    lines = list(infer_servers.text_lines(responses))
+    lines = list(several.text_lines(responses))
     assert lines[0] == "m version 1, after 2 ms"
     assert lines[-4:] == [
         "http://s0  -        1 ms   failed",
@@ -279,7 +279,7 @@ def test_responses_of_several() -> None:
         "http://s1  1        2 ms   these",
         "http://s2  2        3 ms   a differs in 1 of 1 elements",
     ]
-    bodies = [json.loads(line) for line in infer_servers.json_lines(responses)]
+    bodies = [json.loads(line) for line in several.json_lines(responses)]
     assert [body["url"] for body in bodies] == [server.url for server in servers]
     assert bodies[0]["error"].endswith("refused")
     assert bodies[2]["outputs"][0]["data"] == [2]

@@ -11,13 +11,16 @@ import pytest
 from rich.console import Console
 
 from modserve.client.transport import HEALTH, INDEX, Operation
-from modserve.commands import table, top, top_frame, top_view
+from modserve.commands import table
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import VersionUsage
-from modserve.commands.top_figures import TopRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
-from modserve.commands.top_source import SnapshotSource
+from modserve.commands.top import command as top
+from modserve.commands.top import frame as top_frame
+from modserve.commands.top import view
+from modserve.commands.top.figures import TopRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
+from modserve.commands.top.source import SnapshotSource
 
 PAGE = """\
 # HELP nv_inference_request_success Requests
@@ -232,7 +235,7 @@ def test_the_live_view() -> None:
     [frame] = frames(*snapshots(1, 2), most=1)
     frame = replace(frame, remark="a remark")
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
-    top_view.show([frame], console)
+    view.show([frame], console)
     text = cast(io.StringIO, console.file).getvalue()
     for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C to quit"):
         assert part in text
@@ -240,7 +243,7 @@ def test_the_live_view() -> None:
 
 @pytest.mark.parametrize(("values", "text"), [([], ""), ([0, 0], "  "), ([0, 4, 8], " ▄█")])
 def test_bars(values: list[float], text: str) -> None:
-    assert top_view.bars(values) == text
+    assert view.bars(values) == text
 
 
 def test_a_count_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from ..syntax import (
     reading,
 )
 from ..terminal import plural
-from ..top_source import METRICS_VARIABLE, SnapshotSource, add_metrics_url, metrics_pages
+from ..top.source import METRICS_VARIABLE, SnapshotSource, add_metrics_url, metrics_pages
 from .rule import RolloutRules
 from .show import document, lines
 from .steps import Rollout, RolloutPlan

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..terminal import count, duration, plural
-from ..top_figures import quantile
+from ..top.figures import quantile
 
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """When the counts are looked at, in parts of the watch."""

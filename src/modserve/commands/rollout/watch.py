@@ -6,7 +6,7 @@ from typing import Protocol
 
 from modserve.core.errors import ModserveError
 
-from ..top_figures import ModelCounts, TopSnapshot
+from ..top.figures import ModelCounts, TopSnapshot
 from .rule import WatchCounts
 
 _AT_A_TIME = 64

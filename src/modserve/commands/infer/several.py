@@ -7,9 +7,9 @@ import numpy as np
 
 from modserve.client.values import ClientCall, Result
 
-from . import infer_output
-from .server_set import Outcome, ServerSet, failure_text
-from .terminal import duration, indented, table
+from ..server_set import Outcome, ServerSet, failure_text
+from ..terminal import duration, indented, table
+from . import output
 
 _HEAD = ("server", "version", "after", "outputs")
 
@@ -23,7 +23,7 @@ def text_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
     """The first response, and a row for each server."""
     first = next((each for each in outcomes if each.error is None), None)
     if first is not None:
-        yield from infer_output.lines(first.value, first.seconds)
+        yield from output.lines(first.value, first.seconds)
         yield ""
     head, rule, *body = table(_HEAD, [_row(each, first) for each in outcomes])
     yield head
@@ -65,5 +65,5 @@ def json_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
     """A document for each server."""
     for each in outcomes:
         row = {"url": each.url, "seconds": each.seconds}
-        body = {"error": each.error.message} if each.error is not None else infer_output.document(each.value)
+        body = {"error": each.error.message} if each.error is not None else output.document(each.value)
         yield json.dumps({**row, **body}, ensure_ascii=False)

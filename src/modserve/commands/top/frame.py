@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .terminal import count, duration, size, table
-from .top_figures import ServerLine, TopRow, TopSnapshot
+from ..terminal import count, duration, size, table
+from .figures import ServerLine, TopRow, TopSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from modserve.resources.open_files import for_connections, raised_limit
 from modserve.settings import Settings
 from modserve.settings.listen_addresses import listen_addresses
 
-from .terminal import count, plural, size
+from ..terminal import count, plural, size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _CGROUP = Path("/sys/fs/cgroup")

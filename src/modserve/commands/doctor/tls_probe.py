@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from modserve.client.address import CONNECT_SECONDS, Address
 
-from .doctor_checks import OK, PROBLEM, WARNING, Check
-from .errors import UnreachableError
-from .terminal import plural
+from ..errors import UnreachableError
+from ..terminal import plural
+from .checks import OK, PROBLEM, WARNING, Check
 
 _SOON_DAYS: Final = 14
 _DAY: Final = 86_400

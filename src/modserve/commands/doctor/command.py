@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from modserve.client.address import Address
 from modserve.settings import OptionError, Settings, from_command_line
 
-from .destination import addresses
-from .doctor_checks import PROBLEM, Check, all_checks
-from .errors import UnreachableError
-from .syntax import UsageError, add_json, option, parser
-from .terminal import COLOURS, PLAIN, plural, takes_colours
+from ..destination import addresses
+from ..errors import UnreachableError
+from ..syntax import UsageError, add_json, option, parser
+from ..terminal import COLOURS, PLAIN, plural, takes_colours
+from .checks import PROBLEM, Check, all_checks
 
 PARSER = parser(
     "doctor",

@@ -37,7 +37,7 @@ from modserve.repository.table import ModelTable
 from modserve.settings import Settings
 from modserve.settings.options import did_you_mean
 
-from .remote_server import RemoteServer
+from ..remote_server import RemoteServer
 from .server_comparison import compare
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from modserve.core.errors import ModserveError
 
-from .destination import Destination
-from .errors import UnreachableError
-from .server_set import failure_text
-from .terminal import duration, plural
-from .top_figures import Activity, Key, ServerLine, TopSnapshot, activities, server_line, sorted_rows, sum_line, total
-from .top_frame import Frame
-from .top_source import Snapshots, SnapshotSource
+from ..destination import Destination
+from ..errors import UnreachableError
+from ..server_set import failure_text
+from ..terminal import duration, plural
+from .figures import Activity, Key, ServerLine, TopSnapshot, activities, server_line, sorted_rows, sum_line, total
+from .frame import Frame
+from .source import Snapshots, SnapshotSource
 
 RESOLVE_SECONDS = 10.0
 """How often a name is looked up again."""

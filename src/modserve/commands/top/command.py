@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from modserve.client.address_list import changes
 
-from .destination import Destination, destinations, url_of
-from .errors import RefusedError, UnreachableError
-from .syntax import UsageError, add_destination, option, parser, positive
-from .top_figures import rows
-from .top_frame import Frame, text_lines
-from .top_source import METRICS_VARIABLE, Snapshots, SnapshotSource, add_metrics_url, metrics_pages
+from ..destination import Destination, destinations, url_of
+from ..errors import RefusedError, UnreachableError
+from ..syntax import UsageError, add_destination, option, parser, positive
+from .figures import rows
+from .frame import Frame, text_lines
+from .source import METRICS_VARIABLE, Snapshots, SnapshotSource, add_metrics_url, metrics_pages
 
 if TYPE_CHECKING:
-    from .top_servers import SeveralFrames
+    from .several import SeveralFrames
 
 
 PARSER = parser(
@@ -46,7 +46,7 @@ def work(options: Namespace) -> int:
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not options.plain
     try:
         if live:
-            from .top_view import show
+            from .view import show
 
             show(frames)
         else:
@@ -65,7 +65,7 @@ def _frames(options: Namespace) -> "Frames | SeveralFrames":
     places, changing = destinations(options), changes(url_of(options))
     if len(places) == 1 and not changing:
         return Frames(SnapshotSource(places[0], metrics_url), options.interval, options.count)
-    from .top_servers import SeveralFrames
+    from .several import SeveralFrames
 
     pages = metrics_pages(places, metrics_url)
 

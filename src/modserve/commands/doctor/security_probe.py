@@ -8,9 +8,9 @@ from typing import NamedTuple
 from modserve.client.address import CONNECT_SECONDS, Access, Address
 from modserve.client.http_sync import UnixConnection
 
+from ..errors import UnreachableError
 from . import tls_probe
-from .doctor_checks import OK, PROBLEM, WARNING, Check
-from .errors import UnreachableError
+from .checks import OK, PROBLEM, WARNING, Check
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY = "modserve-doctor-none"

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .server_status import VersionUsage
+from ..server_status import VersionUsage
 
 Key = tuple[str, str]
 """A model and its version."""

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .top_frame import HEAD, RIGHT, SERVER_HEAD, SERVER_RIGHT, Frame, cells, server_cells, summary
+from .frame import HEAD, RIGHT, SERVER_HEAD, SERVER_RIGHT, Frame, cells, server_cells, summary
 
 _STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNLOADED": "dim", "UNAVAILABLE": "bold red"}
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 from modserve.client.address import CONNECT_SECONDS, Address
 from modserve.pb import inference as pb
 
+from ..errors import UnreachableError
 from . import tls_probe
-from .doctor_checks import OK, PROBLEM, Check
-from .errors import UnreachableError
+from .checks import OK, PROBLEM, Check
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY: Final = "modserve-doctor-none"

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .destination import Destination, address, addresses
-from .errors import RefusedError, UnreachableError
-from .remote_server import RemoteServer, connect
-from .server_status import health, index, usage
-from .syntax import Parser, UsageError, option
-from .top_figures import TopSnapshot, from_metrics, from_statistics
+from ..destination import Destination, address, addresses
+from ..errors import RefusedError, UnreachableError
+from ..remote_server import RemoteServer, connect
+from ..server_status import health, index, usage
+from ..syntax import Parser, UsageError, option
+from .figures import TopSnapshot, from_metrics, from_statistics
 
 METRICS_PORT = 8002
 METRICS_VARIABLE = "MODSERVE_METRICS_URL"

@@ -20,8 +20,8 @@ from modserve.settings import Settings
 from modserve.settings.access import VARIABLE
 from modserve.settings.listen_addresses import ListenAddress, admin_address_of, listen_addresses, metrics_address_of
 
-from .doctor_checks import OK, PROBLEM, WARNING, Check
-from .terminal import plural
+from ..terminal import plural
+from .checks import OK, PROBLEM, WARNING, Check
 
 CONTROL_CATEGORIES = ("model-repository", "shared-memory", "trace", "logging")
 """Of calls that change something for everybody."""

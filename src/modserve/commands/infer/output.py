@@ -14,8 +14,8 @@ from modserve.core.errors import invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
-from .syntax import UsageError
-from .terminal import duration
+from ..syntax import UsageError
+from ..terminal import duration
 
 _MOST = 100
 """Elements of a tensor that are shown in full."""

@@ -23,9 +23,9 @@ from modserve.pb import inference as pb
 from modserve.protocol.control.metadata import config_message, model_json
 from modserve.server.in_process import response
 
-from .errors import UnreachableError
-from .remote_server import RemoteServer
-from .tensor_comparison import ElementTolerance, compare_elements, precision
+from ..errors import UnreachableError
+from ..remote_server import RemoteServer
+from ..tensor_comparison import ElementTolerance, compare_elements, precision
 
 Inputs = Mapping[str, Tensor]
 

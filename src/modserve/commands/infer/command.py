@@ -15,13 +15,13 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.pb import inference as pb
 
-from . import infer_images, infer_output
-from .destination import Destination, destinations, one
-from .errors import RefusedError
-from .infer_values import InputSpec, parameter, remark_on_sizes, sample, tensors
-from .remote_server import RemoteServer, connect
-from .server_set import connect_all
-from .syntax import UsageError, add_destination, add_json, add_shape, option, parser
+from ..destination import Destination, destinations, one
+from ..errors import RefusedError
+from ..remote_server import RemoteServer, connect
+from ..server_set import connect_all
+from ..syntax import UsageError, add_destination, add_json, add_shape, option, parser
+from . import images, output
+from .values import InputSpec, parameter, remark_on_sizes, sample, tensors
 
 PARSER = parser(
     "infer",
@@ -57,13 +57,13 @@ _GROUP.add_argument("--sequence-end", action="store_true", help="Mark the last r
 _GROUP.add_argument("--stream", action="store_true", help="Show any number of responses as they arrive.")
 _GROUP.add_argument("--grpc", action="store_true", help=f"Use gRPC, at port {PORTS['grpc']} unless --url is grpc://….")
 _GROUP = PARSER.add_argument_group("pictures")
-_GROUP.add_argument("--pixels", choices=tuple(infer_images.PIXELS), default="", help="Range of pixel values.")
-_GROUP.add_argument("--layout", choices=infer_images.ORDERS, default="", help="Order of the dimensions.")
+_GROUP.add_argument("--pixels", choices=tuple(images.PIXELS), default="", help="Range of pixel values.")
+_GROUP.add_argument("--layout", choices=images.ORDERS, default="", help="Order of the dimensions.")
 _GROUP = PARSER.add_argument_group("the response")
 option(
     _GROUP,
     "--output [NAME=]FILE",
-    f"Write outputs to a file: {' '.join(infer_output.ENDINGS)}; may be repeated.",
+    f"Write outputs to a file: {' '.join(output.ENDINGS)}; may be repeated.",
     action="append",
     default=[],
 )
@@ -73,7 +73,7 @@ add_destination(PARSER, several=True)
 
 def work(options: Namespace) -> int:
     """Runs the command; returns the exit code."""
-    files = infer_output.targets(options.output)
+    files = output.targets(options.output)
     if options.stream and files:
         raise UsageError("option '--output' is for one response, and '--stream' for many; --json prints them all")
     places = [over_grpc(each) if options.grpc else each for each in destinations(options)]
@@ -88,18 +88,18 @@ def work(options: Namespace) -> int:
         for result in _results(server, call, options):
             seconds = time.perf_counter() - begin
             if options.json:
-                print(json.dumps(infer_output.document(result), ensure_ascii=False))
+                print(json.dumps(output.document(result), ensure_ascii=False))
             elif not files:
-                print("\n".join(infer_output.lines(result, seconds)), flush=True)
+                print("\n".join(output.lines(result, seconds)), flush=True)
             for name, path in files:
-                print(infer_output.write(result, name, path), file=sys.stderr if options.json else sys.stdout)
+                print(output.write(result, name, path), file=sys.stderr if options.json else sys.stdout)
     finally:
         server.close()
     return 0
 
 
 def _on_all(places: Sequence[Destination], options: Namespace) -> int:
-    from .infer_servers import infer_on_all, json_lines, text_lines
+    from .several import infer_on_all, json_lines, text_lines
 
     with closing(connect_all(places)) as servers:
         reached = [
@@ -199,9 +199,9 @@ class _Pictures:
         self._looked = False
 
     def decode(self, file: str, content: bytes, spec: InputSpec) -> Array:
-        return infer_images.decode(file, content, spec, self._hints(spec), self._note)
+        return images.decode(file, content, spec, self._hints(spec), self._note)
 
-    def _hints(self, spec: InputSpec) -> infer_images.ImageHints:
+    def _hints(self, spec: InputSpec) -> images.ImageHints:
         if not self._looked:
             self._looked = True
             try:
@@ -213,7 +213,7 @@ class _Pictures:
         order = (
             {pb.ModelInput.FORMAT_NCHW: "CHW", pb.ModelInput.FORMAT_NHWC: "HWC"}.get(formats[0], "") if formats else ""
         )
-        return infer_images.ImageHints(batched, self._options.layout or order, self._options.pixels)
+        return images.ImageHints(batched, self._options.layout or order, self._options.pixels)
 
     def _note(self, text: str) -> None:
         if not self._options.json:

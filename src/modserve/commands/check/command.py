@@ -16,11 +16,11 @@ from modserve.observability.logging import Logs
 from modserve.process.model_setup import repositories
 from modserve.settings import OptionError, from_command_line
 
+from ..remote_server import connect
+from ..stdout import stdout_as_stderr
+from ..syntax import UsageError, add_json, number_type, option, parser, print_error
+from ..terminal import BOLD, CYAN, GREEN, PLAIN, RED, plural, takes_colours
 from .model_check import CheckReport, Counterpart, Finding, ModelReport, check
-from .remote_server import connect
-from .stdout import stdout_as_stderr
-from .syntax import UsageError, add_json, number_type, option, parser, print_error
-from .terminal import BOLD, CYAN, GREEN, PLAIN, RED, plural, takes_colours
 
 CANNOT_CHECK = 2
 
