@@ -1,5 +1,6 @@
 """The import rules of the design, checked in the source text: which package may import which, and what from outside."""
 
+import ast
 import functools
 import sys
 from dataclasses import dataclass
@@ -281,6 +282,23 @@ def f():
     )
 """.replace("'", '"' * 3)
     assert figures.code_lines(text) == 5
+
+
+SIMULATED = ("core", "execution", "models", "routing", "resources", "scheduling", "server")
+
+
+def test_where_time_is_simulated_a_clock_is_looked_up_when_something_is_made() -> None:
+    """A default value would be the clock of the machine, whatever a test has put in its place."""
+    defaults = [
+        f"{path.relative_to(SOURCE)}:{default.lineno}"
+        for package in SIMULATED
+        for path in sorted((SOURCE / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.arguments)
+        for default in [*node.defaults, *filter(None, node.kw_defaults)]
+        if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name) and default.value.id == "time"
+    ]
+    assert not defaults
 
 
 def test_only_the_command_line_and_the_library_import_app() -> None:

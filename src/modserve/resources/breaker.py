@@ -28,14 +28,14 @@ class Breaker:
         without: str,
         probe: Callable[[], Awaitable[object]],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self.open = False
         self._service = service
         self._without = without
         self._probe = probe
         self._sleep = sleep
-        self._now = now
+        self._now = now or time.monotonic
         self._failures = 0
         self._wait_s = _FIRST_S
         self._closed_at = -_LONG_AGO_S

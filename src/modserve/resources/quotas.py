@@ -137,7 +137,7 @@ class Quotas:
     of which this is one of several `processes` that get equal parts.
     """
 
-    def __init__(self, most: int = 0, processes: int = 1, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, most: int = 0, processes: int = 1, clock: Callable[[], int] | None = None) -> None:
         self.most = most
         self.in_flight = 0
         """Not counted while there is neither a limit nor a tenant."""
@@ -147,7 +147,7 @@ class Quotas:
         self.figures: dict[str, TenantFigures] = {}
         """By tenant. There are at most a thousand, and `OTHERS` for the rest."""
         self._processes = processes
-        self._clock = clock
+        self._clock = clock or time.monotonic_ns
         self._sweep_at = _SWEEP_FROM
 
     def __repr__(self) -> str:

@@ -61,12 +61,12 @@ class ResponseCache:
     """
 
     def __init__(
-        self, capacity: int, ttl_s: float = 0, longest: int = 0, now: Callable[[], float] = time.monotonic
+        self, capacity: int, ttl_s: float = 0, longest: int = 0, now: Callable[[], float] | None = None
     ) -> None:
         self._capacity = min(capacity, longest + _OVERHEAD) if longest else capacity
         self._room = capacity
         self._ttl_s = ttl_s or float("inf")
-        self._now = now
+        self._now = now or time.monotonic
         self._entries: OrderedDict[tuple[object, bytes], _Entry] = OrderedDict()
         self.size = 0
         """Bytes."""

@@ -58,14 +58,14 @@ class Router:
         routing: Routing,
         source: str,
         memory: MemoryBudget,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        clock_ns: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         on_rollback: Callable[[RouteRollback], None] = lambda rollback: None,
     ) -> None:
         self.name = name
         self.routing = routing
         self.source = source
-        self._clock_ns = clock_ns
+        self._clock_ns = clock_ns or time.monotonic_ns
         self._now_ms = now_ms
         self._on_rollback = on_rollback
         self.routes = [Route(route, routing.version(route), weight) for route, weight in routing.split.items()]

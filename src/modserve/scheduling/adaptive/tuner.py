@@ -283,13 +283,13 @@ class LatencyTuner:
         max_batch_size: int,
         run_ns: Callable[[int], int],
         make_rule: Callable[[DynamicBatching, int], Rule],
-        now_ns: Callable[[], int] = time.monotonic_ns,
+        now_ns: Callable[[], int] | None = None,
     ) -> None:
         """`make_rule` makes the rule for a policy and a largest batch size; `run_ns` predicts how long a size runs."""
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
-        self._now_ns = now_ns
+        self._now_ns = now_ns or time.monotonic_ns
         self._controller = Controller(policy.p99_goal_ns, largest, policy.tuned_delay_limit_ns, run_ns)
         self.statistics = TunerStatistics(policy.p99_goal_ns, 0, largest)
         self._rule: Rule = self._make_rule()
