@@ -71,6 +71,11 @@ def over(browser: webdriver.Chrome) -> bool:
     return button.text == "Send"
 
 
+def press_button(browser: webdriver.Chrome, xpath: str) -> None:
+    """By the enter key: while a text grows, a button may have moved when a click reaches its place."""
+    browser.find_element(By.XPATH, xpath).send_keys(Keys.ENTER)
+
+
 def canceled(server: ServerProcess, model: str) -> int:
     page = http(server.metrics_port, "GET", "/metrics").body.decode()
     pattern = rf'nv_inference_request_failure\{{model="{model}",reason="CANCELED",version="1"\}} (\d+)'
@@ -153,18 +158,18 @@ def test_stopping_cancels_on_the_server(server: ServerProcess, browser: webdrive
     opened_box(browser, server, "endless")
     say(browser, "on and on")
     until(lambda: len(turns(browser)) == 2 and len(turns(browser)[1]) > 50)
-    browser.find_element(By.CSS_SELECTOR, ".chat button[type=submit]").click()
+    press_button(browser, "//form[ancestor::*[contains(@class, 'chat')]]//button[@type='submit']")
     until(lambda: canceled(server, "endless") == before + 1)
     until(lambda: re.fullmatch(r"stopped, first token after .*, [\d,]+ pieces, [\d,.]+ pieces/s", status(browser)))
     assert turns(browser)[1].startswith("on and on on and on")
     say(browser, "again")
     until(lambda: len(turns(browser)) == 4 and len(turns(browser)[3]) > 50)
-    browser.find_element(By.XPATH, "//section[@id='detail']//button[text()='Close']").click()
+    press_button(browser, "//section[@id='detail']//button[text()='Close']")
     until(lambda: canceled(server, "endless") == before + 2)
     opened_box(browser, server, "endless")
     say(browser, "once more")
     until(lambda: len(turns(browser)) == 2 and len(turns(browser)[1]) > 50)
-    browser.find_element(By.XPATH, "//button[text()='New chat']").click()
+    press_button(browser, "//button[text()='New chat']")
     until(lambda: canceled(server, "endless") == before + 3)
     assert turns(browser) == []
 

@@ -37,6 +37,7 @@ import modserve
 from gateway_stage import NAMES, Gateway, ModelServer
 from modserve.client.address import parse
 from modserve.commands.doctor import security_probe
+from modserve.commands.doctor.checks import Check
 
 LATE = 60_000
 """Milliseconds before a response that no test waits for."""
@@ -243,7 +244,14 @@ def test_control_is_refused(gateway: Gateway, servers: list[ModelServer]) -> Non
 def test_the_doctor_notices_the_gateway(gateway: Gateway) -> None:
     """By its headers, or by the servers, of which several respond."""
     address = parse(f"http://{HOST}:{gateway.http_port}")
-    row = next(each for each in security_probe.all_checks(address) if each.name == "gateway")
+    rows: list[Check] = []
+
+    def is_noticed() -> bool:
+        rows[:] = [each for each in security_probe.all_checks(address) if each.name == "gateway"]
+        return bool(rows)
+
+    gateway_stage.until(is_noticed, "HAProxy has looked at all servers, and sends calls to several")
+    (row,) = rows
     if gateway.name == "haproxy":
         assert (row.level, row.advice) == ("ok", "")
         assert "workers of one server, or several servers behind a gateway" in row.text
