@@ -195,8 +195,12 @@ class Http2Connection(PortConnection):
             receiver.announce_leaving()
 
     def close_when_done(self) -> None:
-        self.sender.close_when_done()
-        self.sender.flush()
+        sender = self.sender
+        if sender.closing or self.failed or sender.transport is None:
+            sender.close_when_done()
+        else:
+            self._receiver.go_away()
+        sender.flush()
 
     def abort(self) -> None:
         self.sender.abort()

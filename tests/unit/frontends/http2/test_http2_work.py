@@ -229,6 +229,29 @@ def test_who_has_most_connections_makes_room(loop: Loop, caplog: pytest.LogCaptu
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("end", ["response", "reset"])
+def test_who_makes_room_finishes_the_calls_that_it_has_begun(loop: Loop, end: str) -> None:
+    port = EchoPort(loop)
+    busy, idle, *_ = [Wire(port, loop) for _ in range(4)]
+    busy.send(headers(1), data(1, b"half"))
+    port.last_descriptor = 100
+    assert at(port, "10.0.0.2", 101)[0]
+    goodbye = next(each for each in busy.frames() if each.type == GOAWAY)
+    assert (goodbye.last_stream_id, goodbye.error_code) == (1, 0)
+    busy.send(headers(3, end=True))
+    assert len(port.streams) == 1, "its client has been told to send it elsewhere"
+    assert not busy.transport.closed
+    if end == "response":
+        busy.send(data(1, b" and half", end=True))
+        assert bytes(port.streams[0].body) == b"half and half"
+        assert any("END_STREAM" in each.flags for each in busy.frames())
+    else:
+        busy.send(RstStreamFrame(1))
+    assert busy.transport.closed
+    assert at(port, "10.0.0.3", 102)[0]
+    assert idle.transport.closed, "it has no calls"
+
+
 def test_trailers_with_a_path(wire: Wire) -> None:
     wire.send(headers(1), headers(1, HEADERS, end=True))
     assert wire.resets() == [(1, PROTOCOL_ERROR)]
