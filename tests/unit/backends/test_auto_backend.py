@@ -21,8 +21,7 @@ from auto_engines import (
 )
 
 from modserve import InferenceServer, Settings
-from modserve.backends import catalogue
-from modserve.backends import batch_trial
+from modserve.backends import batch_trial, catalogue
 from modserve.backends.auto.backend import AutoBackend
 from modserve.backends.auto.candidates import Cpu
 from modserve.backends.registry import BackendRegistry
