@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, InstanceSpec, ModelSource
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.errors import ModserveError
@@ -198,14 +198,15 @@ class Opener:
         version: int,
     ) -> ModelDescription | None:
         """The description, with what a trial says against batches that nobody has configured."""
-        config = self._completed(draft, backend, description, path).config
+        complete = self._completed(draft, backend, description, path)
+        config = complete.config
+        merges = config.dynamic_batching or config.sequence_batching
         merged_otherwise = config.batch_inputs or any(spec.ragged for spec in config.inputs)
-        if description is None or not config.default_batch_size or merged_otherwise:
+        if description is None or not config.default_batch_size or not merges or merged_otherwise:
             return description
         from modserve.backends import batch_trial  # not before a model needs it
 
-        name, placement = place(config, backend)[0]
-        spec = InstanceSpec(name, placement.kind, placement.device, 0, config)
+        spec = specs_of(complete, place(config, backend)[:1])[0]
         obstacle = batch_trial.batching_obstacle(engine, spec, description, path / str(version))
         return replace(description, batching_obstacle=obstacle)
 
