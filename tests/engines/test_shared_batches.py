@@ -25,6 +25,7 @@ ENGINES = [
     for name in ("onnxruntime", "openvino")
 ]
 CLIENTS, ROUNDS = 8, 4
+ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"  # so that those who wait would share its next execution
 
 
 def value(name: str, *dims: str | int | None, kind: int = FLOAT) -> Any:
@@ -220,7 +221,7 @@ async def test_requests_get_their_own_values(tmp_path: Path, name: str, engine: 
     if engine == "openvino" and name in UNREAD:
         pytest.skip("OpenVINO does not read it")
     graph = GRAPHS[name]
-    write(tmp_path, "m", graph.nodes, graph.inputs, graph.outputs, f'backend: "{engine}"')
+    write(tmp_path, "m", graph.nodes, graph.inputs, graph.outputs, f'backend: "{engine}"\n{ONE_INSTANCE}')
     random = np.random.default_rng(11)
     requests = [request_of(graph, random) for _ in range(CLIENTS * ROUNDS)]
     async with InferenceServer(Settings(model_repository=(tmp_path,))) as server:
