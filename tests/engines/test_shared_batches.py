@@ -17,6 +17,7 @@ from onnx_repository import write
 
 from modserve import InferenceServer
 from modserve.backends.catalogue import BY_BACKEND
+from modserve.core.errors import ModserveError
 from modserve.settings.settings import Settings
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -235,3 +236,26 @@ async def test_requests_get_their_own_values(tmp_path: Path, name: str, engine: 
                 if name not in UNSTEADY:
                     for output, array in alone.items():
                         np.testing.assert_allclose(ours[output], array, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_failed_execution_leaves_nothing_to_others(tmp_path: Path, engine: str) -> None:
+    graph = GRAPHS["unnamed_gnn1"]
+    group = ONE_INSTANCE.replace("1", "2")
+    write(tmp_path, "m", graph.nodes, graph.inputs, graph.outputs, f'backend: "{engine}"\n{group}')
+    random = np.random.default_rng(3)
+    async with InferenceServer(Settings(model_repository=(tmp_path,))) as server:
+
+        async def multiply(size: int, rows: int) -> None:
+            inputs = {"adj": random.standard_normal((rows, size)), "x": random.standard_normal((rows, 3))}
+            inputs = {name: array.astype(np.float32) for name, array in inputs.items()}
+            result = await outputs(server, inputs)
+            np.testing.assert_allclose(result["y"], inputs["adj"] @ inputs["x"], rtol=1e-4, atol=1e-5)
+
+        for _ in range(3):
+            for _ in range(4):
+                await multiply(1, 1)
+            with pytest.raises(ModserveError, match="refused the request|MatMul"):
+                await multiply(1, 2)
+        for _ in range(8):
+            await multiply(1, 1)
