@@ -206,7 +206,7 @@ class Opener:
             return description
         from modserve.backends import batch_trial  # not before a model needs it
 
-        spec = specs_of(complete, place(config, backend)[:1])[0]
+        spec = replace(specs_of(complete, place(config, backend)[:1])[0], index=-1)
         obstacle = batch_trial.batching_obstacle(engine, spec, description, path / str(version))
         return replace(description, batching_obstacle=obstacle)
 
