@@ -54,7 +54,7 @@ class Name(str):
     __eq__ = boom
 
 
-class Letter(str, enum.Enum):
+class Letter(enum.StrEnum):
     OUT = "OUT"
 
 
@@ -145,8 +145,9 @@ class SyncModel:
                 RAISES[text]()
         if not self.decoupled:
             return [answer(text) for text in texts]
-        for request, text in sorted(zip(requests, texts), key=lambda one: one[1] in RESPONSES):
+        for request, text in sorted(zip(requests, texts, strict=False), key=lambda one: one[1] in RESPONSES):
             request.get_response_sender().send(answer(text), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
 
 
 class AsyncModel(SyncModel):

@@ -31,7 +31,8 @@ RESPONSES = {
     "no_init_response": "AttributeError: ",
     "outputs_raise": "Boom: line X",
     "outputs_are_none": "TypeError: InferenceResponse(): output_tensors must be a list of Tensor, not NoneType",
-    "outputs_are_texts": "TypeError: InferenceResponse(): output_tensors must be a list of Tensor, but element 0 is str",
+    "outputs_are_texts": "TypeError: InferenceResponse(): output_tensors must be a list of Tensor, but element 0 is "
+    "str",
     "outputs_change": "TypeError: InferenceResponse(): output_tensors must be a list of Tensor, but element 1 is str",
     "error_raises": "Boom: line X",
 }

@@ -82,8 +82,11 @@ def _die_with_server(lifeline: int) -> None:
 
 
 def _exit() -> NoReturn:
-    """The end of a process whose model may have left threads behind, which nobody waits for."""
+    """The end of a process whose model may have left threads and processes behind, which nobody waits for."""
     try:
+        processes = sys.modules.get("multiprocessing")
+        for child in processes.active_children() if processes is not None else ():
+            child.terminate()  # which multiprocessing would wait for
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
