@@ -5,13 +5,12 @@ One server has the model in every mode. Requests come in pairs that run in one b
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from python_faults import Outcome, call
+from python_objects import CODE
 from server_process import ServerProcess, serving
 
-CODE = (Path(__file__).parent / "python_objects_model.py").read_text()
 AS_THEY_SEEM = ("masked", "own_data", "matrix", "name_is_odd", "name_is_enum")
 """Arrays and names of classes of the model's own, which are read as those of numpy and Python."""
 FAILED = "Failed to process the request(s) for model '{model}', message: "

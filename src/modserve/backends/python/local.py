@@ -369,7 +369,7 @@ def _context(request: worker_request.InferenceRequest) -> str:
 def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:
     return InferenceRequest(
         model_name=request.model_name,
-        inputs={one._name: as_core(one) for one in [tensor.plain() for tensor in request.inputs()]},
+        inputs={one._name: as_core(one) for one in [tensor.sealed() for tensor in request.inputs()]},
         outputs=tuple(request._names),
         version=None if request.model_version < 0 else request.model_version,
         id=request.request_id(),

@@ -56,7 +56,7 @@ def bfloat16() -> "Optional[np.dtype[Any]]":
     return None if scalar is None else np.dtype(scalar)
 
 
-def plain_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, Any]":
+def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, Any]":
     """The array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())

@@ -11,7 +11,7 @@ import os
 from types import ModuleType
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence
 
-from . import adapter, decorator, failure, host, modules
+from . import adapter, failure, host, modules
 from .errors import ErrorCode, ModelError, TritonError
 from .model_config import ModelConfig
 from .request import InferenceRequest
@@ -44,7 +44,6 @@ def load(
     with _ModelContext(of_host if isolated else None):
         failed = None
         try:
-            decorator.stand_in()
             module = scope.run()
             kind = getattr(module, CLASS, None) or adapter.of_module(module, own)
         except BaseException as error:

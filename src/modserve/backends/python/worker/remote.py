@@ -216,7 +216,7 @@ class RemoteHost:
 
     def _begin(self, request: InferenceRequest, decoupled: bool) -> Tuple[int, _Call]:
         number, call = next(self._numbers), _Call()
-        inputs = [tensor.plain() for tensor in request.inputs()]
+        inputs = [tensor.sealed() for tensor in request.inputs()]
         described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs])
         numbers = batch.get() or self.executing
         of_batch = numbers is self.executing and bool(numbers)

@@ -83,7 +83,7 @@ class InferenceResponse:
         if error is not None:
             return InferenceResponse.received([], TritonError(error.message(), error.code()))
         whole = InferenceResponse(self.output_tensors())
-        outputs = [tensor.plain() for tensor in whole._tensors]
+        outputs = [tensor.sealed() for tensor in whole._tensors]
         kept = [tensor for tensor in outputs if tensor._name in names]
         return InferenceResponse.received(kept, None, _parameters.checked(self.values))
 

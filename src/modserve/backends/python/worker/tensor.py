@@ -11,7 +11,7 @@ import numpy as np
 
 from . import dlpack
 from .byte_tensors import Buffer, deserialize_bytes_tensor, raw_of_elements
-from .dtypes import DTYPES, DataType, bfloat16, datatype_of, plain_array
+from .dtypes import DTYPES, DataType, base_array, bfloat16, datatype_of
 from .errors import TritonModelException, type_name
 
 Array = "np.ndarray[Any, Any]"
@@ -36,7 +36,7 @@ class Tensor:
                 f"Tensor(): '{self._name}' needs a numpy array (numpy.ndarray), not {type_name(numpy_array)}"
             )
         if type(numpy_array) is not np.ndarray:
-            numpy_array = plain_array(numpy_array, f"Tensor '{self._name}'")
+            numpy_array = base_array(numpy_array, f"Tensor '{self._name}'")
         datatype = datatype_of(numpy_array.dtype)
         if datatype is None:
             raise TritonModelException(unsupported(self._name, numpy_array.dtype))
@@ -65,7 +65,7 @@ class Tensor:
         self._array = array
         return self
 
-    def plain(self) -> "Tensor":
+    def sealed(self) -> "Tensor":
         """This tensor if its class is no other, else a new one over the same memory.
 
         Raises what a class of the model's own raises when it is read.
@@ -171,7 +171,7 @@ class Tensor:
         """
         name = checked_name(name)
         if isinstance(tensor, np.ndarray):
-            tensor = plain_array(tensor, f"Tensor '{name}'")
+            tensor = base_array(tensor, f"Tensor '{name}'")
         bits, datatype = dlpack.array(tensor)
         raw = None
         if datatype == "BF16":

@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .dtypes import plain_array
+from .dtypes import base_array
 from .errors import TritonModelException
 from .fields import NUMPY_TYPES, Field
 
@@ -93,7 +93,7 @@ def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any
     shape = (*([-1 if rows is None else rows] if batching else []), *field.shape)
     try:
         if isinstance(value, np.ndarray):
-            array = value if type(value) is np.ndarray else plain_array(value, f"output '{field.name}'")
+            array = value if type(value) is np.ndarray else base_array(value, f"output '{field.name}'")
         else:
             array = np.asarray(value, object if field.datatype == "BYTES" else None)
     except ValueError as error:

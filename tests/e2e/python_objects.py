@@ -1,5 +1,6 @@
 """A model whose objects misbehave wherever the server reads them. The text of a request says how."""
 
+CODE = """
 import asyncio
 import enum
 import json
@@ -158,3 +159,4 @@ class AsyncModel(SyncModel):
                 (cancel if text == "cancels" else cancel_all)()
                 await asyncio.sleep(0)
         return SyncModel.execute(self, requests)
+"""
