@@ -334,9 +334,9 @@ class OutcomeQueue:
         """False if the call is over: nobody hears of it then."""
         if self._ended:
             return False
+        self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         self._ended = final
         self._outcomes.append((outcome, final))
-        self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         return True
 
     def pop(self) -> tuple[Outcome, bool]:
