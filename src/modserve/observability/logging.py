@@ -130,12 +130,20 @@ class LineWriter:
             self._on_flow(count, reason)
 
 
+class _WatchedFile(WatchedFileHandler):
+    """Ignores `logging.shutdown`, which would wait for a thread that hangs in a write."""
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class LogFile:
     """A file for a `LineWriter`. One that was moved away or removed is opened anew under its name."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError."""
-        self._file = WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
+        self._file = _WatchedFile(path, encoding="utf-8", errors="backslashreplace")
 
     def reopen(self) -> None:
         """Open the file anew in any case. Raises OSError, and then goes on with the old file."""
@@ -152,7 +160,9 @@ class LogFile:
         self._file.stream.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file.stream is not None:
+            self._file.stream.close()
+            self._file.stream = None
 
 
 class _Stream:
