@@ -180,6 +180,7 @@ def meeting_place(parent: str) -> Path:
 def _become(arguments: Sequence[str]) -> NoReturn:
     """Go on as another program of the same interpreter."""
     sys.stdout.flush()
+    logging.shutdown()
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
@@ -221,11 +222,11 @@ def run(
         _log.info("modserve %s, %s", __version__, form())
         for each in listen_addresses(settings):
             if speaks and each.name in ports.by_name:
-                say(f"{each.name} listening on {place(each.address, ports.by_name[each.name])}")
+                logs.say(f"{each.name} listening on {place(each.address, ports.by_name[each.name])}")
 
     def on_loaded(server: "InferenceServer") -> None:
         if speaks:
-            say(f"\n{hints(server, settings, opened[0].http)}\n")
+            logs.say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     def on_refused(error: PortError) -> None:
         _log.error("%s", port_conflict.advice(error, [word for word in words if word != _UNSUPERVISED]))
@@ -237,18 +238,6 @@ def run(
 
         member = Member(worker)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
-
-
-def say(text: str) -> None:
-    """Write `text` and a newline to standard output at once: between two writes, other threads log.
-
-    Serving goes on where nobody reads it any more, as behind ``| head``.
-    """
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        write_to_nobody()
 
 
 def write_to_nobody() -> None:
@@ -302,6 +291,5 @@ def entry() -> None:
         _log.critical("the server stops because of an unexpected error: this is a bug", exc_info=True)
         code = CRASHED
         sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
+    logging.shutdown()  # before standard error's own buffer, which is empty after whole lines
     os._exit(code)

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from modserve.core.errors import ModserveError
 from modserve.core.servable import Finisher
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.listener import GrpcListener
@@ -15,6 +16,7 @@ from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsApplication, OpenMetrics
 from modserve.observability import prometheus
+from modserve.observability.families import Family, family, labelled
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
 from modserve.resources.machine_memory import allowed_memory
@@ -123,7 +125,9 @@ class Listeners:
         authority = None if access is None else access.authority
         ports = self.connections, self._responses
         front: Server = server if member is None else member.server(server)
-        page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog.collect], self._endings)
+        page = self.page = MetricsPage(
+            server, metrics, settings, *ports, [watchdog.collect, self._left_out_lines], self._endings
+        )
         admin = admin_address_of(settings)
         http = replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
         parts: Any = {"tasks": tasks, "authority": authority, "audit": audit}
@@ -172,6 +176,18 @@ class Listeners:
 
     def _endings(self) -> dict[str, int]:
         return self._grpc.endings if self._grpc is not None else {}
+
+    def _left_out_lines(self) -> Iterator[Family]:
+        """Of the logs that there are."""
+        server, counts = self._server, {}
+        with suppress(ModserveError):
+            counts["server"] = server.logs.dropped
+        if server.access_log is not None:
+            counts["access"] = server.access_log.lost
+        if self._audit is not None:
+            counts["audit"] = self._audit.dropped
+        rows = [(labelled({"log": name}), count) for name, count in counts.items()]
+        yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, which names all that are refused, or CertificateError."""
