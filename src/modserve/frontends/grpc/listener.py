@@ -124,11 +124,13 @@ class GrpcListener:
         """Take no new connections, and tell the clients of open ones to go elsewhere.
 
         Returns when all have heard it, or after so many seconds: until then all their calls are served.
+        Streams end when what has come of them by then is settled.
         """
         if self._socket is None or self._port is None:
             return
         await self._socket.close()
         await self._port.say_goodbye(seconds)
+        await self._streams.read_out(seconds)
 
     async def finish(self, seconds: float) -> None:
         """End connections as soon as their calls are over; returns when all are, or after so many seconds.
