@@ -13,7 +13,7 @@ responses and ends what takes too long. Its state:
   what was sent ahead, and for what the client has not taken.
 
 Any phase goes with or without a call or a blockage; but LAST without a call only lingers. When the server stops
-(`context.closing`), the next response says that it is the last one: the phase is LAST by then.
+(`context.closing`), the response to the last request that has come says that it is the last: the phase is LAST by then.
 Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
 event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again. One exception: a whole
 inference whose head is known byte for byte goes past the reader, which saves 0.4 of 15 µs (`data_received`).
@@ -21,6 +21,7 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 
 import asyncio
 import logging
+import select
 import time
 from contextvars import Context
 from typing import cast
@@ -177,6 +178,27 @@ class HttpConnection(asyncio.Protocol):
         if self._call is None and self._transport is not None:
             self._transport.close()
 
+    def close_when_answered(self) -> None:
+        """The same, but answer first what has come by now. Only when the server stops: the last answer says so."""
+        waiting = self._call is not None and self._reader.at < len(self._reader.rest)
+        if not waiting and not self._readable():
+            self.close_when_idle()
+
+    def _readable(self) -> bool:
+        """Whether more has come than has been read."""
+        opened = None if self._transport is None else self._transport.get_extra_info("socket")
+        if opened is None or opened.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(opened.fileno(), select.POLLIN)
+        return len(poll.poll(0)) > 0
+
+    def _ending(self) -> bool:
+        """Whether the response about to be written is the last, since the server stops and nothing more has come."""
+        if not self.context.closing:
+            return False
+        return self._phase is _LAST or (self._reader.at >= len(self._reader.rest) and not self._readable())
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -306,13 +328,17 @@ class HttpConnection(asyncio.Protocol):
         transport, keep = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
         if direct:
-            self._call = one = DirectCall(context, transport, head, keep, log, self._write, self._done, caller, tenant)
+            self._call = one = DirectCall(
+                context, transport, head, keep, log, self._write, self._done, self._ending, caller, tenant
+            )
             turn.begin()
             one.start(body)
             turn.end()
             return
         shown = self._certificate
-        self._call = other = AsgiCall(context, transport, head, body, keep, self._writable, self._done, shown)
+        self._call = other = AsgiCall(
+            context, transport, head, body, keep, self._writable, self._done, self._ending, shown
+        )
         context.turns.calls += 1
         context.tasks.create_task(other.run())
 
@@ -325,19 +351,20 @@ class HttpConnection(asyncio.Protocol):
             if self._access is not None and isinstance(call, InferCall):
                 self._access.end(call, outcome)
                 request_id = call.request_id
-            lines = header_lines(head, request_id, self._phase is _LAST or context.closing, context.load_lines)
+            ending = self._ending()
+            lines = header_lines(head, request_id, self._phase is _LAST or ending, context.load_lines)
             outcome = context.spelled(outcome) if head.renamed else outcome
             binary_head = context.platform_head if head.renamed else context.binary_head
             size, parts = inference_response(outcome, lines, context.json_head, binary_head, context.statuses)
-            self._write(size, parts)
+            self._write(size, parts, ending)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self.abort()
 
-    def _write(self, size: int, parts: list[Buffer]) -> None:
-        """Write a response with a body of `size` bytes, at once if it is short."""
+    def _write(self, size: int, parts: list[Buffer], ending: bool) -> None:
+        """Write a response with a body of `size` bytes, at once if it is short. `ending`: that it is the last."""
         transport = self._transport
-        if self.context.closing:
+        if ending:
             self._read_no_more()
         if size > SMALL_BODY and transport is not None:
             self._held.resize(0)
