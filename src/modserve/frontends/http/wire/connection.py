@@ -206,8 +206,10 @@ class HttpConnection(asyncio.Protocol):
     @property
     def unaware(self) -> bool:
         """Whether the client takes the connection for one that stays, and the response under way says nothing else."""
-        call = self._call
-        return self._phase is _OPEN and (call is None or (not isinstance(call, InferCall) and call.begun))
+        call, reader = self._call, self._reader
+        if call is None or reader.at < len(reader.rest):
+            return self._phase is _OPEN
+        return self._phase is _OPEN and not isinstance(call, InferCall) and call.begun
 
     def check(self, now: float) -> None:
         """End the connection if its client has done nothing for too long at `now`.
