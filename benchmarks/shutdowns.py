@@ -121,17 +121,17 @@ async def _grpc(ports: Mapping[str, int], tally: Tally, kept: bool) -> None:
     try:
         while True:
             try:
-                await opened.unary_unary(_INFER)(data, timeout=_SECONDS)
+                await opened.unary_unary(_INFER, None, None)(data, timeout=_SECONDS)
                 tally.count("answered")
             except grpc.aio.AioRpcError as error:
                 if not _gone(error):
                     tally.count(f"lost: {error.details()}")
                 return
             if not kept:
-                await opened.close()
+                await opened.close(None)
                 opened = _channel(ports["grpc"])
     finally:
-        await opened.close()
+        await opened.close(None)
 
 
 async def _stream(ports: Mapping[str, int], tally: Tally) -> None:
@@ -148,7 +148,7 @@ async def _stream(ports: Mapping[str, int], tally: Tally) -> None:
 
             answered = 0
             try:
-                async for answer in opened.stream_stream(_STREAM)(requests()):
+                async for answer in opened.stream_stream(_STREAM, None, None)(requests()):
                     answered += 1
                     room.release()
                     failed = pb.ModelStreamInferResponse.FromString(answer).error_message

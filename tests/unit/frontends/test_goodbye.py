@@ -67,7 +67,7 @@ async def test_one_that_the_system_has_and_nobody_has_read_is_answered(tmp_path:
                 theirs.send(infer())
                 client.send(infer())
                 assert "connection" not in (await client.receive())[0].headers
-                client.connection.close_when_answered()
+                client.connection.close_when_idle()
                 assert not closed(client)
                 client.send(ours.recv(1 << 16))
                 assert (await client.receive(2))[1].headers["connection"] == "close"

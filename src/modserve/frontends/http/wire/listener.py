@@ -112,7 +112,7 @@ class HttpListener:
         if self._context is not None:
             self._context.closing = True
             for connection in list(self._context.connections):
-                connection.close_when_answered()
+                connection.close_when_idle()
 
     async def close(self) -> None:
         """Stop accepting, end streams, leave time for what has been written, and close what is left."""
