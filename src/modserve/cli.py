@@ -128,6 +128,7 @@ def meant_command(words: Sequence[str]) -> str:
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
     """Become the supervisor of a server with the same arguments."""
     server = [sys.executable, "-m", __package__, "serve", *arguments, _UNSUPERVISED]
+    _tell_of_terminal(settings)
     _become(supervisor.arguments(settings.log, server))
 
 
@@ -159,6 +160,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     notice = settings.shutdown_delay_secs
     workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory, notice)
     descriptors = reservation.hand_over()
+    _tell_of_terminal(settings)
     return _become(supervisor.arguments(settings.log, worker, workers, descriptors))
 
 
@@ -175,6 +177,12 @@ def meeting_place(parent: str) -> Path:
         os.rmdir(directory)
         directory = tempfile.mkdtemp(prefix="modserve-workers-", dir="/tmp")
     return Path(directory)
+
+
+def _tell_of_terminal(settings: Settings) -> None:
+    """A supervisor ends at SIGHUP if that is not ignored when it starts."""
+    if not ends_with_terminal(settings):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:
@@ -208,7 +216,9 @@ def run(
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
     logging.captureWarnings(True)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
+    of_terminal = worker is None and ends_with_terminal(settings)
+    if not of_terminal:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
     if worker is not None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(worker.name_in_log)
@@ -233,11 +243,30 @@ def run(
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         if worker is None:
-            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, on_refused=on_refused))
+            return runner.run(
+                serve(
+                    settings,
+                    logs=logs,
+                    on_open=on_open,
+                    on_loaded=on_loaded,
+                    on_refused=on_refused,
+                    of_terminal=of_terminal,
+                )
+            )
         from .workers.member import Member
 
         member = Member(worker)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
+
+
+def ends_with_terminal(settings: Settings) -> bool:
+    """Whether SIGHUP means that the terminal is gone from which the server was started, and no file is to be reopened.
+
+    Those who start it with nohup want it to go on.
+    """
+    if settings.log.file or settings.audit_log or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        return False
+    return any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def write_to_nobody() -> None:
@@ -247,6 +276,7 @@ def write_to_nobody() -> None:
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
     """The text that is printed once the models have loaded: a table, and a call to try or what to do without models."""
+    from .core.lifecycle import any_ready
     from .process import console  # not for 'modserve --help', which it would make half as long again
 
     place = None
@@ -268,6 +298,10 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
         paragraphs.append(f"There are no models in {listed}. Each model needs its own directory: NAME/1/model.onnx")
     if models and place is not None:
         paragraphs.append(f"Try it:\n  {console.example_call(models, place)}")
+    if entries and not waiting and settings.repositories and not any_ready(entries):
+        paragraphs.append(
+            "No model has loaded: nothing is served. Ctrl-C ends the server; --exit-on-error=true does by itself."
+        )
     return "\n\n".join(paragraphs)
 
 

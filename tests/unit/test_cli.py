@@ -220,6 +220,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
             on_open: Callable[[Ports], None],
             on_loaded: Callable[[InferenceServer], None],
             on_refused: Callable[[PortError], None],
+            of_terminal: bool,
         ) -> int:
             assert logs.settings == settings.log
             on_open(ports)

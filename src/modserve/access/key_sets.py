@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from modserve.core.runtime.periodic import count_failure
+from modserve.core.runtime.failures import count_failure
 
 _log = logging.getLogger(__name__)
 

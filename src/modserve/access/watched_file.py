@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.runtime.periodic import PeriodicTask, count_failure
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 
 from .key_file import AccessFile, read
 

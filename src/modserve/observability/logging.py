@@ -11,7 +11,7 @@ from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO, TypeAlias
 
 from modserve.core.configuration.log_settings import LogSettings
-from modserve.core.runtime.periodic import count_failure
+from modserve.core.runtime.failures import count_failure
 
 from .log_formats import formatter
 

@@ -17,7 +17,8 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from typing import Self
 
-from modserve.core.runtime.periodic import PeriodicTask, count_failure, failures
+from modserve.core.runtime.failures import count_failure, failures
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.statistics.histogram import Histogram
 
 from .families import Family, family, histogram_family, labelled

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_LAST_SCRAPE = 0.1
+"""Seconds in which the last clients of metrics and operators may send a request."""
+
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
 """By default: it has room for tensors of 300 MB."""
 
@@ -252,7 +255,7 @@ class Listeners:
                     if isinstance(keeper, Finisher):
                         await keeper.idle()
         if self._http:
-            self._http.stop_accepting()
+            await self._http.stop_accepting()
         if self._grpc:
             await self._grpc.finish(max(0.0, end - loop.time()))
 
@@ -268,6 +271,7 @@ class Listeners:
             await self._grpc.close()
         for port in (self._admin, self._metrics):
             if port:
+                await port.retire(_LAST_SCRAPE)
                 await port.close()
         if self._member is not None:
             await self._member.stop()

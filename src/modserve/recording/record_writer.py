@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from modserve.core.runtime.periodic import count_failure
+from modserve.core.runtime.failures import count_failure
 
 
 class RecordWriter:

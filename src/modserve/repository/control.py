@@ -12,7 +12,7 @@ from typing import NamedTuple
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
-from modserve.core.runtime.periodic import count_failure
+from modserve.core.runtime.failures import count_failure
 
 from . import overrides
 from .background import Background

@@ -13,7 +13,7 @@ from modserve.access.key_file import AccessFile
 from modserve.access.secret import digest
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import ModserveError
-from modserve.core.runtime import periodic
+from modserve.core.runtime import failures as failure_counts
 
 
 def content(*names: str) -> str:
@@ -124,14 +124,14 @@ async def test_the_watch_goes_on_after_any_exception(
         changed.set()
 
     file = WatchedFile(path)
-    monkeypatch.setattr(periodic, "failures", {})
+    monkeypatch.setattr(failure_counts, "failures", {})
     monkeypatch.setattr(watched_file, "_read", read)
     file.start(on_change)
     replaced(path, content("bob"))
     await asyncio.wait_for(changed.wait(), 30)
     file.stop()
     assert heard == [["bob"], ["bob"]]
-    assert periodic.failures == {"keys": 2}
+    assert failures.failures == {"keys": 2}
     assert "the background task 'keys' failed unexpectedly" in caplog.text
 
 

@@ -6,21 +6,9 @@ next time at the end of the work never gets there.
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 
-_log = logging.getLogger(__name__)
-
-failures: dict[str, int] = {}
-"""Failures in this process, by the task's name."""
-
-
-def count_failure(task: str, error: BaseException | None = None) -> None:
-    """Count a failure of the task with this name, and log an unexpected `error` now and then. On any thread."""
-    count = failures[task] = failures.get(task, 0) + 1
-    if error is not None and count & (count - 1) == 0:  # the first, second, fourth, eighth, …
-        text = "the background task '%s' failed unexpectedly and is tried again, failure %d: this is a bug"
-        _log.error(text, task, count, exc_info=error)
+from .failures import count_failure, register_task
 
 
 class PeriodicTask:
@@ -36,7 +24,7 @@ class PeriodicTask:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Future[None] | None = None
-        failures.setdefault(name, 0)
+        register_task(name)
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Begin with a pause."""

@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from modserve.core.runtime.periodic import count_failure
+from modserve.core.runtime.failures import count_failure
 
 _STEP_NS: Final = 8_000_000
 """Nanoseconds of one bucket: by so much a call may end late."""

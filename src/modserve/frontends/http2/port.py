@@ -10,7 +10,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from modserve.core.runtime.periodic import PeriodicTask, count_failure
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
 from modserve.frontends.listening import peer_of
 from modserve.frontends.places import LINGERING, ConnectionPlaces

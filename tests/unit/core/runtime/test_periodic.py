@@ -5,14 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from modserve.core.runtime import periodic
-from modserve.core.runtime.periodic import PeriodicTask, count_failure
+from modserve.core.runtime import failures as failure_counts
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 
 
 @pytest.fixture(autouse=True)
 def failures(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counts: dict[str, int] = {}
-    monkeypatch.setattr(periodic, "failures", counts)
+    monkeypatch.setattr(failure_counts, "failures", counts)
     return counts
 
 
@@ -65,7 +66,7 @@ async def test_a_task_that_is_stopped_ends_what_is_under_way() -> None:
     await began.wait()
     task.stop()
     await ended.wait()
-    assert periodic.failures == {"work": 0}
+    assert failures.failures == {"work": 0}
 
 
 async def test_work_may_say_when_it_is_due_next() -> None:

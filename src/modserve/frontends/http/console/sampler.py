@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from modserve.core.errors import OverloadedError, unavailable
-from modserve.core.runtime.periodic import count_failure
+from modserve.core.runtime.failures import count_failure
 from modserve.server import Phase, Server
 
 from .counters import Counters

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from modserve.access.credentials import Credentials
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryBudget
-from modserve.core.runtime.periodic import PeriodicTask, count_failure
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
