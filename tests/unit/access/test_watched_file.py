@@ -131,7 +131,7 @@ async def test_the_watch_goes_on_after_any_exception(
     await asyncio.wait_for(changed.wait(), 30)
     file.stop()
     assert heard == [["bob"], ["bob"]]
-    assert failures.failures == {"keys": 2}
+    assert failure_counts.failures == {"keys": 2}
     assert "the background task 'keys' failed unexpectedly" in caplog.text
 
 

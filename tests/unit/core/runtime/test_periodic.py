@@ -66,7 +66,7 @@ async def test_a_task_that_is_stopped_ends_what_is_under_way() -> None:
     await began.wait()
     task.stop()
     await ended.wait()
-    assert failures.failures == {"work": 0}
+    assert failure_counts.failures == {"work": 0}
 
 
 async def test_work_may_say_when_it_is_due_next() -> None:

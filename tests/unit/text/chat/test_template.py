@@ -239,7 +239,7 @@ async def test_what_is_no_template(source: str, text: str) -> None:
         with pytest.raises(ModserveError, match=text) as raised:
             await (rendered(source) if template is None else template.compile())
         assert raised.value.code is Code.INTERNAL
-    assert children() == before
+    assert set(children()) <= set(before)  # those of earlier tests may end meanwhile
 
 
 @pytest.mark.parametrize(("source", "takes"), [("{{ tools }}", True), ("{{ messages }}", False)])
