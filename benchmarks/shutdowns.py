@@ -31,6 +31,8 @@ AHEAD = 8
 _SECONDS = 30.0
 _INFER = f"/{pb.SERVICE}/ModelInfer"
 _STREAM = f"/{pb.SERVICE}/ModelStreamInfer"
+_UNWRITTEN = "Internal error from Core"
+"""The client library's own, in place of the server's status: it was writing when the stream ended."""
 _JSON = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,1],"data":[3]}]}'
 _GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 _POST = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(_JSON), _JSON)
@@ -156,7 +158,9 @@ async def _stream(ports: Mapping[str, int], tally: Tally) -> None:
             except grpc.aio.AioRpcError as error:
                 if _gone(error):
                     return
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.details() == _UNWRITTEN:
+                    tally.count("ended while its client wrote")
+                elif error.code() is not grpc.StatusCode.UNAVAILABLE:
                     tally.count(f"lost: {error.details()}")
             tally.count("not read, or lost", sent[0] - answered)
 
