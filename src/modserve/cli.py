@@ -24,7 +24,7 @@ from .process import port_conflict, supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
-from .settings.access import VARIABLE
+from .settings.access import SECRET_VARIABLES
 from .settings.listen_addresses import listen_addresses, place
 from .settings.options import did_you_mean
 from .workers.identity import WorkerIdentity
@@ -224,7 +224,8 @@ def run(
             handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
-    os.environ.pop(VARIABLE, None)  # the processes of models inherit the rest
+    for name in SECRET_VARIABLES:  # the processes of models inherit the rest
+        os.environ.pop(name, None)
     opened: list[Ports] = []
 
     def on_open(ports: "Ports") -> None:

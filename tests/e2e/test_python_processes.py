@@ -9,6 +9,7 @@ from server_process import LOADED, ServerProcess, started
 CODE = """
 import math
 import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -47,6 +48,9 @@ class TritonPythonModel:
             value = float(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
             if way == "library":
                 made = pb_utils.Tensor("OUT", np.array([by_pool(method, math.sqrt, value)], np.float32))
+            elif way == "secrets":
+                count = sum("SECRET" in text for text in os.environ.values())
+                made = pb_utils.Tensor("OUT", np.array([count], np.float32))
             elif way == "kept":
                 self.busy.start()
                 made = self.waiting.submit(double, value).result()
@@ -72,7 +76,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         (folder / "model.py").write_text(CODE)
         (folder.parent / "config.pbtxt").write_text(CONFIG % mode)
     # Longer than the test waits: a stop that waits for a process fails.
-    with started(repository, options=["--backend-config=python,stop-timeout-seconds=600"]) as running:
+    options = ["--backend-config=python,stop-timeout-seconds=600"]
+    restricted = "logging:admin-key=SECRET"
+    environment = {"MODSERVE_HTTP_RESTRICTED_API": restricted, "MODSERVE_GRPC_RESTRICTED_PROTOCOL": restricted}
+    with started(repository, options=options, environment=environment) as running:
         running.wait_for(LOADED)
         yield running
 
@@ -92,6 +99,12 @@ def test_a_function_of_the_model_runs_in_another_process(server: ServerProcess, 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_main_module_starts_nothing_in_another_process(server: ServerProcess, model: str, method: str) -> None:
     assert '"data":[3.0]' in outcome(server, model, f"{method} library")
+
+
+@pytest.mark.parametrize("model", ["process", "thread"])
+def test_models_do_not_inherit_the_secrets_of_restricted_calls(server: ServerProcess, model: str) -> None:
+    assert call(server.http_port, "logging").status == 403
+    assert '"data":[0.0]' in outcome(server, model, "any secrets")
 
 
 def test_processes_that_are_left_hold_up_no_stop(server: ServerProcess) -> None:
