@@ -21,6 +21,7 @@ from modserve.settings import (
     OptionError,
     TlsFiles,
     from_command_line,
+    header_pattern,
 )
 from modserve.settings import examples as examples_module
 from modserve.settings.removed_options import REMOVED
@@ -1160,3 +1161,27 @@ def test_what_needs_no_key(tmp_path: Path) -> None:
         from_command_line([*words, "--auth-open=everything"], {})
     with pytest.raises(OptionError, match="a key is no option, since lists of processes show options"):
         from_command_line([*words, "--api-key=a-secret-of-a-server"], {})
+
+
+@pytest.mark.parametrize(
+    "pattern", [".", "^x-|auth", "(?s).*", "(?x) x-api-key # the key", "(?-i)^authorization$|admin|.*user"]
+)
+@pytest.mark.parametrize("subject", ["http", "grpc"])
+def test_headers_with_secrets_are_not_forwarded_to_models(pattern: str, subject: str) -> None:
+    restricted = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}[subject]
+    options: dict[str, Any] = {
+        f"{subject}_header_forward_pattern": pattern,
+        restricted: {"logging": ("Admin-Key", "s")},
+    }
+    names = ("authorization", "Authorization", "X-API-Key", "x-user", "X-Admin-Key2")
+    opener = {"http": "admin-key", "grpc": "triton-grpc-protocol-admin-key"}[subject]
+    for keys, secrets in (({}, {opener}), ({"api_key": "k" * 20}, {opener, "authorization", "x-api-key"})):
+        before = header_pattern(pattern)
+        after = getattr(Settings(model_repository="models", **options, **keys), subject).header_pattern
+        for name in (*names, opener, opener.title()):
+            assert bool(after.search(name)) == (bool(before.search(name)) and name.lower() not in secrets), name
+
+
+def test_headers_with_keys_are_forwarded_where_the_server_has_none() -> None:
+    pattern = Settings(model_repository="models", http_header_forward_pattern="authorization").http.header_pattern
+    assert pattern == re.compile("authorization", re.IGNORECASE)
