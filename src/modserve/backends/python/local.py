@@ -28,7 +28,7 @@ from .worker import model as python_model
 from .worker import request as worker_request
 from .worker import response as worker_response
 from .worker import tensor as worker_tensor
-from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException
+from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException, shortened
 from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
 
 _log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class LocalRequest:
             return
         error = response.error()
         if error is not None:
-            request.fail(ModserveError(Code[ErrorCode(error.code()).name], error.message()), final=final)
+            request.fail(ModserveError(Code[ErrorCode(error.code()).name], shortened(error.message())), final=final)
             return
         outputs, parameters = as_final(response)
         request.respond(outputs, parameters=parameters, final=final)

@@ -92,6 +92,19 @@ class ModelError(Exception):
         return self.message
 
 
+LONGEST = 64 * 1024
+"""Characters of a message, or of a log line, that leave the model: what is longer would only delay other requests."""
+
+
+def shortened(text: str) -> str:
+    """A model's text without the middle of a very long one."""
+    if len(text) <= LONGEST:
+        return text
+    note = f" [... {len(text)} characters in all ...] "
+    half = (LONGEST - len(note)) // 2
+    return text[:half] + note + text[-half:]
+
+
 def type_name(value: object) -> str:
     """The name of a value's type, with its module where that says something."""
     kind = type(value)

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 from . import wire
-from .errors import ErrorCode, TritonError, TritonModelException
+from .errors import ErrorCode, TritonError, TritonModelException, shortened
 from .link import Link
 from .records import OutgoingRecord, Record, Status
 from .request import InferenceRequest
@@ -324,7 +324,7 @@ def entry(number: int, response: Optional[InferenceResponse], final: bool) -> Ou
         return OutgoingRecord(number, Status.END)
     error = response.error()
     if error is not None:
-        extras = wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()})
+        extras = wire.pack({"code": ErrorCode(error.code()).name, "message": shortened(error.message())})
         return OutgoingRecord(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
     tensors = response.output_tensors()
     described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors])
