@@ -25,7 +25,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from modserve import InferenceServer, Settings
 from modserve.backends.auto.candidates import BF16, FORMATS, INT8, Candidate, hindrance, missing_package, this_cpu
-from modserve.backends.auto.comparison import difference
+from modserve.backends.comparison import difference
 from modserve.backends.registry import BackendRegistry
 from modserve.core.lifecycle import LifecycleState
 from modserve.core.tensors.tensor import Array

@@ -16,3 +16,10 @@ def kept_logging() -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(levels[0])
         ours.setLevel(levels[1])
+
+
+def flush_logs() -> None:
+    """Wait until the lines so far are written, and those that writing them has caused."""
+    for _ in range(2):
+        for handler in logging.getLogger().handlers:
+            handler.flush()

@@ -24,7 +24,7 @@ from .process import port_conflict, supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
-from .settings.access import VARIABLE
+from .settings.access import SECRET_VARIABLES
 from .settings.listen_addresses import listen_addresses, place
 from .settings.options import did_you_mean
 from .workers.identity import WorkerIdentity
@@ -128,6 +128,7 @@ def meant_command(words: Sequence[str]) -> str:
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
     """Become the supervisor of a server with the same arguments."""
     server = [sys.executable, "-m", __package__, "serve", *arguments, _UNSUPERVISED]
+    _tell_of_terminal(settings)
     _become(supervisor.arguments(settings.log, server))
 
 
@@ -159,6 +160,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
     notice = settings.shutdown_delay_secs
     workers = supervisor.Workers(settings.workers, settings.exit_timeout_secs, directory, notice)
     descriptors = reservation.hand_over()
+    _tell_of_terminal(settings)
     return _become(supervisor.arguments(settings.log, worker, workers, descriptors))
 
 
@@ -177,9 +179,16 @@ def meeting_place(parent: str) -> Path:
     return Path(directory)
 
 
+def _tell_of_terminal(settings: Settings) -> None:
+    """A supervisor ends at SIGHUP if that is not ignored when it starts."""
+    if not ends_with_terminal(settings):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def _become(arguments: Sequence[str]) -> NoReturn:
     """Go on as another program of the same interpreter."""
     sys.stdout.flush()
+    logging.shutdown()
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
@@ -207,13 +216,16 @@ def run(
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
     logging.captureWarnings(True)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
+    of_terminal = worker is None and ends_with_terminal(settings)
+    if not of_terminal:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the event loop can open the log file anew
     if worker is not None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
-    os.environ.pop(VARIABLE, None)  # the processes of models inherit the rest
+    for name in SECRET_VARIABLES:  # the processes of models inherit the rest
+        os.environ.pop(name, None)
     opened: list[Ports] = []
 
     def on_open(ports: "Ports") -> None:
@@ -221,34 +233,41 @@ def run(
         _log.info("modserve %s, %s", __version__, form())
         for each in listen_addresses(settings):
             if speaks and each.name in ports.by_name:
-                say(f"{each.name} listening on {place(each.address, ports.by_name[each.name])}")
+                logs.say(f"{each.name} listening on {place(each.address, ports.by_name[each.name])}")
 
     def on_loaded(server: "InferenceServer") -> None:
         if speaks:
-            say(f"\n{hints(server, settings, opened[0].http)}\n")
+            logs.say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     def on_refused(error: PortError) -> None:
         _log.error("%s", port_conflict.advice(error, [word for word in words if word != _UNSUPERVISED]))
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         if worker is None:
-            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, on_refused=on_refused))
+            return runner.run(
+                serve(
+                    settings,
+                    logs=logs,
+                    on_open=on_open,
+                    on_loaded=on_loaded,
+                    on_refused=on_refused,
+                    of_terminal=of_terminal,
+                )
+            )
         from .workers.member import Member
 
         member = Member(worker)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
 
 
-def say(text: str) -> None:
-    """Write `text` and a newline to standard output at once: between two writes, other threads log.
+def ends_with_terminal(settings: Settings) -> bool:
+    """Whether SIGHUP means that the terminal is gone from which the server was started, and no file is to be reopened.
 
-    Serving goes on where nobody reads it any more, as behind ``| head``.
+    Those who start it with nohup want it to go on.
     """
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        write_to_nobody()
+    if settings.log.file or settings.audit_log or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        return False
+    return any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def write_to_nobody() -> None:
@@ -258,6 +277,7 @@ def write_to_nobody() -> None:
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
     """The text that is printed once the models have loaded: a table, and a call to try or what to do without models."""
+    from .core.lifecycle import any_ready
     from .process import console  # not for 'modserve --help', which it would make half as long again
 
     place = None
@@ -279,6 +299,10 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
         paragraphs.append(f"There are no models in {listed}. Each model needs its own directory: NAME/1/model.onnx")
     if models and place is not None:
         paragraphs.append(f"Try it:\n  {console.example_call(models, place)}")
+    if entries and not waiting and settings.repositories and not any_ready(entries):
+        paragraphs.append(
+            "No model has loaded: nothing is served. Ctrl-C ends the server; --exit-on-error=true does by itself."
+        )
     return "\n\n".join(paragraphs)
 
 
@@ -304,6 +328,5 @@ def entry() -> None:
         _log.critical("the server stops because of an unexpected error: this is a bug", exc_info=True)
         code = CRASHED
         sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
+    logging.shutdown()  # before standard error's own buffer, which is empty after whole lines
     os._exit(code)

@@ -29,6 +29,7 @@ LONGEST = (
     "test_helm",
     "test_lame_duck",
     "test_memory_of_unloaded_models",
+    "test_unread_logs",
     "test_workers",
     "test_perf_analyzer",
     "test_what_to_try",

@@ -64,6 +64,20 @@ class TerminalProcess:
             self._read(0.001)
         self.type(CTRL_C)
 
+    def hang_up(self) -> int:
+        """Close the window; returns the exit code, by which the program ends."""
+        os.close(self._master)
+        self._master = -1
+        return self.process.wait(_SECONDS)
+
+    def close(self) -> None:
+        """Whatever is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self._master >= 0:
+            os.close(self._master)
+
     def end(self) -> int:
         """Wait for the end of the program; returns its exit code."""
         deadline = time.monotonic() + _SECONDS
@@ -93,10 +107,5 @@ def at_terminal(words: Sequence[str]) -> Iterator[TerminalProcess]:
     command = [sys.executable, "-c", _ATTACH, sys.executable, "-m", "modserve", *words]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
-    try:
-        yield TerminalProcess(process, master)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        os.close(master)
+    with contextlib.closing(TerminalProcess(process, master)) as terminal:
+        yield terminal

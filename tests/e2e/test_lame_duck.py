@@ -1,5 +1,6 @@
 """Out of service in order: unready first, then closed to new connections, then drained; by a signal or by a command."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, Input, channel, connect, grpc_infer, http, http_infer, ints, message, send, stub
 
+import shutdowns
 from modserve.pb.health import HealthCheckResponse
 from modserve.pb.orca import OrcaLoadReport
 
@@ -241,3 +243,11 @@ def test_no_call_of_a_grpc_client_is_refused_before_it_knows() -> None:
             each.result(SECONDS)
     assert callers.outcomes["nobody listens"] == 8, callers.outcomes
     assert set(callers.outcomes) == {"ok", "nobody listens"}, callers.outcomes
+
+
+@pytest.mark.parametrize("kind", shutdowns.KINDS)
+def test_no_request_is_lost_at_the_stop(kind: str) -> None:
+    """The benchmark's clients, for less long; whoever comes while the port closes is served, or refused before."""
+    tally = asyncio.run(shutdowns.shut_down(kind, 300, 1))
+    assert tally.outcomes["answered"] >= 300, tally.outcomes
+    assert not tally.lost, tally.outcomes

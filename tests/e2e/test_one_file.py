@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import onnx
 import pytest
 from repositories import EXAMPLES, copy_example, write_identity
 from server_process import eventually, serving
+from terminal_process import at_terminal
 from wire import http
 
 SIMPLE = EXAMPLES / "simple" / "1" / "model.onnx"
@@ -30,12 +32,13 @@ def outputs(port: int, model: str) -> dict[str, list[int]]:
     return {each["name"]: each["data"] for each in response.json["outputs"]}
 
 
-def failed(*words: str, folder: Path) -> str:
+def failed(*words: str, folder: Path, code: int = 2) -> str:
     """What a server says on standard error that does not start."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
     command = [sys.executable, "-m", "modserve", "serve", *words]
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stdout) == (2, ""), run.stderr
+    assert run.returncode == code, run.stderr
+    assert code == 1 or not run.stdout
     return run.stderr
 
 
@@ -108,3 +111,52 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     assert not (tmp_path / "trained").exists()
     assert "two models are called 'simple'" in failed("simple.onnx", "models/simple", folder=tmp_path)
     assert "Unexpected argument: nothing" in failed("nothing", folder=tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--workers=1", "--workers=2", "--supervise=true"])
+def test_nothing_that_could_be_served(tmp_path: Path, option: str) -> None:
+    """It ends; nobody could make it serve anything."""
+    (tmp_path / "bad.py").write_text("class TritonPythonModel: ...\n\n\nraise RuntimeError('no such device')\n")
+    text = failed("bad.py", "--http-port=0", "--grpc-port=0", "--metrics-port=0", option, folder=tmp_path, code=1)
+    assert "no such device" in text
+    assert "no model has loaded, so there is nothing to serve, and the server ends" in text
+
+
+def test_a_repository_of_which_nothing_is_served_says_so(tmp_path: Path) -> None:
+    write_identity(tmp_path, "identity")
+    (tmp_path / "identity" / "config.pbtxt").write_text("nonsense")
+    with serving(tmp_path, errors=["identity"]) as server:
+        server.wait_for("^No model has loaded: nothing is served. Ctrl-C ends the server")
+        assert http(server.http_port, "GET", "/v2/health/live").status == 200
+
+
+@pytest.mark.parametrize("option", ["--workers=1", "--workers=2", "--supervise=true"])
+def test_a_terminal_that_closes_ends_its_server(tmp_path: Path, option: str) -> None:
+    words = ["serve", str(SIMPLE), "--http-port=0", "--grpc-port=0", "--metrics-port=0", option]
+    with at_terminal(words) as terminal:
+        terminal.expect("Try it:")
+        assert terminal.hang_up() == 0
+
+
+def test_a_server_with_a_log_file_outlives_its_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = ["serve", str(SIMPLE), "--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--log-file={log}"]
+    with at_terminal(words) as terminal:
+        terminal.expect("Try it:")
+        terminal.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "SIGHUP: the log file was opened anew" in log.read_text())
+        assert terminal.process.poll() is None
+
+
+def test_nohup(tmp_path: Path) -> None:
+    """SIGHUP is ignored when it starts."""
+    words = ["serve", str(SIMPLE), "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with at_terminal(words) as terminal:
+            terminal.expect("Try it:")
+            terminal.process.send_signal(signal.SIGHUP)
+            terminal.expect("SIGHUP: the log goes to standard error")
+            assert terminal.process.poll() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -41,12 +41,7 @@ parameters { key: "num_kv_blocks" value { string_value: "12" } }
 parameters { key: "max_num_seqs" value { string_value: "12" } }
 parameters { key: "max_model_len" value { string_value: "1024" } }
 """
-PRECISE = """
-parameters { key: "KV_CACHE_PRECISION" value { string_value: "f32" } }
-parameters { key: "INFERENCE_PRECISION_HINT" value { string_value: "f32" } }
-parameters { key: "DYNAMIC_QUANTIZATION_GROUP_SIZE" value { string_value: "0" } }
-"""
-"""How the engine rounds depends on what else is in the batch; so it does not."""
+REPRODUCIBLE = 'parameters { key: "reproducible" value { string_value: "true" } }'
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
 
 
@@ -104,7 +99,7 @@ async def server(repository: Path, program: subprocess.Popen[bytes]) -> AsyncIte
     version = repository / "smol" / "1"
     version.mkdir(parents=True)
     os.link(unpacked(PACKAGE) / FILE, version / "SmolLM2-135M-Instruct.Q4_1.gguf")
-    (repository / "smol" / "config.pbtxt").write_text(CONFIG + PRECISE)
+    (repository / "smol" / "config.pbtxt").write_text(CONFIG + REPRODUCIBLE)
     async with InferenceServer(
         Settings(model_repository=(repository,), model_control_mode="explicit", load_model=("smol",))
     ) as server:
@@ -192,6 +187,17 @@ async def test_one_response_has_the_prompt_unless_it_is_excluded(
     values: dict[str, int | str] = {"temperature": 0, "max_tokens": 3, "tenant": "a"}
     async for response in server.infer_stream("smol", inputs(PROMPTS[0]), parameters=values):
         assert response.outputs["text_output"].array[0].decode() == PROMPTS[0] + " Paris.\n"
+
+
+async def test_greedy_texts_are_the_same_alone_and_beside_seven_others(server: InferenceServer) -> None:
+    """Also those of prompts that share their beginning, and of those too long for one step."""
+    greedy = {"temperature": 0, "max_tokens": 48, "ignore_eos": True}
+    subjects = ("rivers", "the moon", "bread", "trains", "winter", "old maps", "bees", "glass")
+    prompts = [f"Here is a short story about {each}. " * (1 + number % 3) for number, each in enumerate(subjects)]
+    alone = [(await say(server, prompt, greedy)).ids for prompt in prompts]
+    together = await asyncio.gather(*(say(server, prompt, greedy) for prompt in prompts))
+    assert [each.ids for each in together] == alone
+    assert len({str(ids) for ids in alone}) == len(alone)
 
 
 async def test_texts_to_stop_at(server: InferenceServer, alone: list[dict[str, Any]]) -> None:
@@ -383,7 +389,7 @@ async def test_openvino_ir_with_an_adapter_and_a_limited_queue(
     server: InferenceServer, repository: Path, all_alone: list[dict[str, Any]]
 ) -> None:
     """What the engine has no room for waits in the model's queue, by its rules."""
-    (repository / "tuned" / "config.pbtxt").write_text(TUNED + PRECISE)
+    (repository / "tuned" / "config.pbtxt").write_text(TUNED + REPRODUCIBLE)
     await server.load_model("tuned")
     answers = await asyncio.gather(*(say(server, PROMPTS[0], model="tuned") for _ in range(6)), return_exceptions=True)
     errors = [each for each in answers if isinstance(each, ModserveError)]

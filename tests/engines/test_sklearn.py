@@ -105,7 +105,7 @@ async def test_only_the_requested_outputs_are_computed(tmp_path: Path, monkeypat
     monkeypatch.setattr(LogisticRegression, "predict_proba", counted)
     outputs = await served(tmp_path, "iris", {"input-0": ROWS}, ("predict",))
     assert list(outputs) == ["predict"]
-    assert calls == [2]  # the trial at the load
+    assert max(calls) == 2  # those of the load
 
 
 CONFIG = """

@@ -35,7 +35,7 @@ NAMES: Final = ("first", "second")
 """Other keys. Each has a tenant of this name."""
 INFER: Final = CallNeed("infer", Reach.MODEL)
 CHANGES: Final = ("revoke", "restore", "rotate", "expire", "narrow", "read", "limit", "starve", "weigh")
-DAMAGES: Final = ("half", "empty", "garbage", "gone", "folder")
+DAMAGES: Final = ("half", "empty", "garbage", "gone", "folder", "date", "number", "deep")
 _EPOCH: Final = 1_900_000_000
 _READ_S: Final = 2.0
 _ALL: Final = {"*": ["infer", "read"]}
@@ -114,7 +114,16 @@ class KeyFile:
         if kind == "folder":
             self._path.mkdir()
         elif kind != "gone":
-            self._put({"half": text[: len(text) // 2], "empty": "", "garbage": "\x00" * 100}[kind])
+            self._put(
+                {
+                    "half": text[: len(text) // 2],
+                    "empty": "",
+                    "garbage": "\x00" * 100,
+                    "date": "keys: [{name: a, expires: 2030-02-30}]",
+                    "number": '{"keys": ' + "9" * 5000 + "}",
+                    "deep": '{"keys": ' + "[" * 200_000,
+                }[kind]
+            )
 
     def mend(self) -> None:
         """All keys are good for everything, without limits."""

@@ -21,6 +21,10 @@ NEVER: Final = (
 """Parts of the failures that nobody may hear whose request was accepted: it is finished, whatever comes after it."""
 
 
+UNDELIVERED = "failed to deliver the response"
+"""What a sink gets that has raised."""
+
+
 class SinkError(Exception):
     """What a client's side raises in the middle of an outcome."""
 
@@ -54,6 +58,10 @@ class Entry:
     """How often it has its value."""
     recorded: bool = False
     """It has come as far as the recorder."""
+    raised: bool = False
+    """Its client's side has raised at its last outcome."""
+    told: bool = False
+    """It has had the error that follows."""
     in_sequence: bool = False
     """It ends with its sequence, of which another request may be cancelled."""
 
@@ -67,6 +75,11 @@ class Entry:
         return self.refusal is None and not self.ended
 
     def settle(self, outcome: Outcome, final: bool) -> None:
+        if self.raised and not self.told:
+            self.told = True
+            if not (final and isinstance(outcome, ModserveError) and outcome.message.startswith(UNDELIVERED)):
+                self.note(f"{self!r} has raised, and then got {outcome!r}, final: {final}")
+            return
         if self.ended:
             self.note(f"{self!r} was settled again, with {outcome!r}")
         self.ended = final
@@ -90,7 +103,11 @@ class Entry:
         if self.reads:
             self.read()
         if final:
-            self.react()
+            try:
+                self.react()
+            except SinkError:
+                self.raised = True
+                raise
 
     def _check(self, response: InferenceResponse) -> None:
         values = [[int(each) for each in row] for row in response.outputs["OUT"].array.tolist()]

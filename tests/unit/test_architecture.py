@@ -70,7 +70,7 @@ RULES = {
     "models.residency": rule("core config scheduling"),
     "models.serving": rule("core resources config backends.api execution scheduling"),
     "models.loading": rule(
-        "core resources config backends.api backends.code backends.registry execution scheduling "
+        "core resources config backends.api backends.batch_trial backends.code backends.registry execution scheduling "
         "models.diagnosis models.residency models.serving"
     ),
     "server": rule("core observability pb resources routing"),

@@ -15,7 +15,7 @@ from typing import Any, cast
 import onnxruntime
 import pytest
 
-from kept_logging import kept_logging
+from kept_logging import flush_logs, kept_logging
 from modserve import InferenceServer, Ports, Settings, __main__, __version__, cli
 from modserve.commands.table import COMMANDS
 from modserve.core.configuration.model_config import ModelConfig
@@ -220,6 +220,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
             on_open: Callable[[Ports], None],
             on_loaded: Callable[[InferenceServer], None],
             on_refused: Callable[[PortError], None],
+            of_terminal: bool,
         ) -> int:
             assert logs.settings == settings.log
             on_open(ports)
@@ -245,6 +246,7 @@ def test_a_start_tells_ports_models_and_what_to_try(
 ) -> None:
     serve(Ports(81, 82, 83), True)
     assert cli.run(SETTINGS) == 5
+    flush_logs()
     assert capsys.readouterr().out == (
         "HTTP listening on 0.0.0.0:81\n"
         "gRPC listening on 1.2.3.4:82\n"
@@ -299,6 +301,7 @@ def test_each_line_is_written_at_once(serve: Callable[[Ports, bool], None], monk
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))  # type: ignore[type-var]
     serve(Ports(81, 82, 83), True)
     cli.run(SETTINGS)
+    flush_logs()
     assert raw.written[:3] == [
         b"HTTP listening on 0.0.0.0:81\n",
         b"gRPC listening on 1.2.3.4:82\n",
@@ -315,6 +318,7 @@ def test_a_start_with_nothing_to_try(
 ) -> None:
     serve(ports, with_model)
     cli.run(SETTINGS)
+    flush_logs()
     out = capsys.readouterr().out
     assert "Try it" not in out
     assert ("HTTP listening" in out) == (ports.http is not None)
@@ -367,6 +371,7 @@ def test_options_without_effect_are_warned_of(
 ) -> None:
     serve(Ports(81, 82, 83), False)
     cli.run(SETTINGS, ["it has no effect"])
+    flush_logs()
     assert "WARNING modserve.cli: it has no effect\n" in capsys.readouterr().err
 
 
@@ -433,9 +438,11 @@ def test_log_switches(
 ) -> None:
     serve(Ports(None, None, None), False)
     cli.run(SETTINGS.model_copy(update=switches))
+    flush_logs()
     capsys.readouterr()
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
         logging.getLogger("modserve.test").log(level, "text")
+    flush_logs()
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == levels.split()
 
 
@@ -482,11 +489,14 @@ def test_workers_meet_where_the_paths_of_sockets_are_short_enough(tmp_path: Path
         cli.meeting_place(str(tmp_path / "nosuch"))
 
 
-def test_serving_goes_on_where_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_goes_on_where_nobody_reads(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> None:
     """As behind ``| head``, which ends after the first lines."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w", encoding="utf-8") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        cli.say("HTTP listening on 0.0.0.0:8000")
-        cli.say("gRPC listening on 0.0.0.0:8001")
+        logs = Logs()
+        logs.install()
+        logs.say("HTTP listening on 0.0.0.0:8000")
+        logs.say("gRPC listening on 0.0.0.0:8001")
+        flush_logs()

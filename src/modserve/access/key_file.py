@@ -19,8 +19,12 @@ from .certificates import CertificateRule
 from .identity import Identity, Scopes, kinds
 from .issuers import ALGORITHMS, Issuer, check_library
 
+_SHOWN: Final = 100
+"""Characters of a wrong value in a message."""
 _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,100}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_LARGEST_NUMBER: Final = 1e18
+"""Of limits and seconds: a float holds it."""
 _LIMITS: Final = {field.name for field in fields(Tenant)} - {"name"}
 _WHOLE: Final = {"concurrency", "queue_size"}
 _NAME_RULE: Final = "expected 1 to 100 characters without spaces"
@@ -54,6 +58,10 @@ def parse(text: str, file: str) -> dict[str, Any]:
         document = json.loads(text) if text.lstrip().startswith("{") else _yaml(text, file)
     except json.JSONDecodeError as error:
         raise invalid(f"{file}: not JSON: {error}") from None
+    except RecursionError:
+        raise invalid(f"{file}: nested too deeply, expected lists and mappings as in the documentation") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise invalid(f"{file}: a value cannot be read: {error}") from None
     if document is None:
         raise invalid(f"{file}: the file is empty, expected 'keys:' with a list")
     if not isinstance(document, dict):
@@ -64,8 +72,23 @@ def parse(text: str, file: str) -> dict[str, Any]:
 def _yaml(text: str, file: str) -> Any:
     import yaml
 
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class _Loader(base):  # type: ignore[misc]
+        """Says of each value that cannot be read in which line it is."""
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                kind, value = node.tag.rpartition(":")[2], str(node.value)[:_SHOWN]
+                advice = ", expected a time such as 2030-01-31T12:00:00Z" if kind == "timestamp" else ""
+                place = f"line {node.start_mark.line + 1}: '{value}' is no {kind}"
+                reason = f": {str(error)[:_SHOWN]}" if type(error) is ValueError else ""
+                raise invalid(f"{file}: {place}{advice}{reason}") from None
+
     try:
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" in line {mark.line + 1}"
@@ -83,6 +106,8 @@ def read(text: str, file: str) -> AccessFile:
         rules = enumerate(_list(document, "certificates"))
         certificates = tuple(_certificate(each, f"certificates[{index}]", tenants) for index, each in rules)
         return AccessFile(keys, issuers, certificates)
+    except (ArithmeticError, ValueError) as error:  # an integer too long to be shown, in hexadecimal digits
+        raise invalid(f"{file}: a value cannot be used: {error}") from None
     except ModserveError as error:
         message = error.message
         raise invalid(message if message.startswith(f"{file}:") else f"{file}: {message}") from None
@@ -144,6 +169,8 @@ def _tenants(section: Any) -> _Tenants:
             whole = limit in _WHOLE
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise invalid(f"{place}: '{limit}' is {value!r}, expected a {'whole ' if whole else ''}number")
+            if abs(value) > _LARGEST_NUMBER and value != math.inf:
+                raise invalid(f"{place}: '{limit}' is too large, expected at most {_LARGEST_NUMBER:g}")
         values: dict[str, Any] = {limit: value if limit in _WHOLE else float(value) for limit, value in limits.items()}
         tenants[name] = Tenant(name, **values)
     return tenants
@@ -210,7 +237,12 @@ def read_time(value: Any, place: str) -> float:
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
         raise invalid(f"{place}: 'expires' is {value!r}, expected a time such as 2030-01-31T12:00:00Z")
-    return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+    try:
+        seconds = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+        shown_time(seconds)
+    except (OverflowError, ValueError):
+        raise invalid(f"{place}: 'expires' is {str(value)!r}, expected a time between the years 1 and 9999") from None
+    return seconds
 
 
 def shown_time(seconds: float) -> str:
@@ -225,12 +257,12 @@ def _issuer(row: Any, place: str, tenants: _Tenants) -> Issuer:
     known = {"issuer", "audience", "jwks", "algorithms", "leeway_seconds", "refresh_seconds"}
     _only(row, known | {"tenant_claim", "scopes", "scope_claim", "scopes_by_value"}, place)
     algorithms = row.get("algorithms", list(ALGORITHMS))
-    if not isinstance(algorithms, list) or not algorithms or not set(algorithms) <= set(ALGORITHMS):
+    if not isinstance(algorithms, list) or not algorithms or any(each not in ALGORITHMS for each in algorithms):
         raise invalid(f"{place}: 'algorithms' is {algorithms!r}, expected some of {', '.join(ALGORITHMS)}")
     numbers = {"leeway_seconds": 30.0, "refresh_seconds": 300.0}
     for name, default in numbers.items():
         value = row.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST_NUMBER:
             raise invalid(f"{place}: '{name}' is {value!r}, expected a number from 0 on")
         numbers[name] = float(value)
     by_value = row.get("scopes_by_value") or {}

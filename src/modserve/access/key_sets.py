@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from modserve.core.runtime.failures import count_failure
+
 _log = logging.getLogger(__name__)
 
 LEAST_SECONDS: Final = 10.0
@@ -117,8 +119,11 @@ class KeySet:
             self._keys = await asyncio.to_thread(self._load, self.place)
             self._complaint = ""
         except KeySetError as error:
+            count_failure("key_set")
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 _log.error("cannot read the keys of tokens at %s, the previous ones stay: %s", self.place, error)
+        except Exception as error:
+            count_failure("key_set", error)
         finally:
             self._reading = None

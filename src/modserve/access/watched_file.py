@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 
 from .key_file import AccessFile, read
 
@@ -36,45 +38,44 @@ class WatchedFile:
         self._path = path
         self.content, self._stamp = _read(path)
         self._seen = self._stamp
-        self._ticking: asyncio.TimerHandle | None = None
-        self._looking: asyncio.Future[AccessFile | None] | None = None
+        self._complaint = ""
+        self._on_change: Callable[[AccessFile], None] = lambda content: None
+        self._task = PeriodicTask("keys", INTERVAL, self._look_in_thread)
 
     def start(self, on_change: Callable[[AccessFile], None]) -> None:
         """Watch it from now on, on this event loop, until `stop`."""
-        loop = asyncio.get_running_loop()
-
-        def tick() -> None:
-            self._looking = loop.run_in_executor(None, self.look)
-            self._looking.add_done_callback(looked)
-
-        def looked(look: "asyncio.Future[AccessFile | None]") -> None:
-            if look.cancelled():
-                return
-            if (content := look.result()) is not None:
-                on_change(content)
-            self._ticking = loop.call_later(INTERVAL, tick)
-
-        self._ticking = loop.call_later(INTERVAL, tick)
+        self._on_change = on_change
+        self._task.start()
 
     def stop(self) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._task.stop()
+
+    async def _look_in_thread(self) -> None:
+        content = await asyncio.to_thread(self.look)
+        if content is not None:
+            try:
+                self._on_change(content)
+            except BaseException:
+                self._stamp = ()  # it is to be read again
+                raise
 
     def look(self) -> AccessFile | None:
-        """What the file says, if it has changed and can be used. Blocks; never raises."""
+        """What the file says, if it has changed and can be used. Blocks."""
         stamp, before = _stamp(self._path), self._seen
         self._seen = stamp
         if stamp != before or stamp == self._stamp:
             return None
-        self._stamp = stamp
         try:
             self.content, self._stamp = _read(self._path)
         except ModserveError as error:
-            _log.error("%s; the previous keys stay in use", error.message)
+            count_failure(self._task.name)
+            if not isinstance(error.__context__, OSError) or stamp[:1] == stamp:
+                self._stamp = stamp  # the same text would fail again
+            if error.message != self._complaint:
+                self._complaint = error.message
+                _log.error("%s; the previous keys stay in use", error.message)
             return None
-        self._seen = self._stamp
+        self._seen, self._complaint = self._stamp, ""
         _log.info("keys were read again from '%s': there are %d", self._path, len(self.content.keys))
         return self.content
 

@@ -1,9 +1,11 @@
 """Completes a configuration from the engine's description of the model.
 
-The rules are those of Triton's ONNX Runtime backend, ``AutoCompleteConfig``, with one addition: a tensor without a data
-type or without dims is completed too.
+The rules are those of Triton's ONNX Runtime backend, ``AutoCompleteConfig``, with two differences: a tensor without a
+data type or without dims is completed too, and a variable first dimension is no batch where the names of dimensions or
+a trial (`ModelDescription.batching_obstacle`) say otherwise.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +17,11 @@ from modserve.pb import inference as pb
 
 from .features import ragged, sequences, tensors
 from .text.problems import Problems
+
+_NO_NAME = re.compile(r"\W*|none|unknown|dynamic", re.IGNORECASE)
+"""Names that exporters give to every dimension."""
+_NUMBERED = re.compile(r".*\d", re.DOTALL)
+"""Names that exporters make, often another one for each tensor, though the dimensions are the same."""
 
 
 def complete(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
@@ -104,6 +111,13 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
             )
         return message.max_batch_size <= 0
     if message.max_batch_size == 0 and description.default_max_batch_size > 0:
+        if obstacle := _symbols_obstacle(tensors) or description.batching_obstacle:
+            problems.fill_in(
+                ("max_batch_size",),
+                f"model '{message.name}' runs each request on its own, because the first dimension of its tensors is "
+                f"not shown to be a batch: {obstacle}. If it is one, write max_batch_size: N into config.pbtxt",
+            )
+            return True
         message.max_batch_size = description.default_max_batch_size
         problems.fill_in(
             ("max_batch_size",),
@@ -114,6 +128,20 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
     if message.max_batch_size > 1 and may_merge and message.WhichOneof("scheduling_choice") is None:
         message.dynamic_batching.SetInParent()
     return True
+
+
+def _symbols_obstacle(tensors: Sequence[DescribedTensor]) -> str:
+    """What the names of dimensions say against a batch; empty if nothing."""
+    first = {tensor.name: tensor.symbols[0] for tensor in tensors if tensor.symbols}
+    first = {name: symbol for name, symbol in first.items() if not _NO_NAME.fullmatch(symbol)}
+    for tensor in tensors:
+        for axis, symbol in enumerate(tensor.symbols):
+            if axis and symbol in first.values():
+                return f"dimension {axis} of '{tensor.name}' is '{symbol}', too"
+    names = {symbol: name for name, symbol in first.items() if not _NUMBERED.fullmatch(symbol)}
+    if len(names) > 1:
+        return "it is " + ", ".join(f"'{symbol}' in '{name}'" for symbol, name in names.items())
+    return ""
 
 
 def _tensors(

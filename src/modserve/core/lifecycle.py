@@ -1,6 +1,7 @@
 """The states of a model version, and which may follow which."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -79,3 +80,8 @@ class IndexEntry:
     @property
     def unloaded(self) -> bool:
         return self.state is LifecycleState.UNAVAILABLE and self.reason.startswith(UNLOADED)
+
+
+def any_ready(entries: Sequence[IndexEntry]) -> bool:
+    """Whether there is a model to call."""
+    return any(entry.state is LifecycleState.READY for entry in entries)

@@ -162,6 +162,10 @@ def as_array(name: str, output: object, config: ModelConfig) -> Array:
         raise internal(
             f"output '{name}' of model '{config.name}' is an object of type {type(output).__name__}, expected an array"
         )
+    if np.ma.is_masked(output):
+        raise internal(
+            f"output '{name}' of model '{config.name}' has masked elements; array.filled(value) gives them a value"
+        )
     return output.view(np.ndarray)  # a subclass may say anything of itself
 
 

@@ -221,9 +221,10 @@ class Work:
         job.error = self.lost(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
         if error is not job.error:
             job.error.__cause__ = error
-        # Before there are outputs, it is the engine that refuses, or memory that does not suffice for all.
+        # Before there are outputs, it is the engine that refuses, or memory that does not suffice for all. With outputs
+        # that do not fit, the rows of a model whose batches nobody has configured are none.
         job.refused = (
-            not job.timing.compute_output_start_ns
+            (self._config.default_batch_size or not job.timing.compute_output_start_ns)
             and len(job.members) > 1
             and self._one_by_one
             and not job.running

@@ -25,6 +25,9 @@ class PoolOwner(Protocol):
     def run_again(self, inflight: Inflight) -> None:
         """The engine wants to execute a request once more. Models with sequences only."""
 
+    def mixes_rows(self) -> None:
+        """A batch that nobody has configured gave other numbers of rows than it had: requests are to run alone."""
+
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         """An instance is lost; `in_vain`: no attempt to replace it has helped, or none is made."""
 

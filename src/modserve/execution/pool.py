@@ -242,6 +242,8 @@ class InstancePool(InstanceSet):
         if settled:
             self._settlement.count_cancelled(settled)
         forget_frames(job.error)
+        if job.timing.compute_output_start_ns:
+            self._loop.call_soon(self._owner.mixes_rows)
         if not left:
             self._set_free(instance)
             self._tell_free()

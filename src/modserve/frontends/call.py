@@ -199,13 +199,17 @@ class InferenceCall:
             return
         self._delivered = True
         self._held = None
-        self.deliver(delivery)
+        try:
+            self.deliver(delivery)
+        except Exception:
+            self._delivered = False  # an error comes in its place
+            raise
         inflight = self.inflight
         if inflight is not None and not inflight.settled:
             inflight.cancel()  # a decoupled model may want to say more
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        """The call has its one response, or has failed. Called once; must neither block nor raise."""
+        """The call has its one response, or has failed. Called until it does not raise; must not block."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -330,9 +334,9 @@ class OutcomeQueue:
         """False if the call is over: nobody hears of it then."""
         if self._ended:
             return False
+        self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         self._ended = final
         self._outcomes.append((outcome, final))
-        self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         return True
 
     def pop(self) -> tuple[Outcome, bool]:

@@ -1,9 +1,13 @@
 """What every port of ours does alike: it opens and closes, has the times of TLS, and the system looks after clients."""
 
+import array
 import asyncio
+import os
 import socket
+import struct
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from modserve.core.runtime import unix_socket
@@ -24,19 +28,98 @@ _OWN_CLEANUP: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.versio
 """Event loops would remove a file that other workers still serve."""
 
 
+_HALF_OPEN: Final = 0.05
+"""Seconds for clients that have begun to connect when a port closes: more than a round trip within a data centre."""
+
+_AGREEMENT: Final = 1.0
+"""Seconds in which those that were taken last may agree on TLS."""
+
+_TURNS: Final = 5
+"""Turns of the event loop, more than it takes to serve what it has accepted."""
+
+_SO_ATTACH_FILTER: Final = 26
+"""By Linux's headers; Python has no name for it."""
+
+_ATTEMPTS: Final = struct.pack(
+    "HBBI" * 4,
+    *(0x30, 0, 0, 13),  # the byte with TCP's flags
+    *(0x45, 0, 1, 0x02),  # SYN?
+    *(0x06, 0, 0, 0),  # then drop the packet
+    *(0x06, 0, 0, 0xFFFFFFFF),  # else keep all of it
+)
+"""A packet filter that drops attempts to connect, and nothing of connections: these inherit it."""
+
+
 class ListeningSocket:
     """Connections come here until it is closed. `port` is 0 for a Unix socket."""
 
-    def __init__(self, server: asyncio.Server, port: int, file: unix_socket.SocketFile | None = None) -> None:
+    def __init__(
+        self,
+        server: asyncio.Server,
+        port: int,
+        protocol: Any,
+        tls: Mapping[str, Any],
+        file: unix_socket.SocketFile | None = None,
+    ) -> None:
         self.port = port
         self._server = server
+        self._protocol = protocol
+        self._tls = tls
         self._file = file
+        self._closed = False
 
-    def close(self) -> None:
-        """Take no new connections. May be called again."""
+    async def close(self) -> None:
+        """Take no new connections, but all those that clients hold for open. May be called again.
+
+        The system resets what it has connected and nobody has accepted. So attempts are dropped before, which clients
+        repeat until they are refused, or reach another process at the port.
+        """
+        if self._closed:
+            return
+        self._closed = True
         if self._file is not None:
             self._file.remove()
-        self._server.close()
+        waiting = [socket.socket(fileno=os.dup(each.fileno())) for each in self._server.sockets]
+        last: list[socket.socket] = []
+        try:
+            for each in waiting:
+                _drop_attempts(each)
+            await asyncio.sleep(_HALF_OPEN)
+        finally:
+            self._server.close()
+            for each in waiting:
+                last += _accepted(each)
+                each.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AGREEMENT):
+                await asyncio.gather(*map(self._take, last))
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+    async def _take(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # its client has gone, or does not agree on TLS
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, accepted, **self._tls)
+
+
+def _drop_attempts(listening: socket.socket) -> None:
+    """Let the system answer no attempt to connect any more. Elsewhere than on Linux, there is no such thing."""
+    if listening.family != socket.AF_UNIX and sys.platform == "linux":
+        program = array.array("B", _ATTEMPTS)
+        with suppress(OSError):
+            pointer = struct.pack("HP", len(_ATTEMPTS) // 8, program.buffer_info()[0])
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+
+
+def _accepted(listening: socket.socket) -> list[socket.socket]:
+    """The connections that wait. Of a Unix socket that others serve, too, there may always be more."""
+    accepted: list[socket.socket] = []
+    listening.setblocking(False)
+    with suppress(OSError):
+        while len(accepted) < _BACKLOG:
+            connection, _ = listening.accept()
+            connection.setblocking(False)
+            accepted.append(connection)
+    return accepted
 
 
 async def listen(
@@ -51,11 +134,11 @@ async def listen(
         opened = unix_socket.opened(address, _BACKLOG)
         server = await loop.create_unix_server(protocol, sock=opened, backlog=_BACKLOG, **_OWN_CLEANUP, **tls)
         own = address.startswith(unix_socket.PREFIX)
-        return ListeningSocket(server, 0, unix_socket.SocketFile(opened) if own else None)
+        return ListeningSocket(server, 0, protocol, tls, unix_socket.SocketFile(opened) if own else None)
     server = await loop.create_server(protocol, address, port, backlog=_BACKLOG, reuse_port=reuse_port or None, **tls)
     for listening in server.sockets:
         keep_alive(listening)
-    return ListeningSocket(server, server.sockets[0].getsockname()[1])
+    return ListeningSocket(server, server.sockets[0].getsockname()[1], protocol, tls)
 
 
 def keep_alive(listening: socket.socket) -> None:

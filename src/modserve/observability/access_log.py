@@ -23,7 +23,7 @@ from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.wire import grpc_status
 
 from .log_formats import json_string
-from .logging import Logs
+from .logging import PATIENCE_S, Logs
 
 _log = logging.getLogger("modserve.access")
 
@@ -190,13 +190,13 @@ class AccessLog:
         self._due.set()
 
     def close(self) -> None:
-        """Write what waits, and end. Blocks."""
+        """Write what waits, and end. Blocks for some seconds at most: a log that takes nothing loses its lines."""
         self._ended.set()
         self._due.set()
         if self._writer is not None:
-            self._writer.join()
-            self._writer = None
-        self.drain()
+            self._writer.join(PATIENCE_S)
+        if self._writer is None or not self._writer.is_alive():
+            self.drain()
 
     def _run(self) -> None:
         while not self._ended.is_set():

@@ -8,17 +8,15 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from .access_log import address_text
-from .logging import LogFile
+from .logging import LineWriter, LogFile
 
 _log = logging.getLogger("modserve.audit")
 
 TO_LOG: Final = "log"
 """Stands for the server's log, in place of a file."""
-_MOST_WAITING: Final = 10_000
 _MOST_UNKNOWN: Final = 10
 """Lines a second about refused callers that nobody knows."""
 _LONGEST: Final = 200
@@ -33,10 +31,9 @@ class AuditLog:
     """
 
     def __init__(self, target: str, worker: int | None = None) -> None:
-        self._file = None if target == TO_LOG else LogFile(target, encoding="utf-8", errors="backslashreplace")
+        self._file = None if target == TO_LOG else LogFile(target)
+        self._writer = None if self._file is None else LineWriter("audit-log", self._write, self._report_dropped)
         self._worker = worker
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="audit-log")
-        self._waiting = 0
         self._left_out = 0
         """Lines since the last one that was written."""
         self._unknown = 0
@@ -52,9 +49,6 @@ class AuditLog:
         if not known and not self._has_room(now_ns):
             self._left_out += 1
             return
-        if self._waiting >= _MOST_WAITING:
-            self._left_out += 1
-            return
         micros, seconds = now_ns // 1000 % 1_000_000, now_ns // _SECOND_NS
         line: dict[str, object] = {"time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"}
         if self._worker is not None:
@@ -63,26 +57,30 @@ class AuditLog:
         line.update((key, _cut(value)) for key, value in values.items() if value not in (None, ""))
         if self._left_out:
             line["left_out"], self._left_out = self._left_out, 0
-        self._waiting += 1
-        self._writer.submit(self._write, line)
+        text = json.dumps(line)
+        if self._writer is None:
+            _log.info("%s", text, extra={"fields": line})
+        else:
+            self._writer.put(text + "\n")
+
+    @property
+    def dropped(self) -> int:
+        """Lines that the file did not get: too many waited to be written, or the write failed."""
+        return 0 if self._writer is None else self._writer.dropped
 
     def reopen(self) -> None:
-        """Open the file anew under its name. Never raises."""
-        if self._file is None:
-            return
-        try:
-            self._file.reopen()
-        except OSError as error:
-            _log.error("SIGHUP: the audit log cannot be opened anew, and the old file stays in use: %s", error)
+        """Open the file anew under its name. Never raises nor blocks."""
+        if self._writer is not None:
+            self._writer.run(self._reopen)
 
     def close(self) -> None:
-        """Write what waits, and end. Blocks."""
-        self._writer.shutdown()
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                self._warn(error)
+        """Write what waits, and end. Blocks for a second at most: a file that takes nothing loses its lines."""
+        if self._file is None or self._writer is None or not self._writer.flush():
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            self._warn(error)
 
     def _has_room(self, now_ns: int) -> bool:
         if not 0 <= now_ns - self._second_ns < _SECOND_NS:
@@ -90,16 +88,23 @@ class AuditLog:
         self._unknown += 1
         return self._unknown <= _MOST_UNKNOWN
 
-    def _write(self, line: dict[str, object]) -> None:
-        self._waiting -= 1
-        text = json.dumps(line)
-        if self._file is None:
-            _log.info("%s", text, extra={"fields": line})
-            return
+    def _write(self, lines: str) -> None:
+        assert self._file is not None, "the writer is that of a file: this is a bug"
         try:
-            self._file.add(text + "\n")
+            self._file.write(lines)
         except OSError as error:
             self._warn(error)
+            raise
+
+    def _reopen(self) -> None:
+        assert self._file is not None, "the writer is that of a file: this is a bug"
+        try:
+            self._file.reopen()
+        except OSError as error:
+            _log.error("SIGHUP: the audit log cannot be opened anew, and the old file stays in use: %s", error)
+
+    def _report_dropped(self, count: int, reason: str) -> None:
+        _log.error("%s lines of the audit log were left out: %s", f"{count:,}", reason)
 
     def _warn(self, error: OSError) -> None:
         now_ns = time.monotonic_ns()

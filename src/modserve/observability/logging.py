@@ -3,10 +3,15 @@
 import logging
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from logging.handlers import WatchedFileHandler
-from typing import TextIO
+from typing import Any, TextIO, TypeAlias
 
 from modserve.core.configuration.log_settings import LogSettings
+from modserve.core.runtime.failures import count_failure
 
 from .log_formats import formatter
 
@@ -19,56 +24,198 @@ _ERASE = "\r\x1b[K"
 """Goes back to the beginning of a terminal's line, and empties it."""
 
 
-class LogFile(WatchedFileHandler):
-    """A file that was moved away or removed is opened anew under its name, and with `reopen` in any case."""
+_MOST = 4 * 1024 * 1024
+"""Characters of lines that may wait to be written."""
+
+PATIENCE_S = 1.0
+"""Seconds in which what waits is still written at the end of the process."""
+
+Work: TypeAlias = Callable[[], None]
+
+
+class LineWriter:
+    """Writes lines in their order, on a thread of its own: a reader that stops reading holds up nobody else.
+
+    `write` is called with lines, and blocks as long as it likes; it may raise OSError. Lines that come while too many
+    wait are left out and counted in `dropped`, and `on_flow` hears how many once lines are written again, with the
+    reason. Any thread may call the methods.
+    """
+
+    def __init__(self, name: str, write: Callable[[str], None], on_flow: Callable[[int, str], None]) -> None:
+        self.dropped = 0
+        self._name = name
+        self._write = write
+        self._on_flow = on_flow
+        self._reported = 0
+        self._reason = ""
+        self._size = 0
+        self._waiting: deque[str | Work] = deque()
+        self._arrival = threading.Condition(threading.RLock())  # reentrant: a signal handler of Python's may log
+        self._thread: threading.Thread | None = None
+
+    def put(self, lines: str) -> None:
+        """Have whole lines written, or left out. Never blocks."""
+        with self._arrival:
+            if self._size + len(lines) > _MOST:
+                self.dropped += 1
+                self._reason = self._reason or "they came faster than they could be written"
+                return
+            self._size += len(lines)
+            self.run(lines)
+
+    def run(self, work: str | Work) -> None:
+        """Have `work` done after the lines so far."""
+        with self._arrival:
+            self._waiting.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._arrival.notify()
+
+    def write(self, lines: str) -> None:
+        """Write whole lines after those so far. Blocks until it is done; raises OSError."""
+        done = threading.Event()
+        failure: list[OSError] = []
+
+        def work() -> None:
+            try:
+                self._write(lines)
+            except OSError as error:
+                failure.append(error)
+            finally:
+                done.set()
+
+        self.run(work)
+        done.wait()
+        if failure:
+            raise failure[0]
+
+    def flush(self, seconds: float = PATIENCE_S) -> bool:
+        """Wait until the lines so far are written; False if that takes longer."""
+        done = threading.Event()
+        with self._arrival:
+            if self._thread is None or threading.current_thread() is self._thread:
+                return True
+            self.run(done.set)
+        return done.wait(seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._arrival:
+                while not self._waiting:
+                    self._arrival.wait()
+                work = self._waiting.popleft()
+            try:
+                if isinstance(work, str):
+                    self._write_or_drop(work)
+                else:
+                    work()
+            except Exception as error:
+                count_failure(self._name, error)
+
+    def _write_or_drop(self, lines: str) -> None:
+        try:
+            self._write(lines)
+        except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, a stream that was closed
+            with self._arrival:
+                self._size -= len(lines)
+                self.dropped += 1
+                self._reason = str(error)
+            return
+        with self._arrival:
+            self._size -= len(lines)
+            count, reason = self.dropped - self._reported, self._reason
+            self._reported, self._reason = self.dropped, ""
+        if count:
+            self._on_flow(count, reason)
+
+
+class _WatchedFile(WatchedFileHandler):
+    """Ignores `logging.shutdown`, which would wait for a thread that hangs in a write."""
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LogFile:
+    """A file for a `LineWriter`. One that was moved away or removed is opened anew under its name."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._file = _WatchedFile(path, encoding="utf-8", errors="backslashreplace")
 
     def reopen(self) -> None:
-        """Raises OSError, and then goes on with the old file."""
-        with self.lock or threading.RLock():
-            old = self.stream
-            self.stream = self._open()
-            self._statstream()
-            if old is not None:
-                old.close()
+        """Open the file anew in any case. Raises OSError, and then goes on with the old file."""
+        old, self._file.stream = self._file.stream, self._file._open()
+        self._file._statstream()
+        if old is not None:
+            old.close()
 
-    def add(self, lines: str) -> None:
-        """Write whole lines, on any thread. Raises OSError."""
-        with self.lock or threading.RLock():
-            stream = self.current()
-            stream.write(lines)
-            stream.flush()
+    def write(self, lines: str) -> None:
+        self._file.reopenIfNeeded()
+        if self._file.stream is None:  # it could not be opened the last time
+            self._file.stream = self._file._open()
+        self._file.stream.write(lines)
+        self._file.stream.flush()
 
-    def current(self) -> TextIO:
-        """The stream that lines go to now. For those who hold the lock."""
-        self.reopenIfNeeded()
-        if self.stream is None:
-            self.stream = self._open()
-        return self.stream
+    def close(self) -> None:
+        if self._file.stream is not None:
+            self._file.stream.close()
+            self._file.stream = None
 
 
-class _Stream(logging.StreamHandler[TextIO]):
-    """Standard error. On a terminal, a line that changes may stand below the others."""
+class _Stream:
+    """Standard error, or standard output, for a `LineWriter`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        with suppress(OSError, ValueError):  # a stream without a descriptor, as in tests
+            # One of its own: a thread that hangs in a write would hold the lock of the interpreter's.
+            options: dict[str, Any] = {"encoding": stream.encoding, "errors": "backslashreplace", "closefd": False}
+            self._stream = open(stream.fileno(), "w", **options)  # noqa: SIM115 - open as long as the process
+
+    def write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class _Handler(logging.Handler):
+    """Formats the lines of a log, and leaves the rest to the writer. A line that changes may stand below the others."""
 
     status = ""
 
+    def __init__(self, target: LogFile | _Stream, terminal: bool) -> None:
+        super().__init__()
+        self.target = target
+        self.terminal = terminal
+        self.writer = LineWriter("log", target.write, _report_dropped)
+
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.status:
-            super().emit(record)
+        try:
+            line = self.format(record) + "\n"
+        except Exception:
+            self.handleError(record)
             return
-        self.stream.write(_ERASE)
-        super().emit(record)
-        self.stream.write(self.status)
-        self.flush()
+        self.writer.put(f"{_ERASE}{line}{self.status}" if self.status else line)
 
     def show(self, text: str) -> None:
         """Have `text` below all other lines, until another text, or none, takes its place."""
         with self.lock or threading.RLock():
-            self.stream.write(_ERASE + text)
             self.status = text
-            self.flush()
+            self.writer.put(_ERASE + text)
 
-    def current(self) -> TextIO:
-        return self.stream
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer.flush() and isinstance(self.target, LogFile):
+            self.target.close()
+        super().close()
+
+
+def _report_dropped(count: int, reason: str) -> None:
+    _log.warning("%s log lines were left out: %s", f"{count:,}", reason)
 
 
 class Logs:
@@ -78,14 +225,19 @@ class Logs:
     """
 
     def __init__(self, settings: LogSettings | None = None, worker: int | None = None) -> None:
-        self._handler: LogFile | _Stream | None = None
+        self._handler: _Handler | None = None
         self.worker = worker
         self.change(settings or LogSettings())
 
     @property
     def terminal(self) -> bool:
         """Whether lines go to a terminal, where a person reads them."""
-        return isinstance(self._handler, _Stream) and self._handler.stream.isatty()
+        return self._handler is not None and self._handler.terminal
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were left out: too many waited to be written, or the write failed."""
+        return 0 if self._handler is None else self._handler.writer.dropped
 
     def install(self) -> None:
         """Sends everything that this process logs to the settings' file, or to standard error if they name none.
@@ -96,7 +248,7 @@ class Logs:
         say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
-        self._handler = LogFile(file, encoding="utf-8", errors="backslashreplace") if file else _Stream(sys.stderr)
+        self._handler = _Handler(LogFile(file) if file else _Stream(sys.stderr), not file and sys.stderr.isatty())
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
         # The levels are about modserve. Libraries would log every connection, and hpack every header, secrets included.
@@ -118,36 +270,49 @@ class Logs:
             logging.getLogger(_OURS).setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
 
     def reopen(self) -> None:
-        """Open the file anew under its name, as those want who have moved it away. Never raises."""
+        """Open the file anew under its name, as those want who have moved it away. Never raises nor blocks."""
         handler = self._handler
-        if not isinstance(handler, LogFile):
+        if handler is None or not isinstance(file := handler.target, LogFile):
             _log.info("SIGHUP: the log goes to standard error, and there is no file to open anew")
             return
-        try:
-            handler.reopen()
-        except OSError as error:
-            _log.error("SIGHUP: the log file cannot be opened anew, and the old one stays in use: %s", error)
-        else:
-            _log.info("SIGHUP: the log file was opened anew")
+
+        def work() -> None:
+            try:
+                file.reopen()
+            except OSError as error:
+                _log.error("SIGHUP: the log file cannot be opened anew, and the old one stays in use: %s", error)
+            else:
+                _log.info("SIGHUP: the log file was opened anew")
+
+        handler.writer.run(work)
 
     def write(self, lines: str) -> bool:
-        """Add whole lines that are formatted already, on any thread; False where Python's logging is not ours.
+        """Write whole lines that are formatted already; False where Python's logging is not ours.
 
-        Raises OSError.
+        Blocks until it is done, so call it on a thread that may wait. Raises OSError.
         """
-        handler = self._handler
-        if handler is None:
+        if self._handler is None:
             return False
-        with handler.lock or threading.RLock():
-            stream = handler.current()
-            stream.write(lines)
-            stream.flush()
+        self._handler.writer.write(lines)
         return True
+
+    def say(self, text: str) -> None:
+        """Write `text` and a newline to standard output, between the lines of the log. Never blocks.
+
+        Serving goes on where nobody reads it any more, as behind ``| head``.
+        """
+        if self._handler is not None:
+            self._handler.writer.run(partial(_say, _Stream(sys.stdout), text))
 
     def show(self, text: str) -> None:
         """Have `text` below all other lines of a terminal, until another text, or none, takes its place."""
-        if isinstance(self._handler, _Stream) and self.terminal:
+        if self._handler is not None and self.terminal:
             self._handler.show(text)
 
     def _is_enabled(self, record: logging.LogRecord) -> bool:
         return self._enabled.get(record.levelno, self.settings.verbose_level > 0)
+
+
+def _say(stream: _Stream, text: str) -> None:
+    with suppress(OSError, ValueError):
+        stream.write(text + "\n")

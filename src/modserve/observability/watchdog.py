@@ -9,7 +9,6 @@ stall without computing is caused by the machine (a stopped process, a throttled
 the interpreter lock, as the import of an engine's library does.
 """
 
-import asyncio
 import logging
 import sys
 import threading
@@ -18,9 +17,11 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from typing import Self
 
+from modserve.core.runtime.failures import count_failure, failures
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.statistics.histogram import Histogram
 
-from .families import Family, histogram_family
+from .families import Family, family, histogram_family, labelled
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class Watchdog:
         """Nanoseconds by which beats were late."""
         self._limit_ns = limit_ms * _MS
         self._imports = imports
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._task = PeriodicTask("watchdog", PERIOD_S, self._beat)
         self._thread: threading.Thread | None = None
         self._loop_thread = 0
         self._ended = threading.Event()
@@ -61,18 +61,16 @@ class Watchdog:
         self._logged_ns = 0
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._stamp()
-        self._timer = self._loop.call_later(PERIOD_S, self._beat)
+        self._task.start()
         if self._limit_ns:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._task.stop()
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -80,6 +78,9 @@ class Watchdog:
     def collect(self) -> Iterator[Family]:
         text = "Delay of due callbacks on the event loop"
         yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [("", self.lag)])
+        text = "Failures of work that the server does again and again"
+        rows = [(labelled({"task": name}), count) for name, count in sorted(failures.items())]
+        yield family("modserve_background_task_failures_total", "counter", text, rows)
 
     def _stamp(self) -> None:
         self._thread_cpu_ns = time.thread_time_ns()
@@ -87,13 +88,11 @@ class Watchdog:
         self._beat_ns = time.monotonic_ns()
 
     def _beat(self) -> None:
-        assert self._loop is not None, "set before the first beat: this is a bug"
         lag_ns = max(0, time.monotonic_ns() - self._beat_ns - int(PERIOD_S * 1e9))
         self.lag.observe(lag_ns)
         if self._limit_ns and lag_ns > self._limit_ns:
             self._report(lag_ns)
         self._stamp()
-        self._timer = self._loop.call_later(PERIOD_S, self._beat)
 
     def _report(self, lag_ns: int) -> None:
         own_ns = time.thread_time_ns() - self._thread_cpu_ns
@@ -117,6 +116,14 @@ class Watchdog:
             )
 
     def _watch(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._keep_watching()
+            except Exception as error:
+                count_failure(self._task.name, error)
+                self._ended.wait(PERIOD_S)
+
+    def _keep_watching(self) -> None:
         limit_ns = self._limit_ns
         interval_s = max(0.01, limit_ns / 1e9 / 4)
         overdue_ns = limit_ns + int(PERIOD_S * 1e9)

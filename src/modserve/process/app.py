@@ -16,6 +16,7 @@ from modserve.backends.api import Backend
 from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.log_settings import AccessMode
 from modserve.core.errors import ModserveError
+from modserve.core.lifecycle import any_ready
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import MemoryLimit
 from modserve.core.statistics.metrics import MetricStore
@@ -229,6 +230,7 @@ async def serve(
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
     on_refused: Callable[[PortError], None] = lambda error: _log.error("%s", error),
     member: "Member | None" = None,
+    of_terminal: bool = False,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 
@@ -239,11 +241,13 @@ async def serve(
     fails to load; `on_refused` is called for ports that cannot be opened, instead of an entry in the log. `logs`
     lets clients change log settings.
 
+    `of_terminal`: SIGHUP stops it like SIGTERM, as it does programs whose terminal closes.
+
     As one of several workers (`member`), it takes part in their common operations; `on_loaded` is called when all have
     loaded. A replacement worker opens its ports last, after it has loaded the same models as the others.
     """
     stopping = asyncio.Event()
-    _handle_signals(stopping, logs)
+    _handle_signals(stopping, logs, of_terminal)
     server = InferenceServer(settings, logs=logs, member=member)
     loop = asyncio.get_running_loop()
     freezer = Freezer(loop, server.ready_models, server.ended_requests)
@@ -366,13 +370,22 @@ async def _load(
     if settings.exit_on_error and (failed := server.unready_reasons()):
         _log.error("a model failed to load and --exit-on-error is set: %s", ", ".join(entry.name for entry in failed))
         return False
+    named = (settings.model_file or settings.python_model) and not settings.repositories
+    fixed = ControlMode(settings.model_control_mode) is ControlMode.NONE
+    if named and fixed and not server.waiting_models and not any_ready(server.index()):
+        _log.error(
+            "no model has loaded, so there is nothing to serve, and the server ends; the reasons are above. "
+            "With --model-control-mode=poll it would wait until the files change"
+        )
+        return False
     return True
 
 
-def _handle_signals(stopping: asyncio.Event, logs: Logs | None) -> None:
+def _handle_signals(stopping: asyncio.Event, logs: Logs | None, of_terminal: bool) -> None:
     """The first signal asks for an orderly stop; the second, in whatever state things are, ends the process.
 
-    SIGHUP never does: it has the log file opened anew.
+    SIGHUP has the log file opened anew. `of_terminal`: it asks for the stop as well, and never ends the process, since
+    the shell and the system may both send it.
     """
     loop = asyncio.get_running_loop()
 
@@ -384,4 +397,4 @@ def _handle_signals(stopping: asyncio.Event, logs: Logs | None) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
-    loop.add_signal_handler(signal.SIGHUP, (logs or Logs()).reopen)
+    loop.add_signal_handler(signal.SIGHUP, ask if of_terminal else (logs or Logs()).reopen)

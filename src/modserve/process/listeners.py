@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from modserve.core.errors import ModserveError
 from modserve.core.servable import Finisher
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.listener import GrpcListener
@@ -15,6 +16,7 @@ from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsApplication, OpenMetrics
 from modserve.observability import prometheus
+from modserve.observability.families import Family, family, labelled
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
 from modserve.resources.machine_memory import allowed_memory
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from .load_reporter import LoadReporter
 
 _log = logging.getLogger(__name__)
+
+_LAST_SCRAPE = 0.1
+"""Seconds in which the last clients of metrics and operators may send a request."""
 
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
 """By default: it has room for tensors of 300 MB."""
@@ -123,7 +128,9 @@ class Listeners:
         authority = None if access is None else access.authority
         ports = self.connections, self._responses
         front: Server = server if member is None else member.server(server)
-        page = self.page = MetricsPage(server, metrics, settings, *ports, [watchdog.collect], self._endings)
+        page = self.page = MetricsPage(
+            server, metrics, settings, *ports, [watchdog.collect, self._left_out_lines], self._endings
+        )
         admin = admin_address_of(settings)
         http = replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
         parts: Any = {"tasks": tasks, "authority": authority, "audit": audit}
@@ -172,6 +179,18 @@ class Listeners:
 
     def _endings(self) -> dict[str, int]:
         return self._grpc.endings if self._grpc is not None else {}
+
+    def _left_out_lines(self) -> Iterator[Family]:
+        """Of the logs that there are."""
+        server, counts = self._server, {}
+        with suppress(ModserveError):
+            counts["server"] = server.logs.dropped
+        if server.access_log is not None:
+            counts["access"] = server.access_log.lost
+        if self._audit is not None:
+            counts["audit"] = self._audit.dropped
+        rows = [(labelled({"log": name}), count) for name, count in counts.items()]
+        yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, which names all that are refused, or CertificateError."""
@@ -236,7 +255,7 @@ class Listeners:
                     if isinstance(keeper, Finisher):
                         await keeper.idle()
         if self._http:
-            self._http.stop_accepting()
+            await self._http.stop_accepting()
         if self._grpc:
             await self._grpc.finish(max(0.0, end - loop.time()))
 
@@ -252,6 +271,7 @@ class Listeners:
             await self._grpc.close()
         for port in (self._admin, self._metrics):
             if port:
+                await port.retire(_LAST_SCRAPE)
                 await port.close()
         if self._member is not None:
             await self._member.stop()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.statistics.load_report import LoadReport
 from modserve.execution.placement import available_cores
 from modserve.observability.load_meter import LoadMeter
@@ -42,17 +43,20 @@ class LoadReporter:
     def __init__(self, meter: LoadMeter, ports: Sequence[ReportingPort]) -> None:
         self._meter = meter
         self._ports = ports
-        self._timer: asyncio.TimerHandle | None = None
+        self._task = PeriodicTask("load_report", _EVERY, self._report)
 
     def start(self) -> None:
+        self._report()
+        self._task.start()
+
+    def stop(self) -> None:
+        self._task.stop()
+
+    def _report(self) -> float:
+        """Send the load to the ports, and return the seconds until the next report."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         report = self._meter.read(begun)
         for port in self._ports:
             port.report_load(report)
-        self._timer = loop.call_later(max(_EVERY, _SHARE * (loop.time() - begun)), self.start)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        return max(_EVERY, _SHARE * (loop.time() - begun))

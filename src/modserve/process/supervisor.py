@@ -13,7 +13,7 @@ container it also reaps orphans.
   before, a file tells the first worker that all are to end; it tells the others that they are not ready.
 - A single server: a failed start or a normal end ends the supervisor too. The server keeps the grace period itself.
 - Every other signal that requests the end goes to all children at once. SIGHUP does, too, and ends none: they reopen
-  the log file, and so does this process.
+  the log file, and so does this process. At a terminal, SIGHUP is that of a terminal which closes, and means SIGTERM.
 """
 
 import logging
@@ -237,12 +237,17 @@ class Supervisor:
 def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: None) -> int:
     """Run the children until there is nothing more to run. Returns the exit code: 0 if all have ended in order.
 
-    Calls `on_hang_up` at SIGHUP, which the children get, too.
+    Calls `on_hang_up` at SIGHUP, which the children get, too. If SIGHUP was not ignored before, it means SIGTERM.
     """
+    of_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     signals = Signals()
     supervisor.begin(time.monotonic())
     while not supervisor.over:
         number = signals.next(supervisor.wait_s(time.monotonic()))
+        if number == signal.SIGHUP and of_terminal:
+            if supervisor.stopping:  # the shell and the system may both send it
+                continue
+            number = signal.SIGTERM
         now_s = time.monotonic()
         if number == signal.SIGCHLD:
             for pid, end in reaped():

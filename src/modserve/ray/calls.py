@@ -12,7 +12,7 @@ from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.guard import RpcGuard
 from modserve.frontends.grpc.model_stream import InferStreams
-from modserve.frontends.grpc.rpc import ClientDisconnectedError, Refusal, Response, Rpc
+from modserve.frontends.grpc.rpc import ClientDisconnectedError, ReadingStoppedError, Refusal, Response, Rpc
 from modserve.frontends.grpc.service import rpc_table
 from modserve.server import Server
 from modserve.settings import GrpcSettings
@@ -59,6 +59,9 @@ class ProxyCall:
     def __init__(self, context: ProxyContext, messages: AsyncIterator[bytes]) -> None:
         self._context = context
         self._messages = messages
+        self._reader: asyncio.Task[Any] | None = None
+        """It waits for the next message."""
+        self._stopped = False
         self._inference: InferenceCall | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._trailers: tuple[tuple[str, str], ...] = ()
@@ -89,12 +92,26 @@ class ProxyCall:
         call.request_id = self.request_id
 
     async def read(self) -> bytes | None:
+        if self._stopped:
+            raise ReadingStoppedError
+        self._reader = asyncio.current_task()
         try:
             return await anext(self._messages)
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise ReadingStoppedError from None
+            raise
         except StopAsyncIteration:
             if getattr(self._messages, "is_cancelled", bool)():
                 raise ClientDisconnectedError from None
             return None
+        finally:
+            self._reader = None
+
+    def stop_reading(self) -> None:
+        self._stopped = True
+        if self._reader is not None:
+            self._reader.cancel()
 
     async def write(self, message: Response) -> None:
         await self.unsent.put(message)

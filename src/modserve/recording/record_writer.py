@@ -4,9 +4,11 @@ import queue
 import threading
 from collections.abc import Callable
 
+from modserve.core.runtime.failures import count_failure
+
 
 class RecordWriter:
-    """Starts with the first piece of work, which must not raise. `put` is for one thread."""
+    """Starts with the first piece of work. `put` is for one thread."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -35,4 +37,7 @@ class RecordWriter:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception as error:
+                count_failure("record", error)

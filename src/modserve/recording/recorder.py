@@ -23,7 +23,7 @@ from modserve.core.errors import ModserveError, from_exception
 from modserve.core.recording import RecordFigures
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
-from modserve.core.requests.response import NOBODY, InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.response import NOBODY, InferenceResponse, Outcome, ResponseSink, hand_over
 from modserve.core.runtime.long_buffers import copy_of
 from modserve.core.servable import Servable, Submitter
 from modserve.core.tensors.tensor import Buffer, Tensor
@@ -241,7 +241,7 @@ class RecordedSubmission:
             self._sink = NOBODY
         # Before the client hears of it, and may write to shared memory that a tensor is in.
         self._keep(outcome, final)
-        sink.settle(outcome, final)
+        hand_over(sink, outcome, final)
 
     def _begin(self, servable: Servable, request: InferenceRequest, now_ns: int) -> None:
         self._start_ns = now_ns

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
+from modserve.core.runtime.failures import count_failure
 
 from . import overrides
 from .background import Background
@@ -279,6 +280,7 @@ class ModelControl:
         try:
             present = together(await self._outages.look(self._repositories))
         except ModserveError as error:
+            count_failure("repository_poll")
             _log.error("%s; loaded models stay", error.message)
             return
         listings = changes(self._seen, present.models)
@@ -302,8 +304,8 @@ class ModelControl:
             await asyncio.sleep(seconds)
             try:
                 await self.poll()
-            except Exception:  # the next look may go better
-                _log.exception("scanning the model repositories failed unexpectedly")
+            except Exception as error:  # the next look may go better
+                count_failure("repository_poll", error)
 
     # What there is
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from modserve.core.runtime import spare_memory
+from modserve.core.runtime.periodic import PeriodicTask
 
 _log = logging.getLogger(__name__)
 
@@ -96,38 +97,33 @@ class Trimmer:
         self._library = library
         self._used = used
         self._floor = self._last = self._slack()
-        self._timer = loop.call_later(LOOK_S, self._look)
+        self._task = PeriodicTask("allocator", LOOK_S, self._look)
+        self._task.start(loop)
 
     def stop(self) -> None:
-        self._timer.cancel()
+        self._task.stop()
 
     def _slack(self) -> int:
         return resident() - self._used() + sum([each.spare() for each in spare_memory.keepers()])
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         now = self._slack()
         growth = now - self._last
         self._last = now
         self._floor = min(self._floor, now)
         surplus = now - self._floor
         if growth > _SURPLUS or surplus < (_REST if abs(growth) < _REST else _SURPLUS):
-            self._timer = self._loop.call_later(LOOK_S, self._look)
-        else:
-            # It walks the whole heap, so it must not run on the event loop's thread.
-            trimming = self._loop.run_in_executor(None, self._trim)
-            trimming.add_done_callback(self._trimmed)
+            return
+        # It walks the whole heap, so it must not run on the event loop's thread.
+        await self._loop.run_in_executor(None, self._trim)
+        self._floor = self._slack()
+        self._last = self._floor
+        _log.debug("returned %d MB of memory to the system", max(0, now - self._floor) // 2**20)
 
     def _trim(self) -> None:
         for each in spare_memory.keepers():
             each.give_back()
         self._library.malloc_trim(0)
-
-    def _trimmed(self, trimming: "asyncio.Future[None]") -> None:
-        if not trimming.cancelled() and not self._loop.is_closed():
-            before, self._floor = self._last, self._slack()
-            self._last = self._floor
-            _log.debug("returned %d MB of memory to the system", max(0, before - self._floor) // 2**20)
-            self._timer = self._loop.call_later(LOOK_S, self._look)
 
 
 def resident() -> int:

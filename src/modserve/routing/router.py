@@ -18,7 +18,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.requests.request import InferenceRequest
-from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink, hand_over
 from modserve.core.requests.sequence import SequenceKey, membership
 from modserve.core.residency import describe
 from modserve.core.servable import (
@@ -340,12 +340,10 @@ class _RouteSink:
         self._shadow = shadow
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        try:
-            self._sink.settle(outcome, final)
-        finally:
-            if final:
-                self._router.ended(self._route, self._began_ns, outcome)
-                copied, shadow, shadow_traffic = self._copied, self._shadow, self._router.shadow_traffic
-                if copied is not None and shadow is not None and isinstance(outcome, InferenceResponse):
-                    assert shadow_traffic is not None, "it has sampled the request: this is a bug"
-                    shadow_traffic.copy(copied, outcome, shadow)
+        hand_over(self._sink, outcome, final)
+        if final:
+            self._router.ended(self._route, self._began_ns, outcome)
+            copied, shadow, shadow_traffic = self._copied, self._shadow, self._router.shadow_traffic
+            if copied is not None and shadow is not None and isinstance(outcome, InferenceResponse):
+                assert shadow_traffic is not None, "it has sampled the request: this is a bug"
+                shadow_traffic.copy(copied, outcome, shadow)

@@ -1,13 +1,9 @@
 """Delivers responses in the order of the requests, for ``preserve_ordering`` of the dynamic batcher."""
 
-import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from modserve.core.requests.inflight import SINK_FAILED
-from modserve.core.requests.response import Outcome, ResponseSink
-
-_log = logging.getLogger(__name__)
+from modserve.core.requests.response import Outcome, ResponseSink, hand_over
 
 
 class ResponseOrder:
@@ -51,18 +47,13 @@ class _Held:
         if self._releasing or not self._order.is_next(self):
             self._waiting.append((outcome, final))
             return
-        try:
-            self._sink.settle(outcome, final)
-        finally:
-            if final:
-                self._order.go_on()
+        hand_over(self._sink, outcome, final)
+        if final:
+            self._order.go_on()
 
     def release(self) -> None:
         # Re-entrancy: a sink may cancel the request from inside `settle`; that outcome comes last.
         self._releasing = True
         while self._waiting:
-            try:
-                self._sink.settle(*self._waiting.popleft())
-            except Exception:  # must not reach the other requests
-                _log.exception(SINK_FAILED)
+            hand_over(self._sink, *self._waiting.popleft())
         self._releasing = False

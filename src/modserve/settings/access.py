@@ -9,6 +9,9 @@ from .options import option
 VARIABLE = "MODSERVE_API_KEY"
 """The environment variable with the only key of a server. No option: lists of processes show options."""
 
+SECRET_VARIABLES = (VARIABLE, "MODSERVE_HTTP_RESTRICTED_API", "MODSERVE_GRPC_RESTRICTED_PROTOCOL")
+"""Environment variables with secrets of callers, which the processes of models do not inherit."""
+
 FILE: Any = option(
     "",
     "File of keys, tenants, token issuers and certificates, without which callers are refused; 'modserve keys' writes "

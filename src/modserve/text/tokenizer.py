@@ -4,7 +4,7 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +28,24 @@ class Tokens:
     """What a model gets of a text. INT64, of equal lengths.
 
     `types` say which of a pair each token is of; None: all are of the first. `cut` counts the tokens that were left
-    out, since the text is too long.
+    out, since the text is too long. `places` has an element for each token; None where `encode` was to make none.
     """
 
-    __slots__ = ("cut", "ids", "types")
+    __slots__ = ("cut", "ids", "places", "types")
 
-    def __init__(self, ids: Ids, types: Ids | None, cut: int = 0) -> None:
+    def __init__(self, ids: Ids, types: Ids | None, cut: int = 0, places: "list[TokenPlace] | None" = None) -> None:
         self.ids = ids
         self.types = types
         self.cut = cut
+        self.places = places
+
+
+class TokenPlace(NamedTuple):
+    """The place of a token in its text, whose number in the pair is `part`; None for tokens that the tokenizer adds."""
+
+    token: str
+    part: int | None
+    offsets: tuple[int, int]
 
 
 class Tokenizer:
@@ -50,19 +59,17 @@ class Tokenizer:
         self._added = {pair: self._tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)}
         self._types_texts = 1 in self._tokenizer.encode("a").type_ids  # also those that are no pairs
 
-    def encode(self, texts: Sequence[Text], most: int, *, keep_end: bool = False) -> list[Tokens]:
+    def encode(self, texts: Sequence[Text], most: int, *, keep_end: bool = False, places: bool = False) -> list[Tokens]:
         """At most `most` tokens of each text; of a pair, the longer one is cut first. Raises INVALID_ARG.
 
-        `keep_end`: what is cut is the beginning.
+        `keep_end`: what is cut is the beginning. `places`: with the places of the tokens, which takes longer.
         """
+        encode = self._tokenizer.encode_batch if places else self._tokenizer.encode_batch_fast
         try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts))
+            encodings = encode(list(texts))
         except Exception as error:  # of the library: it has no types of its own
             raise unreadable(error) from error
-        return [
-            self._tokens(one, text) if len(one) <= most else self._shortened(text, most, len(one), keep_end)
-            for text, one in zip(texts, encodings, strict=True)
-        ]
+        return [self._tokens(one, text, most, keep_end, places) for text, one in zip(texts, encodings, strict=True)]
 
     @property
     def added(self) -> int:
@@ -100,20 +107,39 @@ class Tokenizer:
                 raise invalid(f"token {place} is {token}, and the model's tokens are 0 to {self.size - 1}")
         return Tokens(np.array(ids[:most], np.int64), None, max(0, len(ids) - most))
 
-    def _tokens(self, encoding: Any, text: Text) -> Tokens:
+    def _tokens(self, encoding: Any, text: Text, most: int, keep_end: bool, places: bool) -> Tokens:
+        length, first = len(encoding), 0
+        if length > most:
+            encoding, first = self._shortened(text, most, keep_end)
+        elif places:
+            first = encoding.sequence_ids.count(0)
         types = encoding.type_ids if self._types_texts or isinstance(text, tuple) else ()
-        return Tokens(np.array(encoding.ids, np.int64), np.array(types, np.int64) if 1 in types else None)
+        return Tokens(
+            np.array(encoding.ids, np.int64),
+            np.array(types, np.int64) if 1 in types else None,
+            length - len(encoding),
+            _places(encoding, first) if places else None,
+        )
 
-    def _shortened(self, text: Text, most: int, length: int, keep_end: bool) -> Tokens:
+    def _shortened(self, text: Text, most: int, keep_end: bool) -> tuple[Any, int]:
+        """The encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
         pair = text if isinstance(text, tuple) else (text,)
         parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]
         room = max(0, most - self._added[len(parts) == 2])
         direction = "left" if keep_end else "right"
-        for part, size in zip(parts, shares([len(part) for part in parts], room), strict=True):
+        sizes = shares([len(part) for part in parts], room)
+        for part, size in zip(parts, sizes, strict=True):
             part.truncate(size, direction=direction)
-        whole = self._tokenizer.post_process(*parts)
-        tokens = self._tokens(whole, text)
-        return Tokens(tokens.ids, tokens.types, length - len(tokens.ids))
+        return self._tokenizer.post_process(*parts), sizes[0]
+
+
+def _places(encoding: Any, first: int) -> list[TokenPlace]:
+    """By number: the library loses the ``sequence_ids`` of some encodings that were cut."""
+    places, count = [], 0
+    for token, special, offsets in zip(encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True):
+        places.append(TokenPlace(token, None if special else int(count >= first), offsets))
+        count += not special
+    return places
 
 
 def shares(lengths: Sequence[int], room: int) -> list[int]:

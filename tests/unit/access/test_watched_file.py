@@ -13,6 +13,7 @@ from modserve.access.key_file import AccessFile
 from modserve.access.secret import digest
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import ModserveError
+from modserve.core.runtime import failures as failure_counts
 
 
 def content(*names: str) -> str:
@@ -64,6 +65,74 @@ def test_what_cannot_be_used_is_told_once_and_the_old_keys_stay(path: Path, capl
         assert names(file.content) == ["alice"]
     path.write_text(content("bob"))
     assert look(file) == ["bob"]
+
+
+UNREADABLE = [
+    "keys: [{name: a, expires: 2030-02-30}]",
+    "keys: [{name: a, expires: 2030-01-01T25:00:00Z}]",
+    "keys: [{name: a, expires: 2030-01-01T10:00:00+99:00}]",
+    "keys: [{name: a, expires: !!timestamp soon}]",
+    "keys: [{name: a, expires: !!int x}]",
+    "keys: [{name: a, revoked: !!bool x}]",
+    "keys: [{name: a, expires: " + "9" * 5000 + "}]",
+    "keys: [{name: a, tenant: 0x" + "f" * 5000 + "}]",
+    "tenants: {a: {weight: 1" + "0" * 400 + "}}",
+    "tenants: {2030-02-30: {}}",
+    "jwt: [{algorithms: [[]]}]",
+    "jwt: [{leeway_seconds: 1" + "0" * 400 + "}]",
+    '{"keys": ' + "9" * 5000 + "}",
+    '{"keys": ' + "[" * 200_000,
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: text[:50])
+def test_no_text_ends_the_watch(path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = WatchedFile(path)
+    replaced(path, text)
+    assert look(file) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert str(path) in caplog.text
+    replaced(path, content("bob"))
+    assert look(file) == ["bob"]
+
+
+def test_an_impossible_date_is_shown_with_its_line(path: Path) -> None:
+    path.write_text(f"keys:\n- name: a\n  sha256: {digest('a')}\n  expires: 2030-02-30\n")
+    with pytest.raises(ModserveError) as caught:
+        WatchedFile(path)
+    expected = "line 4: '2030-02-30' is no timestamp, expected a time such as 2030-01-31T12:00:00Z: "
+    assert caught.value.message.startswith(f"{path}: {expected}")
+
+
+async def test_the_watch_goes_on_after_any_exception(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of reading, and of whoever hears of a change: it hears of it again."""
+    monkeypatch.setattr(watched_file, "INTERVAL", 0.001)
+    reads = [MemoryError("reading"), None, None]
+    real, heard, changed = watched_file._read, [], asyncio.Event()
+
+    def read(path: Path) -> object:
+        if (error := reads.pop(0)) is not None:
+            raise error
+        return real(path)
+
+    def on_change(file: AccessFile) -> None:
+        heard.append(names(file))
+        if len(heard) == 1:
+            raise ZeroDivisionError("hearing")
+        changed.set()
+
+    file = WatchedFile(path)
+    monkeypatch.setattr(failure_counts, "failures", {})
+    monkeypatch.setattr(watched_file, "_read", read)
+    file.start(on_change)
+    replaced(path, content("bob"))
+    await asyncio.wait_for(changed.wait(), 30)
+    file.stop()
+    assert heard == [["bob"], ["bob"]]
+    assert failure_counts.failures == {"keys": 2}
+    assert "the background task 'keys' failed unexpectedly" in caplog.text
 
 
 def test_a_file_that_vanishes_and_comes_back(path: Path, caplog: pytest.LogCaptureFixture) -> None:

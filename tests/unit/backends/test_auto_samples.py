@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.auto.samples import Samples, UnmeasurableError, samples, shapes_of
+from modserve.backends.auto.samples import Samples, samples, shapes_of
+from modserve.backends.runner import UnmeasurableError
 from modserve.core.configuration.merging import BatchInput, BatchInputKind
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.configuration.sequence_config import Control, ControlKind, SequenceBatching, SequenceState

@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from modserve.backends.auto.runner import Runner
 from modserve.backends.auto.setting import BatchSetting, Crew, SearchResult, batch_sizes, best_setting, instance_counts
+from modserve.backends.runner import Runner
 from modserve.core.tensors.tensor import Array
 
 ROW = {"IN": np.zeros((1, 2), np.float32)}

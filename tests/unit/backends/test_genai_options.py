@@ -50,6 +50,35 @@ def test_values_that_the_engine_would_not_take(file: Path, key: str, value: str,
     assert raised.value.message == f"model 'm': parameter '{key}' is '{value}', expected {expected}"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "32", "0"),
+        ("INFERENCE_PRECISION_HINT", "bf16", "f32"),
+        ("KV_CACHE_PRECISION", "u8", "f32"),
+        ("enable_prefix_caching", "true", "false"),
+        ("dynamic_split_fuse", "1", "false"),
+    ],
+)
+def test_reproducible_contradicts_settings_that_make_texts_depend_on_others(
+    file: Path, key: str, value: str, expected: str
+) -> None:
+    with pytest.raises(ModserveError) as raised:
+        options.read(config({"reproducible": "true", key: value}), file)
+    assert raised.value.code is Code.INVALID_ARG
+    assert raised.value.message == (
+        f"model 'm': parameter '{key}' is '{value}', expected {expected}, or no such parameter: 'reproducible' needs it"
+    )
+    options.read(config({"reproducible": "true", key: "off" if expected == "false" else expected.upper()}), file)
+    options.read(config({"reproducible": "false", key: value}), file)
+
+
+def test_reproducible_is_a_flag(file: Path) -> None:
+    with pytest.raises(ModserveError, match="parameter 'reproducible' is 'maybe', expected true or false"):
+        options.read(config({"reproducible": "maybe"}), file)
+    assert not options.warnings(config({"reproducible": "true"}))
+
+
 def test_adapters(file: Path) -> None:
     with pytest.raises(ModserveError, match=r"'adapters' has no effect on a GGUF file: .* optimum-cli export"):
         options.read(config({"adapters": "a.safetensors"}), file)

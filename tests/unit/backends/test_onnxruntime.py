@@ -238,8 +238,8 @@ def test_failures_in_the_graph_are_the_models_fault(tmp_path: Path) -> None:
 def test_description(tmp_path: Path, datatype: Datatype) -> None:
     described = opened(copier(tmp_path / "model.onnx", datatype, dims=("batch", 3, None))).describe()
     assert described is not None
-    assert described.inputs == (DescribedTensor("IN0", datatype, (-1, 3, -1)),)
-    assert described.outputs == (DescribedTensor("OUT0", datatype, (-1, 3, -1)),)
+    assert described.inputs == (DescribedTensor("IN0", datatype, (-1, 3, -1), symbols=("batch", "", "")),)
+    assert described.outputs == (DescribedTensor("OUT0", datatype, (-1, 3, -1), symbols=("batch", "", "")),)
 
 
 def test_description_of_scalars(tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ def test_a_weight_that_requests_may_replace(tmp_path: Path) -> None:
         outputs=(TensorSpec("OUT", dtypes.FP32, (-1, 3)),),
     )
     model = opened(path, given)
-    assert model.describe().inputs[1] == DescribedTensor("W", dtypes.FP32, (3,), optional=True)
+    assert model.describe().inputs[1] == DescribedTensor("W", dtypes.FP32, (3,), optional=True, symbols=("",))
     instance = model.instance(instance_spec(given))
     assert instance.execute({"IN": ROW}, ("OUT",))["OUT"].tolist() == [[2, 3, 4]]
     replaced = {"IN": ROW, "W": np.zeros(3, np.float32)}

@@ -70,6 +70,7 @@ class Owner:
     slot_free: Callable[[], None] = lambda: None
     batch_done: Callable[[list[Inflight]], None] = lambda members: None
     run_again: Callable[[Inflight], None] = lambda inflight: None
+    mixes_rows: Callable[[], None] = lambda: None
     slot_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, in_vain: None
     instance_left: Callable[[Instance], None] = lambda instance: None
     health_changed: Callable[[], None] = lambda: None

@@ -18,9 +18,14 @@ from modserve.testing import RecordingSink, config
 
 
 class Raising(RecordingSink):
-    """Takes what it is told, and raises."""
+    """Takes its first outcome, raises, and takes no more, as a call does that has been answered."""
+
+    broken = False
 
     def settle(self, outcome: Outcome, final: bool) -> None:
+        if self.broken:
+            return
+        self.broken = True
         super().settle(outcome, final)
         raise RuntimeError("the sink broke")
 

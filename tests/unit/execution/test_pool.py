@@ -183,7 +183,7 @@ class Odd(np.ndarray[Any, Any]):
         np.arange(16, dtype=np.int32).reshape(2, 8)[:, ::2] // 2,
         np.arange(8, dtype=np.int32)[::-1].reshape(2, 4)[::-1, ::-1],
         np.arange(8, dtype=np.int32).reshape(2, 4).view(Odd),
-        np.ma.masked_array(np.arange(8, dtype=np.int32).reshape(2, 4), mask=True),
+        np.ma.masked_array(np.arange(8, dtype=np.int32).reshape(2, 4), mask=False),
     ],
     ids=["transposed", "with gaps", "backwards", "odd", "masked"],
 )
@@ -193,6 +193,14 @@ async def test_arrays_of_any_layout_are_what_their_elements_are(bench: Bench, ar
     await bench.until_settled(1)
     plain = np.asarray(array)
     assert [answer(entry) for entry in members] == [plain[:1].tolist(), plain[1:].tolist()]
+
+
+async def test_masked_elements_are_not_sent(bench: Bench) -> None:
+    entry = member(1)
+    bench.run(entry).finish({"OUTPUT0": np.ma.masked_array(np.zeros((1, 4), np.int32), mask=True)})
+    await bench.until_settled(1)
+    text = "output 'OUTPUT0' of model 'model' has masked elements; array.filled(value) gives them a value"
+    assert refused(entry) == (Code.INTERNAL, text)
 
 
 class _Speechless(Exception):

@@ -58,6 +58,9 @@ class FakeCall:
     async def read(self) -> bytes | None:
         return self.messages.pop(0) if self.messages else None
 
+    def stop_reading(self) -> None:
+        """What it has sent came before it."""
+
     async def write(self, message: Response) -> None:
         self.written.append(message if isinstance(message, bytes) else b"".join(message))
 

@@ -62,7 +62,8 @@ class Place(NamedTuple):
 
     def lines(self) -> list[dict[str, Any]]:
         """Those so far, without what differs from run to run."""
-        self.audit._writer.submit(lambda: None).result()
+        assert self.audit._writer is not None
+        assert self.audit._writer.flush(60)
         lines = [json.loads(line) for line in self.file.read_text().splitlines()]
         for line in lines:
             assert line.pop("time")

@@ -32,7 +32,9 @@ from work_threads import Threads
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
     "{% if messages[0].content == 'odd' %}{{ raise_exception('secret: ' ~ messages[0].content) }}{% endif %}"
-    "{% if messages[0].content == 'long' %}{% for i in range(99999) %}{% endfor %}{% endif %}"
+    "{% if messages[0].content == 'long' %}"
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endif %}"
     "{{ tools | tojson if tools }}"
 )
 
@@ -404,6 +406,8 @@ async def test_a_model_that_takes_messages(talk: Talk) -> None:
     assert json.loads(talk.inputs(0)["messages"]) == HI
 
 
+NESTED = {"function": {"name": "f", "arguments": "[" * 300 + "]" * 300}}
+"""A call of a tool whose arguments orjson reads, and does not write."""
 FAILURES: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"model": "nosuch"}, 404, "model", "Request for unknown model: 'nosuch' is not found"),
     ({"model": "simple"}, 400, None, "model 'simple' does not generate text"),
@@ -413,6 +417,10 @@ FAILURES: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"logprobs": True}, 400, "logprobs", "model 'speaker' gives no log probabilities"),
     ({"messages": [{"role": "user", "content": "odd"}]}, 400, None, "refuses the messages: secret: odd"),
     ({"messages": []}, 400, "messages", "'messages' is empty"),
+    *(
+        ({"model": name, "messages": [{"role": "assistant", "tool_calls": [NESTED]}]}, 400, None, "cannot be handed to")
+        for name in ("speaker", "recite")
+    ),
 ]
 
 
@@ -578,12 +586,13 @@ async def test_a_long_body_is_read_on_a_thread(models: Models) -> None:
         assert (await talk.answer()).status == 200
 
 
-async def test_a_slow_template_goes_to_a_thread(talk: Talk) -> None:
-    threads = Threads()
+async def test_a_template_that_does_not_end_fails_its_conversation_alone(talk: Talk) -> None:
     await talk.post("/v1/chat/completions", {"model": "speaker", "messages": [{"role": "user", "content": "long"}]})
-    await talk.taken(1)
-    assert talk.inputs()["text_input"] == b"<user>long"
-    assert "render" in threads.work
+    status, error = await talk.error()
+    assert (status, error["type"]) == (500, "server_error")
+    assert error["message"] == "the chat template of model 'speaker' did not end within 2 s of CPU time"
+    await talk.chat(1, model="speaker")
+    assert talk.inputs()["text_input"] == b"<user>hi"
 
 
 async def test_restricted(models: Models) -> None:

@@ -139,7 +139,7 @@ async def test_a_reading_that_fails_ends_the_pages_and_is_logged(
     stage.failure = RuntimeError("broken")
     await stage.tick()
     assert (await next_event(page))[0] == "end"
-    assert "reading the console's figures failed unexpectedly" in caplog.text
+    assert "the background task 'console' failed unexpectedly" in caplog.text
     stage.sampler.close(page)
     stage.failure = None
     page = stage.sampler.open()

@@ -1,8 +1,9 @@
 """At a stop each HTTP connection is served once more: no client is cut off that could not know."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,33 @@ async def test_a_request_that_was_on_its_way_is_answered(tmp_path: Path, data: b
         assert closed(client)
 
 
-async def test_it_is_the_last_one_that_is_answered(tmp_path: Path) -> None:
-    """What follows was sent by a client that can send it elsewhere."""
+@pytest.mark.parametrize("data", [infer(), GET, request("POST", "/v1/models/simple:predict", b"{")], ids=str)
+async def test_all_that_have_come_are_answered_and_the_last_says_so(tmp_path: Path, data: bytes) -> None:
     async with stage(tmp_path) as on:
         client = on.connect()
         async with stopping(on):
-            client.send(infer() + infer())
+            client.send(data * 5)
             await client.transport.until(lambda: closed(client))
-        assert [answer.headers["connection"] for answer in client.answers] == ["close"]
+        assert [answer.headers.get("connection") for answer in client.answers] == [None] * 4 + ["close"]
         assert closed(client)
+
+
+async def test_one_that_the_system_has_and_nobody_has_read_is_answered(tmp_path: Path) -> None:
+    """It was sent behind the others, and before any of them had its answer."""
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        async with stage(tmp_path) as on:
+            client = on.connect()
+            client.transport.extra["socket"] = ours
+            async with stopping(on):
+                theirs.send(infer())
+                client.send(infer())
+                assert "connection" not in (await client.receive())[0].headers
+                client.connection.close_when_idle()
+                assert not closed(client)
+                client.send(ours.recv(1 << 16))
+                assert (await client.receive(2))[1].headers["connection"] == "close"
+            assert closed(client)
 
 
 async def test_one_that_is_coming_in_is_answered(tmp_path: Path) -> None:

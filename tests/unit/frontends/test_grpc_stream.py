@@ -21,7 +21,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.model_stream import InferStreams
-from modserve.frontends.grpc.rpc import ClientDisconnectedError, Response
+from modserve.frontends.grpc.rpc import ClientDisconnectedError, ReadingStoppedError, Response
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
@@ -32,6 +32,7 @@ from modserve.testing import write_model
 from work_threads import Threads
 
 HARD = (("other", "x"), ("triton_grpc_error", "true"))
+STOPPED = b"stopped"
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 NO_MODEL = "Request for unknown model: 'nosuch' is not found"
 
@@ -62,6 +63,8 @@ class Exchange(FakeCall):
 
     async def read(self) -> bytes | None:
         data = await self._requests.get()
+        if data == STOPPED:
+            raise ReadingStoppedError
         self.taken += data is not None
         return data
 
@@ -71,6 +74,9 @@ class Exchange(FakeCall):
         await self.flowing.wait()
         await super().write(message)
         self.answers.append(pb.ModelStreamInferResponse.FromString(self.written[-1]))
+
+    def stop_reading(self) -> None:
+        self._requests.put_nowait(STOPPED)
 
     # The client's side
 
@@ -771,17 +777,21 @@ async def test_a_long_request_that_is_wrong(open_stream: Open, held: Held) -> No
 async def test_shutdown_while_a_request_is_read(
     open_stream: Open, streams: InferStreams, simple: PuppetServable, held: Held
 ) -> None:
-    """It was not taken yet, and its client is told so."""
+    """It has come, and so have those behind it: they are answered."""
     exchange = open_stream(elements=1)
-    exchange.send(asked("a"), typed("b"))
+    exchange.send(asked("a"), typed("b"), asked("c"), asked("d"))
     await turns()
     streams.stop()
+    exchange.send(asked("too late"))
+    assert len(simple.submitted) == 1
     held.go.set()
+    await streams.read_out(30)
     await turns()
     assert not exchange.task.done()
     simple.answer_all()
     assert await exchange.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
-    assert [answer.error_message for answer in exchange.answers] == ["", STOPPING]
+    assert [answer.error_message for answer in exchange.answers] == [""] * 4
+    assert exchange.ids == ["a", "b", "c", "d"]
 
 
 async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLoader, held: Held) -> None:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from puppet_server import ECHO, JSON_BODY, MANY, MAX_JSON, SIMPLE, Client, PuppetLoader, PuppetServable, request
 from puppet_server import server_over as build
 
-from modserve.core.errors import internal, invalid
+from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
@@ -564,3 +564,28 @@ async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monke
     assert (await talk.answer())[2] == message
     parts = -(-len(message) // 10)
     assert len(steps) == parts if models.direct is None else len(steps) > parts  # the port's head is one, too
+
+
+def broken_error() -> ModserveError:
+    made = internal("")
+    made.message = None  # type: ignore[assignment]
+    return made
+
+
+def broken_response() -> InferenceResponse:
+    return InferenceResponse("many", 1, {"OUT": None}, "q")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("outcome", [broken_error, broken_response])
+@pytest.mark.parametrize("call", ["infer", "generate", "generate_stream", "infer_stream"])
+async def test_an_outcome_that_cannot_be_read_ends_the_call(
+    talk: Talk, call: str, outcome: Callable[[], ModserveError | InferenceResponse]
+) -> None:
+    body = b'{"IN": [5]}'
+    if call.startswith("infer"):
+        body = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[1],"data":[5]}]}'
+    await talk.ask(call, body)
+    talk.inflight.settle(outcome(), True)
+    await talk.client.transport.until(
+        lambda: talk.client.transport.closing or b"HTTP/1.1 500" in talk.client.transport.written
+    )

@@ -490,6 +490,49 @@ async def test_predict_of_tokens(stage: Stage) -> None:
     ]
 
 
+TAGGED_TEXT = "the cat sat on a mat the dog"
+"""Its animals are at 4 to 7 and 25 to 28."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "body", "expected"),
+    [
+        (TextSettings(max_length=5), {}, [(2, "cat", 4, 7)]),
+        (TextSettings(max_length=4), {"truncation_direction": "Left"}, [(2, "dog", 25, 28)]),
+        (TextSettings(max_length=3), {"inputs": "sat dog"}, []),
+        (TextSettings(), {"prompt_name": "query"}, [(4, "cat", 4, 7), (10, "dog", 25, 28)]),
+        (TextSettings(default_prompt="query"), {}, [(4, "cat", 4, 7), (10, "dog", 25, 28)]),
+        (TextSettings(), {"prompt_name": "pets"}, [(4, "cat", 4, 7), (10, "dog", 25, 28)]),
+        (TextSettings(max_length=5), {"prompt_name": "query", "truncation_direction": "Left"}, [(3, "dog", 25, 28)]),
+        (TextSettings(), {"inputs": [["the cat", "a dog sat"]]}, [(2, "cat", 4, 7), (5, "dog", 2, 5)]),
+        (TextSettings(max_length=7), {"inputs": [["cat the cat mat", "a dog"]]}, [(1, "cat", 0, 3), (5, "dog", 2, 5)]),
+        (TextSettings(), {"inputs": "\u0130 \u0130 Cat"}, [(3, "cat", 4, 7)]),
+    ],
+)
+async def test_entities_are_those_of_the_tokens_that_the_model_had(
+    tmp_path: Path, settings: TextSettings, body: dict[str, Any], expected: list[tuple[int, str, int, int]]
+) -> None:
+    config, compute, files = MODELS["tags"]
+    files = {
+        **files,
+        "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": True},
+        "config_sentence_transformers.json": {"prompts": {"query": "query : ", "pets": "cat dog "}},
+    }
+    stage = await staged(tmp_path, {"tags": (replace(config, text=settings), compute, files)})
+    entities = await stage.post("/predict", **{"inputs": TAGGED_TEXT, "truncate": True, **body})
+    entities = entities[0] if entities and isinstance(entities[0], list) else entities
+    assert [(each["index"], each["word"], each["start"], each["end"]) for each in entities] == expected
+    assert all(each["entity"] == "ANIMAL" for each in entities)
+
+
+async def test_tokens_are_those_of_the_lowered_text_with_places_in_its_own(tmp_path: Path) -> None:
+    config, compute, files = MODELS["embed"]
+    files = {**files, "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": True}}
+    stage = await staged(tmp_path, {"embed": (config, compute, files)})
+    (tokens,) = await stage.post("/tokenize", inputs="\u0130 Cat", add_special_tokens=False)
+    assert tokens[-1] == {"id": IDS["cat"], "text": "Cat", "special": False, "start": 2, "stop": 5}
+
+
 async def test_similarity(stage: Stage) -> None:
     inputs = {"source_sentence": "the cat", "sentences": ["the cat", "a dog"]}
     same, other = await stage.post("/similarity", inputs=inputs)
@@ -576,6 +619,19 @@ async def test_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
     stage = await staged(tmp_path, {"embed": (config, compute, files)})
     body = await stage.post("/v1/embeddings", input="cat", prompt_name="query")
     close(body["data"][0]["embedding"], embedding(ids("query", ":", "cat"), skip=3))
+
+
+@pytest.mark.parametrize(("words", "kept", "skip"), [(5, [":", 5], 2), (6, [6], 1), (9, [6], 1)])
+async def test_a_prompt_that_is_not_pooled_and_was_cut(tmp_path: Path, words: int, kept: list[Any], skip: int) -> None:
+    """At most 8 tokens are left, two of them the tokenizer's own."""
+    config, compute, files = MODELS["embed"]
+    files = {**files, "1_Pooling/config.json": {"pooling_mode_mean_tokens": True, "include_prompt": False}}
+    stage = await staged(tmp_path, {"embed": (config, compute, files)})
+    text = " ".join(WORDS[:words])
+    call = {"inputs": text, "prompt_name": "query", "truncation_direction": "Left"}
+    (vector,) = await stage.post("/embed", **call)
+    left = [word for each in kept for word in ([each] if isinstance(each, str) else WORDS[words - each : words])]
+    close(vector, embedding(ids(*left), skip=skip))
 
 
 async def test_long_texts_are_read_on_a_thread(tmp_path: Path) -> None:

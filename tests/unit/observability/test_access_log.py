@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kept_logging import kept_logging
+from kept_logging import flush_logs, kept_logging
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.observability.access_log import AccessLog, access_log
@@ -140,6 +140,7 @@ def test_clients_cannot_forge_lines(file: Path, form: LogFormat) -> None:
     record(log, EVIL, EVIL)
     record(log, "x" * 10_000, "√")
     log.drain()
+    flush_logs()
     lines = file.read_text().splitlines()
     assert len(lines) == 2
     for line in lines:
@@ -170,6 +171,7 @@ def test_what_is_too_much_is_left_out_and_counted(file: Path) -> None:
         record(log)
     assert repr(log) == "AccessLog(3 lines wait, 2 were left out)"
     log.drain()
+    flush_logs()
     lines = file.read_text().splitlines()
     assert [line.split()[2].rstrip(":") for line in lines[:3]] == ["modserve.access"] * 3
     assert lines[3].endswith(
@@ -177,6 +179,7 @@ def test_what_is_too_much_is_left_out_and_counted(file: Path) -> None:
     )
     record(log)
     log.drain()
+    flush_logs()
     assert len(file.read_text().splitlines()) == 5
 
 
@@ -192,6 +195,7 @@ def test_a_disk_that_is_full_costs_lines_and_nothing_else(file: Path, monkeypatc
     record(log)
     log.drain()
     assert (log.lost, full) == (1, [])
+    flush_logs()
     assert "1 lines about requests were left out, 1 in total: the log cannot be written: [Errno 28]" in file.read_text()
 
 

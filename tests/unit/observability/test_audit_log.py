@@ -78,9 +78,11 @@ def test_strangers_get_some_lines_a_second_and_others_all(tmp_path: Path, monkey
 def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path / "audit"))
     audit.record({"status": 1}, None, known=True)
-    audit._writer.submit(lambda: None).result()
+    assert audit._writer is not None
+    assert audit._writer.flush(60)
     os.rename(tmp_path / "audit", tmp_path / "old")
     audit.reopen()
+    assert audit._writer.flush(60)
     assert (tmp_path / "audit").read_text() == ""
     audit.record({"status": 2}, None, known=True)
     audit.close()

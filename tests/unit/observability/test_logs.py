@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kept_logging import kept_logging
+from kept_logging import flush_logs, kept_logging
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.workers.identity import WorkerIdentity
@@ -27,6 +27,7 @@ def untouched_logging() -> Iterator[None]:
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> str:
+    flush_logs()
     return capsys.readouterr().err
 
 
@@ -182,8 +183,10 @@ def test_a_file_is_opened_anew_when_that_is_called_for(tmp_path: Path) -> None:
     logs.install()
     _log.info("before")
     before = os.stat(file).st_ino
+    flush_logs()
     os.rename(file, tmp_path / "log.1")
     logs.reopen()
+    flush_logs()
     assert os.stat(file).st_ino != before
     assert "SIGHUP: the log file was opened anew" in file.read_text()
     assert logs.write("whole\n")
@@ -199,6 +202,7 @@ def test_a_file_that_cannot_be_opened_anew(tmp_path: Path, monkeypatch: pytest.M
     os.rename(tmp_path / "logs", tmp_path / "old")
     monkeypatch.setattr(logging.handlers.WatchedFileHandler, "reopenIfNeeded", lambda self: None)
     logs.reopen()
+    flush_logs()
     assert "cannot be opened anew" in (tmp_path / "old" / "log").read_text()
     logging.getLogger().handlers[0].close()
 
@@ -221,8 +225,44 @@ def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:
     file = tmp_path / "log"
     Logs(LogSettings(file=str(file))).install()
     _log.info("before")
+    flush_logs()
     file.rename(tmp_path / "log.1")
     _log.info("after")
+    flush_logs()
     assert "before" in (tmp_path / "log.1").read_text()
     assert [line.split()[-1] for line in file.read_text().splitlines()] == ["after"]
     logging.getLogger().handlers[0].close()
+
+
+def test_a_reader_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that the pipe and the queue have no room for are left out, counted, and reported once it flows again."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        logs = Logs()
+        logs.install()
+        for number in range(200):
+            _log.info("%d %s", number, "x" * 50_000)
+        logs.say("nobody waits for this")
+        assert logs.dropped > 0
+        text = b""
+        while b"log lines were left out: they came faster" not in text:
+            text = text[-200:] + os.read(reader, 1_000_000)
+            _log.info("after")
+        flush_logs()
+    os.close(reader)
+
+
+def test_a_log_that_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    stream = os.fdopen(writer, "w", encoding="utf-8")
+    monkeypatch.setattr("sys.stderr", stream)
+    logs = Logs()
+    logs.install()
+    _log.info("x" * 1_000_000)
+    for handler in logging.getLogger().handlers:
+        handler.flush()  # which gives up
+    os.close(reader)
+    flush_logs()
+    stream.close()
+    assert logs.dropped == 1

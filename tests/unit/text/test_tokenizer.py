@@ -62,6 +62,32 @@ def test_of_a_pair_the_longer_one_is_cut(tokens: Tokenizer, most: int, first: in
     assert types.tolist() == theirs.type_ids
 
 
+@pytest.mark.parametrize("most", range(2, 22))
+@pytest.mark.parametrize("keep_end", [False, True])
+@pytest.mark.parametrize("text", [LONG, "cat", "", ("the cat", LONG), (LONG, "the cat"), ("", LONG), (LONG, LONG)])
+def test_places_are_those_of_the_encoding_that_was_cut(
+    tokens: Tokenizer, most: int, keep_end: bool, text: Text
+) -> None:
+    """Words with their places, whatever was cut: each is where it says it is, in the text that it says."""
+    (ours,) = tokens.encode([text], most, keep_end=keep_end, places=True)
+    (plain,) = tokens.encode([text], most, keep_end=keep_end)
+    assert (ours.ids.tolist(), ours.cut, plain.places) == (plain.ids.tolist(), plain.cut, None)
+    assert ours.places is not None
+    assert [IDS[each.token] for each in ours.places] == ours.ids.tolist()
+    pair = text if isinstance(text, tuple) else (text,)
+    for each in ours.places:
+        added = each.token in ("[CLS]", "[SEP]")
+        assert added if each.part is None else pair[each.part][slice(*each.offsets)] == each.token
+    parts = [each.part for each in ours.places if each.part is not None]
+    assert parts == sorted(parts)
+    if ours.types is not None:  # the first [SEP] is of the first text
+        assert all(
+            part == kind
+            for part, kind in zip((p.part for p in ours.places), ours.types, strict=True)
+            if part is not None
+        )
+
+
 def test_the_shares_of_a_pair() -> None:
     assert shares([5], 3) == [3]
     assert shares([2, 2], 9) == [2, 2]

@@ -221,7 +221,8 @@ class InstanceSpec:
 
     `name` has Triton's form: ``<instance group>_<number>``, on GPUs ``<instance group>_<device>_<number>``. `device` is
     the number of the GPU, 0 for other kinds. `index` is the instance's number in the model version, from 0; a
-    replacement keeps it. `config` is the completed configuration, as far as the server uses it.
+    replacement keeps it. -1 is an instance for a trial, which is closed before the others are made. `config` is the
+    completed configuration, as far as the server uses it.
     """
 
     name: str

@@ -10,15 +10,15 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Array
 
+from ..comparison import difference, not_comparable
+from ..runner import AsyncRunner, Runner, UnmeasurableError
 from ..tensors import output_datatypes
 from .budget import Budget
 from .candidates import FP32, Candidate
 from .choice import CandidateRow, Choice, decide, refusal
-from .comparison import difference, not_comparable
 from .options import LATENCY
 from .race import race
-from .runner import AsyncRunner, Runner
-from .samples import Samples, UnmeasurableError, shapes_of
+from .samples import Samples, shapes_of
 from .selection import OpenCandidate, Selection, close_quietly, error_text
 from .tuning import tuned
 

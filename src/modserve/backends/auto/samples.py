@@ -1,10 +1,9 @@
 """The inputs that engines are measured with: ``model_warmup`` of the configuration, or generated data."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
@@ -13,11 +12,7 @@ from modserve.core.configuration.warm_up_config import WARM_UP_FOLDER, DataKind,
 from modserve.core.tensors.sample_data import Sizes, file_tensor, generator, likely, zeros
 from modserve.core.tensors.tensor import Array, Shape
 
-Inputs: TypeAlias = Mapping[str, Array]
-
-
-class UnmeasurableError(Exception):
-    """The engines of a model cannot be compared, and why."""
+from ..runner import Inputs, UnmeasurableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from modserve.core.configuration.model_config import InstanceKind, ModelConfig, 
 from ..api import Backend, BackendModel, InstanceSpec, ModelSource
 from ..options import QUANTIZED_DIRECTORY, default_max_batch_size
 from ..registry import BackendRegistry, new_instance
+from ..runner import AsyncRunner, Inputs, Runner, runner
 from ..tensors import output_datatypes
 from .candidates import INT8, Artifact, Candidate
 from .options import LATENCY, THROUGHPUT, AutoOptions, engine_parameters
-from .runner import AsyncRunner, Runner, runner
-from .samples import Inputs, Samples, samples
+from .samples import Samples, samples
 from .setting import BatchSetting
 
 _log = logging.getLogger(__name__)

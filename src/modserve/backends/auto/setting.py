@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..runner import AsyncRunner, Inputs, Runner
 from .budget import Budget
 from .race import race
-from .runner import AsyncRunner, Runner
-from .samples import Inputs
 
 LARGEST_BATCH = 64
 _GAIN = 0.97

@@ -8,10 +8,10 @@ from functools import partial
 
 from modserve.core.configuration.model_config import ModelConfig
 
+from ..runner import UnmeasurableError
 from .candidates import Candidate
 from .choice import Choice
 from .options import BATCH, INSTANCES, LATENCY
-from .samples import UnmeasurableError
 from .selection import OpenCandidate, Selection, close_quietly, error_text
 from .setting import BatchSetting, Crew, batch_sizes, best_setting, instance_counts
 

@@ -62,7 +62,8 @@ class MlflowModel:
             )
             return None
         default = default_max_batch_size(self._source.options, _DEFAULT_MAX_BATCH_SIZE)
-        return ModelDescription(inputs, outputs, default)
+        # A pyfunc may do anything with its rows: those of several requests share a call if the configuration says so.
+        return ModelDescription(inputs, outputs, default, dynamic_batching=False)
 
     def instance(self, spec: InstanceSpec) -> Executor:
         return self._python.instance(spec)

@@ -154,7 +154,7 @@ class OnnxRuntimeModel:
         gpu = spec.device if _is_gpu(spec.placement) else None
         if self._spare is not None and self._spare[0] == gpu:
             session = self._spare[1]
-            if gpu is not None or not self._shared:
+            if spec.index >= 0 and (gpu is not None or not self._shared):
                 self._spare = None
         else:
             session = self._session(gpu)

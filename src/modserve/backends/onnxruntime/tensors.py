@@ -53,7 +53,8 @@ def describe(argument: ort.NodeArg, *, optional: bool = False) -> DescribedTenso
         what = f"tensor '{argument.name}' of the ONNX graph is a {argument.type}"
         raise invalid(f"{what}, which has no v2 datatype{advice}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
-    return DescribedTensor(argument.name, datatype, shape, optional=optional or match[1] is not None)
+    symbols = tuple(size if isinstance(size, str) else "" for size in argument.shape)
+    return DescribedTensor(argument.name, datatype, shape, optional or match[1] is not None, symbols)
 
 
 def to_bfloat16(array: Array) -> Value:

@@ -4,6 +4,7 @@
 weights, the threads and the streams, which are lanes of executions at the same time.
 """
 
+import functools
 import logging
 import os
 import threading
@@ -97,7 +98,8 @@ class OpenVinoModel:
         count = self._options.requests or max(1, streams)
         if spec.config.sequence_batching is not None:
             count = 1
-        instances = [OpenVinoInstance(compiled, self._graph, narrows=device == "CPU") for _ in range(count)]
+        current, renew = functools.partial(self._compiled.get, device), functools.partial(self._renew, device)
+        instances = [OpenVinoInstance(current, renew, self._graph, narrows=device == "CPU") for _ in range(count)]
         return instances[0] if count == 1 else OpenVinoStreams(spec.name, instances)
 
     def report(self) -> Mapping[str, object]:
@@ -113,6 +115,12 @@ class OpenVinoModel:
     def close(self) -> None:
         self._compiled.clear()
         del self._graph
+
+    def _renew(self, device: str, compiled: Any) -> None:
+        """An execution of this has failed: compile the model anew, for all instances on the device."""
+        with self._lock:
+            if self._compiled.get(device) is compiled:
+                self._compiled[device] = self._compile(device)
 
     def _compile(self, device: str) -> Any:
         source, name = self._source, self._source.config.name

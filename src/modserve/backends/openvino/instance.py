@@ -1,13 +1,14 @@
 """Running a compiled model: one infer request, or several at a time on threads of their own.
 
-Three things that OpenVINO 2026.4 does not do decide how. ``infer`` does not say that an execution has failed if the
+Four things that OpenVINO 2026.4 does not do decide how. ``infer`` does not say that an execution has failed if the
 model has one thread, and leaves what was in the outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
-callback is not called for an execution that has failed, so that a thread waits for each one under way. And a request
-does not keep the memory of its inputs alive.
+callback is not called for an execution that has failed, so that a thread waits for each one under way. A request does
+not keep the memory of its inputs alive. And after an execution that has failed, other requests of the same compiled
+model may compute with the inputs of that one: the model is compiled anew.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,10 +41,18 @@ class OpenVinoInstance:
 
     takes_early = True
 
-    def __init__(self, compiled: Any, graph: Graph, *, narrows: bool) -> None:
+    def __init__(
+        self, current: Callable[[], Any], renew: Callable[[Any], None], graph: Graph, *, narrows: bool
+    ) -> None:
+        self._current = current
+        self._renew = renew
         self.data_dependent = graph.data_dependent
         self._graph = graph
         self._narrowed = graph.narrowed if narrows else frozenset[str]()
+        self._open(current())
+
+    def _open(self, compiled: Any) -> None:
+        self._compiled = compiled
         self._request = compiled.create_infer_request()
         self._types = [each.element_type for each in compiled.inputs]
         self._dtypes = [DATATYPES[each.get_type_name()].numpy for each in self._types]
@@ -58,6 +67,9 @@ class OpenVinoInstance:
             missing = [name for name in self._graph.inputs if name not in inputs]
             raise invalid(f"OpenVINO needs all inputs of the model, but the request lacks {missing}")
         rows = self._rows(inputs)
+        compiled = self._current()
+        if compiled is not self._compiled:
+            self._open(compiled)
         lent: list[int] = []
         tensors: list[Any] = []
         try:
@@ -79,8 +91,12 @@ class OpenVinoInstance:
                     self._request.set_output_tensor(index, tensor)
             if self._graph.has_state:
                 self._request.reset_state()
-            self._request.start_async()
-            self._request.wait()
+            try:
+                self._request.start_async()
+                self._request.wait()
+            except RuntimeError:
+                self._renew(compiled)
+                raise
             return {name: self._output(name, tensors, rows) for name in outputs}
         except RuntimeError as error:
             text = one_line(str(error))
@@ -91,7 +107,7 @@ class OpenVinoInstance:
             self._let_go(lent, tensors)
 
     def close(self) -> None:
-        del self._request, self._own_inputs, self._own_outputs
+        del self._request, self._own_inputs, self._own_outputs, self._compiled
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
         """How many rows of the outputs count; 0 for all. Raises INVALID_ARG for a batch that is of no good size."""

@@ -11,11 +11,13 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
 from ..generation.model import CONTEXT, OF_CHATS
+from ..generation.program.on_genai.loading import EXACT_SETTINGS
 from ..options import OptionReader, parameters_of, unknown_parameter
 from ..python.options import MODEL_PARAMETERS
 
 DEVICE = "device"
 ADAPTERS = "adapters"
+REPRODUCIBLE = "reproducible"
 _MOST = 1 << 31
 
 
@@ -44,7 +46,7 @@ SCHEDULER: Mapping[str, Callable[[OptionReader, str], None]] = {
     "use_sparse_attention": _flag,
 }
 """Fields of the engine's SchedulerConfig → what checks a value."""
-_KNOWN = (*SCHEDULER, DEVICE, ADAPTERS, CONTEXT, *OF_CHATS, *MODEL_PARAMETERS)
+_KNOWN = (*SCHEDULER, REPRODUCIBLE, DEVICE, ADAPTERS, CONTEXT, *OF_CHATS, *MODEL_PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ def read(config: ModelConfig, path: Path) -> GenaiOptions:
     values = parameters_of(config)
     for key, check in SCHEDULER.items():
         check(values, key)
+    if values.flag(REPRODUCIBLE, default=False):
+        for key, expected in EXACT_SETTINGS.items():
+            if key in values and not _agrees(values, key, expected):
+                raise values.fault(key, f"{expected}, or no such parameter: '{REPRODUCIBLE}' needs it")
     if CONTEXT in values:
         _count(values, CONTEXT)
     if values.text(ADAPTERS) and path.suffix == ".gguf":
@@ -81,6 +87,11 @@ def warnings(config: ModelConfig) -> list[str]:
     """One for each parameter that nothing acts on."""
     unknown = [key for key in config.parameters if key not in _KNOWN and key != key.upper()]
     return [unknown_parameter("openvino_genai", config, key, _KNOWN) for key in unknown]
+
+
+def _agrees(values: OptionReader, key: str, expected: str) -> bool:
+    """A flag has several spellings."""
+    return not values.flag(key, default=False) if key in SCHEDULER else values.text(key).lower() == expected
 
 
 def _is_number(text: str) -> bool:

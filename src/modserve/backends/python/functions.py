@@ -41,10 +41,8 @@ model = imported({target!r}, {directory!r})
 '''
 
 _DESCRIBE = """\
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("modserve_worker", sys.argv.pop(1))
-sys.modules["modserve_worker"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+import sys
+sys.path.append(sys.argv.pop(1))
 from modserve_worker.importing import main
 main()
 """
@@ -197,7 +195,7 @@ def _mark(file: str) -> Mark:
 
 def _describe(model: _Model) -> dict[str, Any]:
     """What a process that imports a target says of it. Raises INVALID_ARG if the process says nothing."""
-    command = [sys.executable, "-c", _DESCRIBE, str(_WORKER / "__init__.py"), model.target]
+    command = [sys.executable, "-c", _DESCRIBE, str(_WORKER / "importable"), model.target]
     doing = f"cannot import '{model.target}'"
     ended = subprocesses.run(command, doing, _LONGEST_IMPORT_S, cwd=model.directory)
     try:

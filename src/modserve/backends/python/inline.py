@@ -74,6 +74,7 @@ class InlineInstance(LocalInstance):
             self._idle.set()
 
     def detach(self) -> None:
+        self._model.stopping = True
         if self._tasks:
             self._idle.clear()
             for task in self._tasks:

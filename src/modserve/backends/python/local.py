@@ -28,7 +28,7 @@ from .worker import model as python_model
 from .worker import request as worker_request
 from .worker import response as worker_response
 from .worker import tensor as worker_tensor
-from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException, shortened
+from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException
 from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
 
 _log = logging.getLogger(__name__)
@@ -190,18 +190,16 @@ class LocalRequest:
         self.ended = False
 
     def send(self, response: worker_response.InferenceResponse | None, final: bool) -> None:
+        request, error = self.request, None if response is None else response.error()
+        outputs = None if response is None or error is not None else as_final(response)
         if final or not self._decoupled:  # which has one response
             self.ended = True
-        request = self.request
-        if response is None:
-            request.complete()
-            return
-        error = response.error()
         if error is not None:
-            request.fail(ModserveError(Code[ErrorCode(error.code()).name], shortened(error.message())), final=final)
-            return
-        outputs, parameters = as_final(response)
-        request.respond(outputs, parameters=parameters, final=final)
+            request.fail(ModserveError(Code[error.code().name], error.message()), final=final)
+        elif outputs is None:
+            request.complete()
+        else:
+            request.respond(outputs.outputs, parameters=outputs.parameters, final=final)
 
     def fail(self, error: ModserveError) -> None:
         self.ended = True
@@ -371,7 +369,7 @@ def _context(request: worker_request.InferenceRequest) -> str:
 def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:
     return InferenceRequest(
         model_name=request.model_name,
-        inputs={one.name(): as_core(one) for one in request.inputs()},
+        inputs={one._name: as_core(one) for one in [tensor.sealed() for tensor in request.inputs()]},
         outputs=tuple(request._names),
         version=None if request.model_version < 0 else request.model_version,
         id=request.request_id(),

@@ -138,7 +138,8 @@ class ExportedProgram:
         if datatype is None:
             raise invalid(f"{self._label}: '{name}' is a tensor of {value.dtype}, which has no v2 datatype")
         shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-        return DescribedTensor(name, datatype, shape)
+        symbols = tuple("" if isinstance(size, int) else str(size) for size in value.shape)
+        return DescribedTensor(name, datatype, shape, symbols=symbols)
 
 
 class CompiledProgram:

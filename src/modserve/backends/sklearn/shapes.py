@@ -126,6 +126,8 @@ def as_tensor(name: str, values: Any) -> Array:
         values = values.toarray()
     if isinstance(values, list | tuple):
         raise unsupported(f"'{name}' of this model returns {len(values)} arrays; only one array can be served")
+    if isinstance(values, np.ndarray) and np.ma.is_masked(values):
+        raise unsupported(f"'{name}' of this model returned masked elements, which have no value to send")
     array: Array = np.asarray(values)
     if array.dtype.kind in "OSU":
         flat = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]

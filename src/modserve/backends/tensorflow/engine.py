@@ -183,7 +183,7 @@ class TensorFlowModel:
 
     def instance(self, spec: InstanceSpec) -> "TensorFlowInstance":
         share = self._options.share_count
-        session = self._session(spec.placement, spec.index // share if share else 0)
+        session = self._session(spec.placement, max(0, spec.index) // share if share else 0)
         return TensorFlowInstance(session, self.signature, data_dependent=self._data_dependent)
 
     def report(self) -> Mapping[str, object]:

@@ -287,6 +287,8 @@ class DescribedTensor:
     datatype: Datatype
     shape: Shape
     optional: bool = False
+    symbols: tuple[str, ...] = ()
+    """The names that the file has for its variable dimensions, empty texts for others. Empty: it has none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,8 @@ class ModelDescription:
     outputs: tuple[DescribedTensor, ...]
     default_max_batch_size: int = 0
     """The max_batch_size to fill in if every tensor has a variable first dimension and the configuration says 0."""
+    batching_obstacle: str = ""
+    """Why the rows of the model must not share an execution, although every first dimension is variable."""
     max_batch_size: int | None = None
     """The largest batch, if the model itself knows it; replaces a configured 0."""
     batch_dimension: bool = True

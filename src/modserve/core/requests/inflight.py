@@ -10,13 +10,11 @@ from ..errors import ModserveError, cancelled
 from ..tensors.tensor import Tensor
 from ..version import ModelId
 from .request import InferenceRequest
-from .response import NOBODY, Outcome, ResponseSink
+from .response import NOBODY, Outcome, ResponseSink, hand_over
 from .sequence import SequenceStates
 from .timing import ExecutionTiming
 
 _log = logging.getLogger(__name__)
-
-SINK_FAILED = "the receiver of a response failed"
 
 
 class RequestTrace(Protocol):
@@ -209,12 +207,13 @@ class Inflight:
                 self.flow.release()
             if self.permit is not None:
                 self.permit.release()
-        try:
-            if trace is not None:
+        if trace is not None:
+            try:
                 trace.settled(outcome, final, self.timing)
-            sink.settle(outcome, final)
-        except Exception:  # must not reach the engine's other requests
-            _log.exception(SINK_FAILED)
+            except Exception:  # the client gets its response without a trace
+                _log.exception("tracing a response failed")
+        if not hand_over(sink, outcome, final) and not final:
+            self.cancel()
 
     def cancel(self) -> None:
         """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""

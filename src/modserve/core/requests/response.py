@@ -1,5 +1,6 @@
 """A response, and the sinks that receive it."""
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -8,10 +9,12 @@ from typing import Protocol, TypeAlias, cast
 
 from mypy_extensions import mypyc_attr
 
-from ..errors import ModserveError, internal, unsupported
+from ..errors import ModserveError, forget_frames, from_exception, internal, unsupported
 from ..tensors.tensor import Tensor
 from ..version import ModelId
 from .request import ParameterValue
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(init=False, slots=True, eq=False)
@@ -73,7 +76,8 @@ class ResponseSink(Protocol):
     def settle(self, outcome: Outcome, final: bool) -> None:
         """Called with each outcome in order, the last time with `final` set; None is always final.
 
-        Models that are not decoupled have exactly one outcome. Must neither block nor raise.
+        Models that are not decoupled have exactly one outcome. Must not block. If it raises, it is called once more,
+        with an error as the last outcome.
         """
 
 
@@ -86,6 +90,22 @@ class _Nobody:
 
 
 NOBODY: ResponseSink = _Nobody()
+
+
+def hand_over(sink: ResponseSink, outcome: Outcome, final: bool) -> bool:
+    """Give a sink an outcome. Never raises; False if the sink failed, and got an error as its last outcome instead."""
+    try:
+        sink.settle(outcome, final)
+    except Exception as error:  # must not reach the engine's other requests
+        _log.exception("the receiver of a response failed")
+        failure = from_exception(error, "failed to deliver the response")
+        forget_frames(error)
+        try:
+            sink.settle(failure, True)
+        except Exception:
+            _log.exception("the receiver of a response failed to take an error, too")
+        return False
+    return True
 
 
 def single_outcome(
@@ -113,7 +133,7 @@ def single_outcome(
 class SingleResponseSink(ABC):
     """A sink for calls with one response: it expects exactly one from the model, whether that is decoupled or not.
 
-    Subclasses say what happens with the response in `deliver`, which is called once.
+    Subclasses say what happens with the response in `deliver`, which is called until it does not raise.
     """
 
     __slots__ = ("_delivered", "_held")
@@ -131,7 +151,11 @@ class SingleResponseSink(ABC):
             return
         self._delivered = True
         self._held = None
-        self.deliver(delivery)
+        try:
+            self.deliver(delivery)
+        except Exception:
+            self._delivered = False  # an error comes in its place
+            raise
 
     @abstractmethod
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None: ...

@@ -53,7 +53,14 @@ class Tensor:
 
     @classmethod
     def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
-        """A tensor over `array`, or of it as `datatype`. Raises INVALID_ARG for a type that the protocol lacks."""
+        """A tensor over `array`, or of it as `datatype`.
+
+        Raises INVALID_ARG for a type that the protocol lacks, and for masked elements.
+        """
+        if type(array) is not np.ndarray:
+            if np.ma.is_masked(array):
+                raise invalid("an array has masked elements; array.filled(value) gives them a value")
+            array = np.asarray(array)
         datatype = datatype or dtypes.from_numpy(array.dtype)
         if datatype is None:
             raise invalid(

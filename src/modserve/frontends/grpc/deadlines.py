@@ -7,6 +7,8 @@ import asyncio
 import time
 from typing import Final, Protocol
 
+from modserve.core.runtime.failures import count_failure
+
 _STEP_NS: Final = 8_000_000
 """Nanoseconds of one bucket: by so much a call may end late."""
 
@@ -59,7 +61,10 @@ class Deadlines:
         last = now_ns // _STEP_NS
         for number in sorted([each for each in self._buckets if each <= last]):
             for call in self._buckets.pop(number, ()):
-                call.on_deadline()
+                try:
+                    call.on_deadline()
+                except Exception as error:  # others have deadlines, too
+                    count_failure("grpc_deadlines", error)
         if self._buckets:
             self._set(min(self._buckets))
 

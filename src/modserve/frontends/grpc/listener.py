@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from .audit import RpcAudit
     from .guard import RpcGuard
 
-_TURNS: Final = 5
-"""Turns of the event loop, more than it takes to accept what has come."""
-
 _LOAD: Final = load_report.BINARY_HEADER.encode()
 
 _KEPT: Final = 16
@@ -127,13 +124,13 @@ class GrpcListener:
         """Take no new connections, and tell the clients of open ones to go elsewhere.
 
         Returns when all have heard it, or after so many seconds: until then all their calls are served.
+        Streams end when what has come of them by then is settled.
         """
         if self._socket is None or self._port is None:
             return
-        for _ in range(_TURNS):  # what waits to be accepted is
-            await asyncio.sleep(0)
-        self._socket.close()
+        await self._socket.close()
         await self._port.say_goodbye(seconds)
+        await self._streams.read_out(seconds)
 
     async def finish(self, seconds: float) -> None:
         """End connections as soon as their calls are over; returns when all are, or after so many seconds.
@@ -142,7 +139,7 @@ class GrpcListener:
         """
         self._streams.stop()
         if self._socket is not None:
-            self._socket.close()
+            await self._socket.close()
         if self._port is not None:
             for connection in list(self._port.connections):
                 connection.go_away()
@@ -152,7 +149,7 @@ class GrpcListener:
         """End all calls, leave time for what has been written, and close what is left."""
         self._streams.stop()
         if self._socket is not None:
-            self._socket.close()
+            await self._socket.close()
         if (grpc_port := self._port) is None:
             return
         try:

@@ -14,7 +14,7 @@ from modserve.frontends.http2.stream import Stream
 
 from .heads import RESOURCE_EXHAUSTED
 from .messages import PREFIX, MessageAssembler, MessageError, check_prefix
-from .rpc import ClientDisconnectedError
+from .rpc import ClientDisconnectedError, ReadingStoppedError
 
 
 @final
@@ -38,6 +38,8 @@ class MessageReceiver:
         self._enough = 0
         """Bytes of that message with which the client has `advanced`."""
         self._reader: asyncio.Future[None] | None = None
+        self._stopped = False
+        """No more messages are taken."""
 
     @property
     def in_message(self) -> bool:
@@ -109,13 +111,15 @@ class MessageReceiver:
         return message, held
 
     async def read(self) -> bytes | None:
-        """The next message of a stream, None after the last one. Raises `ClientDisconnectedError`."""
+        """The next message of a stream, None after the last one. Raises what `RpcCall.read` does."""
         stream = self._stream
         while (entry := self.pop()) is None:
             if stream.over:
                 raise ClientDisconnectedError
             if stream.ended:
                 return None
+            if self._stopped:
+                raise ReadingStoppedError
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -124,12 +128,21 @@ class MessageReceiver:
         self._memory.give_back(entry[1])
         return entry[0]
 
-    def close(self) -> None:
-        """Nothing more is read: let go of what has come."""
+    def stop(self) -> None:
+        """Take no more messages; those that are there are read."""
+        self._stopped = True
+        self._drop_part()
         self.wake()
+
+    def _drop_part(self) -> None:
         if self._assembler is not None:
             self._assembler.release()
             self._assembler = None
+
+    def close(self) -> None:
+        """Nothing more is read: let go of what has come."""
+        self.wake()
+        self._drop_part()
         for _, _, held in self._messages:
             self._memory.give_back(held)
         self._messages.clear()

@@ -34,7 +34,7 @@ from .heads import CANCELLED, OK
 from .infer_requests import parse_infer, read_request, requested_version
 from .message_inflater import STARTS, MessageInflater
 from .messages import size_of
-from .rpc import ClientDisconnectedError, Response, RpcCall
+from .rpc import ClientDisconnectedError, ReadingStoppedError, Response, RpcCall
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
 """The metadata with which a client requests that the first error end the stream as the RPC's status."""
@@ -70,10 +70,17 @@ class InferStreams:
         return error
 
     def stop(self) -> None:
-        """Read no more requests; each stream ends as soon as those it has read are settled."""
+        """Take no more requests than have come; each stream ends as soon as those are settled."""
         self._stopped = True
         for stream in self._open:
             stream.stop()
+
+    async def read_out(self, seconds: float) -> None:
+        """Stop, and return when what had come has been read, or after so many seconds."""
+        self.stop()
+        reading = [stream.reading for stream in self._open if stream.reading is not None]
+        if reading:
+            await asyncio.wait(reading, timeout=seconds)
 
 
 class StreamRequest(InferenceCall):
@@ -190,18 +197,19 @@ class InferStream:
         self._order: deque[StreamRequest] = deque()
         self._ready: deque[StreamRequest] = deque()
         self._bytes = 0
-        self._reading: asyncio.Task[None] | None = None
+        self.reading: asyncio.Task[None] | None = None
         self._half_closed = False
         self._broken: ModserveError | None = None
         """What keeps it from reading on."""
-        self._stopping = False
+        self._stopped = False
+        """What had come when the server stopped has been read."""
         self._changed = asyncio.Event()
         """Set when there may be something to write, or the end has come."""
         self._room = asyncio.Event()
 
     async def run(self) -> ModserveError | None:
         """Serve it to its end; the error that it ends with, None for a good end."""
-        reading = self._reading = asyncio.ensure_future(self._read())
+        reading = self.reading = asyncio.ensure_future(self._read())
         try:
             return await self._write()
         finally:
@@ -210,16 +218,13 @@ class InferStream:
             for call in self._open:
                 call.close()
             # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
-            self._reading = None
+            self.reading = None
             self._open.clear()
             self._order.clear()
             self._ready.clear()
 
     def stop(self) -> None:
-        self._stopping = True
-        if self._reading is not None:
-            self._reading.cancel()
-        self._changed.set()
+        self._rpc.stop_reading()
 
     def on_outcome(self, call: StreamRequest) -> None:
         if not call.ordered or self._order[0] is call:
@@ -238,6 +243,8 @@ class InferStream:
             self._half_closed = True
         except ClientDisconnectedError:
             self._half_closed = True
+        except ReadingStoppedError:
+            self._stopped = True
         except Exception as error:
             self._broken = to_client_error(error, "reading a stream")
         finally:
@@ -252,9 +259,6 @@ class InferStream:
             await call.start(data, time.monotonic_ns())
         except Exception as error:
             call.settle(to_client_error(error, _WHAT), True)
-        except asyncio.CancelledError:
-            call.settle(unavailable(_STOPPING), True)  # it was still being read
-            raise
         if not call.ordered:
             self._order.pop()
 
@@ -287,7 +291,7 @@ class InferStream:
                 return self._broken
             if not self._open and self._half_closed:
                 return None
-            if not self._open and self._stopping:
+            if not self._open and self._stopped:
                 return unavailable(_STOPPING)
             self._changed.clear()
             await self._changed.wait()

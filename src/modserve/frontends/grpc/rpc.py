@@ -17,6 +17,10 @@ class ClientDisconnectedError(Exception):
     """The client has ended the call, and takes nothing more."""
 
 
+class ReadingStoppedError(Exception):
+    """What had come of the call before the server stopped to take more has been read."""
+
+
 Response: TypeAlias = bytes | list[Buffer]
 """A message, or the parts of one."""
 
@@ -60,7 +64,11 @@ class RpcCall(Protocol):
         ...
 
     async def read(self) -> bytes | None:
-        """The next message, None after the last one. Raises `ClientDisconnectedError`."""
+        """The next message, None after the last one. Raises `ClientDisconnectedError`, and `ReadingStoppedError`."""
+        ...
+
+    def stop_reading(self) -> None:
+        """Take no more messages of a stream than have come."""
         ...
 
     async def write(self, message: Response) -> None:

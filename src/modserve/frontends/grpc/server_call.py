@@ -118,6 +118,11 @@ class ServerCall(Stream):
             self._log.received += len(message)
         return message
 
+    def stop_reading(self) -> None:
+        if not self.ended:
+            self._full = True
+            self._receive().stop()
+
     async def write(self, message: Response) -> None:
         if self._log is not None:
             self._log.responded(size_of(message))

@@ -129,16 +129,16 @@ class UnaryInference(InferenceCall):
             self._respond(outcome)
 
     def _respond(self, parts: list[Buffer]) -> None:
-        client = self._end()
         size = 0
         for part in parts:
             size += len(part)
-        client.respond(parts, size)
+        self._end().respond(parts, size)
 
     def _fail(self, error: ModserveError) -> None:
         if self._client is not None:
             self.id = self._message.id
-            self._end().refuse(self._shared.dispatcher.refusal(error, self._message, self.identify()))
+            refusal = self._shared.dispatcher.refusal(error, self._message, self.identify())
+            self._end().refuse(refusal)
 
     def _end(self) -> ServerCall:
         """The client, which gets its outcome now, or none."""

@@ -18,7 +18,7 @@ from modserve.server import Server
 
 from .wire.asgi import decoded_path
 from .wire.context import AsgiApp, Hold, Message
-from .wire.head import RefusedRequestError
+from .wire.head import RefusedRequestError, check_path
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -36,6 +36,8 @@ class MountedApp:
         inner = {**scope, "path": inner_path(scope), "root_path": "", "app": None}
         held = Hold(self._memory)
         try:
+            check_path(inner["path"].encode(errors="surrogatepass"))
+            check_path(bytes(scope.get("raw_path") or b""))
             body = await self._whole(scope, receive, held)
             if body is not None:
                 await self._app(inner, _replay(body, receive), send)

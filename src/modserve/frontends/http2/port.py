@@ -10,6 +10,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
 from modserve.frontends.listening import peer_of
 from modserve.frontends.places import LINGERING, ConnectionPlaces
@@ -95,7 +97,7 @@ class Http2Port:
         self._turned_away = Seldom()
         self._cut_off = Seldom()
         self._unflushed: list[StreamSender] = []
-        self._ticking: asyncio.TimerHandle | None = None
+        self._ticking = PeriodicTask("grpc_timeouts", self.policies.tick, self.tick)
 
     # What a subclass does
 
@@ -194,12 +196,10 @@ class Http2Port:
         self._unflushed.append(sender)
 
     def start_ticking(self) -> None:
-        self._ticking = self.loop.call_later(self.policies.tick, self._tick)
+        self._ticking.start(self.loop)
 
     def stop_ticking(self) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
-            self._ticking = None
+        self._ticking.stop()
 
     def _flush(self) -> None:
         unflushed, self._unflushed = self._unflushed, []
@@ -210,18 +210,14 @@ class Http2Port:
                 _log.exception("a gRPC connection is dropped, since it could not be written to, unforeseen")
                 sender.drop(INTERNAL)
 
-    def _tick(self) -> None:
-        self.start_ticking()
-        self.tick()
-
     def tick(self) -> None:
         now = self.loop.time()
         passed = self.clock.advance(now)
         for connection in list(self.connections):
             try:
                 connection.check(now, passed)
-            except Exception:  # others have time that passes as well
-                _log.exception("a gRPC connection is dropped, since it could not be looked at, unforeseen")
+            except Exception as error:  # others have time that passes as well
+                count_failure(self._ticking.name, error)
                 connection.drop(INTERNAL)
 
 

@@ -116,6 +116,7 @@ class Opener:
         instances: list[tuple[str, Executor]] = []
         try:
             description = description_of(draft.backend, engine)
+            description = self._tried(draft, backend, engine, description, path, version)
             complete = self._finish(draft, backend, description, path)
             specs = dict(enumerate(specs_of(complete, place(complete.config, backend))))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
@@ -159,8 +160,8 @@ class Opener:
         engine = former.engine
         complete = self._completed(draft, backend, former.description, path)
         fields = changed_fields(former.message, complete, getattr(backend, "in_place", ()))
-        if fields is None:
-            return None
+        if fields is None or (complete.config.default_batch_size and not former.config.default_batch_size):
+            return None  # the last has not been tried
         self._tell(draft, complete)
         specs = specs_of(complete, place(complete.config, backend))
         sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
@@ -186,6 +187,28 @@ class Opener:
         added = [(spec, instance) for spec, (_, instance) in zip(new, instances, strict=True)]
         removed = tuple(number for number in numbers.values() if number not in staying)
         return Revision(fields, opened, staying, removed, added)
+
+    def _tried(
+        self,
+        draft: model_config.Draft,
+        backend: Backend,
+        engine: BackendModel,
+        description: ModelDescription | None,
+        path: Path,
+        version: int,
+    ) -> ModelDescription | None:
+        """The description, with what a trial says against batches that nobody has configured."""
+        complete = self._completed(draft, backend, description, path)
+        config = complete.config
+        merges = config.dynamic_batching or config.sequence_batching
+        merged_otherwise = config.batch_inputs or any(spec.ragged for spec in config.inputs)
+        if description is None or not config.default_batch_size or not merges or merged_otherwise:
+            return description
+        from modserve.backends import batch_trial  # not before a model needs it
+
+        spec = replace(specs_of(complete, place(config, backend)[:1])[0], index=-1)
+        obstacle = batch_trial.batching_obstacle(engine, spec, description, path / str(version))
+        return replace(description, batching_obstacle=obstacle)
 
     def _finish(
         self,

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from modserve.core.errors import Code, ModserveError, from_exception, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
-from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink, hand_over
 from modserve.core.servable import Servable
 from modserve.core.statistics.model_statistics import FailureReason, failure_reason
 from modserve.core.tensors.tensor import Tensor
@@ -261,10 +261,8 @@ class _Keeper:
             if isinstance(outcome, InferenceResponse):
                 self._model.kept(self._flight, outcome)
         finally:
-            try:
-                self._sink.settle(outcome, final)
-            finally:
-                self._model.ended(self._flight, outcome, _of_client(outcome))
+            hand_over(self._sink, outcome, final)
+            self._model.ended(self._flight, outcome, _of_client(outcome))
 
 
 @dataclass(slots=True, eq=False)

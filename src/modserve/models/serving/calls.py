@@ -243,10 +243,15 @@ class RunningCall:
             self._end()
         try:
             on_response(outcome, final)
-        except Exception:
-            _log.exception(
-                "model '%s' failed to take a response of model '%s'", self._calls.model.name, self._request.model_name
-            )
+        except Exception as error:
+            names = self._calls.model.name, self._request.model_name
+            _log.exception("model '%s' failed to take a response of model '%s'", *names)
+            if not self._over:
+                inflight = self._inflight
+                self._end()
+                if inflight is not None:
+                    inflight.cancel()
+            on_response(from_exception(error, f"failed to take a response of model '{names[1]}'"), True)
 
     def _end(self) -> None:
         self._over = True

@@ -125,6 +125,8 @@ class Model:
         self.opened = replace(opened, instances=())
         """What it was made of, but for the instances, which come and go."""
         self.outstanding = 0
+        self._apart = False
+        """Requests run alone although the configuration has a dynamic batcher: their rows were mixed."""
         self._engine = opened.engine
         self._clock = clock
         self._all_settled = asyncio.Event()
@@ -349,6 +351,18 @@ class Model:
 
     def run_again(self, inflight: Inflight) -> None:
         raise RuntimeError("a request is to run again, and its scheduler knows no such thing: this is a bug")
+
+    def mixes_rows(self) -> None:
+        if self._state is Service.CLOSED or self._apart:
+            return
+        self._apart = True
+        _log.error(
+            "model '%s': the outputs of a batch do not have the rows of its requests, so from now on each runs on its "
+            "own. Write max_batch_size: 0 into config.pbtxt",
+            self.id.name,
+        )
+        policy = BatchPolicy(replace(self.config, dynamic_batching=None))
+        self.change(self.opened, QueueConfig(self._accept, policy, True), (), ())
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         if self._limited is not None:

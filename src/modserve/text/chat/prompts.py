@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -12,10 +12,8 @@ from modserve.core.errors import invalid
 from .contract import STRUCTURE, TEXT_INPUT, Contract, contract_of
 from .errors import field_error
 from .requests import ChatRequest, TextRequest
+from .template import ChatTemplate
 from .template_files import no_template, read_template
-
-if TYPE_CHECKING:
-    from .template import ChatTemplate
 
 
 class TextModel:
@@ -36,7 +34,7 @@ class TextModel:
         """Its template, if it has one, has been read."""
 
     def read_template(self) -> None:
-        """Reads files and compiles: for a thread. Raises as `template_files.read_template`."""
+        """Reads files: for a thread. Raises as `template_files.read_template`."""
         self.template = read_template(self.config.name, self.config.parameters, self.folder)
         self.complete = True
 
@@ -53,10 +51,13 @@ class TextModel:
             )
 
     def untemplated_prompt(self, chat: ChatRequest) -> str | None:
-        """The prompt, if that takes no template. Raises as `check`, and INVALID_ARG where a template is needed."""
+        """The prompt, if that takes no template; one that there is has been compiled.
+
+        Raises as `check`, and INVALID_ARG where a template is needed.
+        """
         name = self.config.name
         if self.contract.takes_messages:
-            return orjson.dumps(chat.messages).decode()
+            return _json(chat.messages).decode()
         if chat.tools.tools and (self.template is None or not self.template.takes_tools):
             raise field_error("tools", f"model '{name}' takes no tools: its chat template has no place for them")
         if self.template is not None:
@@ -74,12 +75,20 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "assistant:"])
 
 
-def variables_of(chat: ChatRequest) -> dict[str, object]:
-    """What a template sees."""
-    return {
+def variables_of(chat: ChatRequest) -> bytes:
+    """What a template sees, as JSON."""
+    variables = {
         "messages": chat.messages,
         "tools": list(chat.tools.tools) or None,
         "documents": None,
         "add_generation_prompt": chat.add_generation_prompt,
         **chat.template_arguments,
     }
+    return _json(variables)
+
+
+def _json(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:  # it writes fewer levels than it reads
+        raise invalid(f"the conversation cannot be handed to a model: {error}") from None

@@ -7,20 +7,18 @@ version's folder, and then in the model's, are looked for ``chat_template.jinja`
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from modserve.core.errors import ModserveError, internal, invalid, unsupported
+from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.files import tokenizer_files
 from modserve.core.files.tokenizer_files import CONFIG, SPECIAL_TOKENS, TEMPLATE
 
-if TYPE_CHECKING:
-    from .template import ChatTemplate
+from .template import ChatTemplate
 
 
-def read_template(model: str, parameters: Mapping[str, str], folder: Path | None) -> "ChatTemplate | None":
+def read_template(model: str, parameters: Mapping[str, str], folder: Path | None) -> ChatTemplate | None:
     """The template of a model; None if it has none. Reads files.
 
-    Raises INTERNAL for one that cannot be used, UNSUPPORTED without Jinja2.
+    Raises INTERNAL for files that cannot be used, and as `ChatTemplate`.
     """
     source = parameters.get("chat_template")
     tokens: dict[str, str] = {}
@@ -35,12 +33,6 @@ def read_template(model: str, parameters: Mapping[str, str], folder: Path | None
     if source is None:
         return None
     tokens |= {name: parameters[name] for name in SPECIAL_TOKENS if name in parameters}
-    try:
-        from .template import ChatTemplate
-    except ModuleNotFoundError as error:
-        if error.name != "jinja2":
-            raise
-        raise unsupported("chat templates need Jinja2: pip install 'modserve[text]'") from None
     return ChatTemplate(source, model, tokens)
 
 

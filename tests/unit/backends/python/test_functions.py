@@ -239,9 +239,7 @@ import importlib.util, sys
 folder, site, file = sys.argv[1:]
 sys.path.append(site)
 assert importlib.util.find_spec("modserve") is None
-spec = importlib.util.spec_from_file_location("modserve_worker", folder + "/__init__.py")
-sys.modules["modserve_worker"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+sys.path.append(folder + "/importable")
 from modserve_worker import model
 loaded = model.load(file, "m", None)
 print(loaded.auto_complete_config('{"input": [], "output": []}'))

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from modserve.core.errors import Code, internal, invalid
+from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.requests.inflight import Inflight
-from modserve.core.requests.response import InferenceResponse
+from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.testing import RecordingSink, inflight
 
 RESPONSE = InferenceResponse("model", 1, {})
@@ -99,3 +99,31 @@ def test_the_latest_begin_is_the_earlier_of_both_limits(deadline: int, limit: in
     entry = inflight(deadline_ns=deadline)
     entry.queue_limit_ns = limit
     assert entry.begin_by_ns == expected
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_sink_that_cannot_take_a_response_gets_an_error_as_its_last_outcome(final: bool) -> None:
+    class Picky(RecordingSink):
+        def settle(self, outcome: Outcome, final: bool = True) -> None:
+            if not isinstance(outcome, ModserveError):
+                raise TypeError("no such response")
+            super().settle(outcome, final)
+
+    sink, stopped = Picky(), list[Inflight]()
+    entry = inflight(sink=sink)
+    entry.on_cancel = stopped.append
+    entry.settle(RESPONSE, final)
+    entry.settle(RESPONSE)
+    assert [error.message for error in sink.errors][:1] == ["failed to deliver the response: no such response"]
+    assert entry.settled
+    assert stopped == ([] if final else [entry])
+
+
+def test_a_sink_that_takes_nothing_raises_nothing() -> None:
+    class Broken(RecordingSink):
+        def settle(self, outcome: Outcome, final: bool = True) -> None:
+            raise TypeError("nothing at all")
+
+    entry = inflight(sink=Broken())
+    entry.settle(RESPONSE)
+    assert entry.settled

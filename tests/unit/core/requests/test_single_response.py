@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from modserve.core.errors import Code, ModserveError, internal
-from modserve.core.requests.response import InferenceResponse, SingleResponseSink
+from modserve.core.requests.response import InferenceResponse, SingleResponseSink, hand_over
 
 FIRST, SECOND = InferenceResponse("m", 1, {}), InferenceResponse("m", 1, {})
 OOPS = internal("oops")
@@ -62,3 +62,16 @@ def test_none_or_two(tell: Callable[[Taken], object], code: Code, text: str) -> 
     (outcome,) = sink.outcomes
     assert isinstance(outcome, ModserveError)
     assert (outcome.code, outcome.message) == (code, text)
+
+
+def test_a_delivery_that_fails_is_made_up_for_by_an_error() -> None:
+    class Picky(Taken):
+        def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
+            if not isinstance(outcome, ModserveError):
+                raise TypeError("no such response")
+            super().deliver(outcome)
+
+    sink = Picky()
+    assert not hand_over(sink, FIRST, True)
+    assert hand_over(sink, SECOND, True)
+    assert [str(outcome) for outcome in sink.outcomes] == ["failed to deliver the response: no such response"]

@@ -258,3 +258,13 @@ def test_both_readers_find_the_same_truncation(values: list[bytes], cut: int) ->
 )
 def test_the_bytes_that_elements_hold(texts: Tensor, size: int) -> None:
     assert texts.size == size
+
+
+def test_a_masked_array_is_a_tensor_only_without_masked_elements() -> None:
+    values = np.ma.array([1.0, 2.0], mask=[False, False])
+    tensor = Tensor.from_array(values)
+    assert type(tensor.array) is np.ndarray
+    assert tensor.array.tolist() == [1, 2]
+    values[1] = np.ma.masked
+    with pytest.raises(ModserveError, match=r"masked elements; array\.filled"):
+        Tensor.from_array(values)

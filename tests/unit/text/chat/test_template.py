@@ -1,6 +1,10 @@
 """Chat templates: what they see, and what they may not do."""
 
+import asyncio
 import json
+import os
+import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,8 +12,9 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
+from modserve.text.chat import template as templates
 from modserve.text.chat.errors import TemplateError
-from modserve.text.chat.template import ChatTemplate, SlowTemplateError
+from modserve.text.chat.template import ChatTemplate
 from modserve.text.chat.template_files import read_template
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
@@ -20,8 +25,13 @@ CHATML = (
 )
 
 
-def rendered(source: str, **variables: object) -> str:
-    return ChatTemplate(source, "m", {"bos_token": "<s>"}).render({"messages": [USER], **variables}, 0.5)
+async def rendered_by(template: ChatTemplate, **variables: object) -> str:
+    await template.compile()
+    return await template.render(json.dumps({"messages": [USER], **variables}).encode())
+
+
+async def rendered(source: str, **variables: object) -> str:
+    return await rendered_by(ChatTemplate(source, "m", {"bos_token": "<s>"}), **variables)
 
 
 @pytest.mark.parametrize(
@@ -48,95 +58,195 @@ def rendered(source: str, **variables: object) -> str:
         ("{% if not loop %}a{% endif -%}\n b", "ab"),
     ],
 )
-def test_what_a_template_may(source: str, expected: str) -> None:
-    assert rendered(source, tools=[{"name": "é <b>"}]) == expected
+async def test_what_a_template_may(source: str, expected: str) -> None:
+    assert await rendered(source, tools=[{"name": "é <b>"}]) == expected
 
 
-REACHES_OUT = "does what none may"
 DOUBLING = "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(99) %}"
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{{ ''.__class__.__mro__ }}", "__class__"),
-        ("{{ cycler.__init__.__globals__ }}", "__init__"),
-        ("{{ messages.append(1) }}", "append"),
-        ("{{ messages[0].update({}) }}", "update"),
-        ("{{ 'a' * 10**9 }}", "the operator **"),
-        ("{{ 'a' * 1000000000 }}", "1000000000"),
-        ("{{ [1] * 1000000000 }}", "1000000000"),
-        ("{{ '%1000000000d' % 1 }}", "the operator %"),
-        ("{{ '{:>1000000000}'.format(1) }}", "format"),
-        ("{{ 'a'.ljust(1000000000) }}", "ljust"),
-        ("{{ range(1000000000) }}", "Range too big"),
-        ("{{ 'a\nb' | indent(1000000000) }}", "1000000000"),
-        (DOUBLING + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "at most"),
-        (DOUBLING + "{% set ns.x = ns.x + ns.x %}{% endfor %}", "at most"),
-        (DOUBLING + "{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}", "at most"),
-        (DOUBLING + "{% set ns.x = ns.x | replace('a', 'aa') %}{% endfor %}", "at most"),
-        (DOUBLING + "{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}", "at most"),
-        (DOUBLING + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}", "at most"),
-        (DOUBLING + "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}", "at most"),
-        ("{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}", "bits"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}" + "a" * 9999 + "{% endfor %}{% endfor %}", "at most"),
-    ],
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+REACH, LONG, MEMORY, TIME = (
+    "does what none may",
+    "makes a text of more than 16 MiB",
+    "needs more than 512 MiB of memory",
+    "did not end within 0.2 s of CPU time",
 )
-def test_what_a_template_may_not(source: str, text: str) -> None:
-    with pytest.raises(ModserveError, match="the chat template of model 'm'") as raised:
-        rendered(source)
-    assert text in raised.value.message or REACHES_OUT in raised.value.message
-    assert raised.value.code is (Code.INVALID_ARG if "Range" in text else Code.INTERNAL)
+
+EITHER = f"{MEMORY}|{TIME}"
+"""The memory is touched, which takes time."""
+
+HOSTILE = [
+    ("{{ ''.__class__.__mro__ }}", REACH),
+    ("{{ cycler.__init__.__globals__ }}", REACH),
+    ("{{ messages.append(1) }}", REACH),
+    ("{{ messages[0].update({}) }}", REACH),
+    ("{{ messages[0].content * 9000000 }}", LONG),
+    ("{{ messages[0].content.replace('hi', 'é') * 9000000 }}", LONG),
+    ("{{ 'a' * 10**9 }}", MEMORY),
+    ("{{ 'a' * 10**18 }}", MEMORY),
+    ("{{ [1] * 10**9 }}", MEMORY),
+    ("{{ '%1000000000d' % 1 }}", MEMORY),
+    ("{{ '{:>1000000000}'.format(1) }}", MEMORY),
+    ("{{ 'a'.ljust(1000000000) }}", MEMORY),
+    ("{{ 'a' | center(1000000000) }}", MEMORY),
+    ("{{ ('\t' * 1000).expandtabs(1000000) }}", MEMORY),
+    ("{{ ('a' * 1000).translate({97: 'b' * 10000000}) }}", EITHER),
+    ("{{ ('a' * 10000).replace('a', 'b' * 10000000) }}", EITHER),
+    ("{{ ('b' * 10000000).join('a' * 10000) }}", EITHER),
+    ("{{ 'a\nb' | indent(1000000000) }}", MEMORY),
+    (DOUBLING + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}", EITHER),
+    (DOUBLING + "{% set ns.x = ns.x + ns.x %}{% endfor %}", EITHER),
+    (DOUBLING + "{% set ns.x = ns.x | replace('a', 'aa') %}{% endfor %}", EITHER),
+    (DOUBLING + "{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}", EITHER),
+    (DOUBLING + "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}", EITHER),
+    ("{% for i in range(99999) %}{% for j in range(99999) %}" + "a" * 99999 + "{% endfor %}{% endfor %}", EITHER),
+    (DOUBLING + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}", EITHER),
+    ("{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}", TIME),
+    ("{{ 10 ** (10 ** 9) }}", TIME),
+    ("{{ range(99999) | map('string') | map('length') | sum ** 9999999 % 7 }}", TIME),
+    (ENDLESS, TIME),
+    ("{% set __tick = dict %}" + ENDLESS, TIME),
+    ("{% for __tick in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", TIME),
+    ("{% for i in range(63) %}{{ (range(99999) | list) == (range(99999) | list | sort) }}{% endfor %}" * 99, TIME),
+    ("{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", TIME),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself too often"),
+    (
+        "{% macro f(n) %}{% if n %}{% set a = f(n - 1) %}{% set b = f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
+        TIME,
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
-        "{% macro f() %}{% for i in range(99999) %}{% endfor %}{% endmacro %}{% for i in range(99999) %}{{ f() }}"
-        "{% endfor %}",
-        "{% for i in range(99999) %}{{ range(9999) | map('string') | list | length }}{% endfor %}",
-    ],
-)
-def test_a_template_that_does_not_end(source: str) -> None:
-    with pytest.raises(SlowTemplateError):
-        ChatTemplate(source, "m").render({}, 0.05)
-    assert "did not end within 2 s" in ChatTemplate(source, "m").too_slow().message
+@pytest.mark.parametrize(("source", "text"), HOSTILE)
+async def test_what_a_template_may_not(source: str, text: str) -> None:
+    template = ChatTemplate(source, "m", seconds=0.2 if TIME in text else 2)
+    with pytest.raises(ModserveError, match="the chat template of model 'm' ") as raised:
+        await rendered_by(template)
+    assert raised.value.code is Code.INTERNAL
+    assert re.search(text, raised.value.message)
 
 
-def test_a_macro_that_calls_itself() -> None:
-    with pytest.raises(ModserveError, match="calls itself too often"):
-        rendered("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
+async def test_what_no_clock_of_ours_bounds_ends_and_others_are_served() -> None:
+    """One template never ends, the other is another model's."""
+    endless, good = ChatTemplate(ENDLESS, "bad"), ChatTemplate(CHATML, "good")
+    await asyncio.gather(endless.compile(), good.compile())
+    failing = asyncio.ensure_future(endless.render(b"{}"))
+    for _ in range(50):
+        assert "hi" in await rendered_by(good)
+    assert not failing.done()
+    with pytest.raises(ModserveError, match="'bad' did not end within 2 s of CPU time"):
+        await failing
 
 
-def test_what_a_template_refuses_is_the_clients_mistake_and_quotes_stay_out_of_the_log() -> None:
+async def test_a_template_that_failed_goes_on_with_the_next_conversation() -> None:
+    template = ChatTemplate("{% if tools %}" + ENDLESS + "{% endif %}{{ messages[0].content }}", "m", seconds=0.2)
+    assert await rendered_by(template) == "hi"
+    slow = [asyncio.ensure_future(rendered_by(template, tools=[1])) for _ in range(2)]
+    texts = [asyncio.ensure_future(rendered_by(template)) for _ in range(3)]
+    for each in slow:
+        with pytest.raises(ModserveError, match=TIME):
+            await each
+    assert [await each for each in texts] == ["hi"] * 3
+
+
+async def test_a_caller_that_leaves_takes_no_other_ones_answer() -> None:
+    template = ChatTemplate("{% for i in range(20000) %}{% endfor %}{{ messages[0].content }}", "m")
+    await template.compile()
+    variables = [json.dumps({"messages": [{"content": str(number)}]}).encode() for number in range(9)]
+    calls = [asyncio.ensure_future(template.render(each)) for each in variables]
+    await asyncio.sleep(0)
+    for each in calls[::2]:
+        each.cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [each for each in results if isinstance(each, str)] == ["1", "3", "5", "7"]
+    assert all(isinstance(each, asyncio.CancelledError) for each in results[::2])
+
+
+def children() -> list[int]:
+    path = f"/proc/self/task/{os.getpid()}/children"
+    return [int(each) for each in Path(path).read_text().split()]
+
+
+async def test_a_process_that_was_killed_is_replaced_and_ends_with_its_template() -> None:
+    before = set(children())
+    template = ChatTemplate(CHATML, "m")
+    assert "hi" in await rendered_by(template)
+    for _ in range(3):
+        (pid,) = set(children()) - before
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert "hi" in await rendered_by(template)
+    stuck = ChatTemplate("{% if tools %}" + ENDLESS + "{% endif %}", "stuck", seconds=60)
+    others = set(children())
+    await stuck.compile()
+    (pid,) = set(children()) - others
+    lost = asyncio.ensure_future(rendered_by(stuck, tools=[1]))
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ModserveError, match="'stuck' lost its process, which ended with signal 9") as raised:
+        await lost
+    assert raised.value.code is Code.INTERNAL
+    del template, stuck, lost, raised
+    assert set(children()) == before
+
+
+async def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ModserveError, match="has no process: '/nowhere/python' cannot be run: No such file"):
+        await rendered(CHATML)
+
+
+async def test_a_program_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("raise SystemExit(7)")
+    monkeypatch.setattr(templates, "_PROGRAM", program)
+    with pytest.raises(ModserveError, match="cannot be used: it lost its process, which ended with status 7"):
+        await rendered(CHATML)
+
+
+async def test_what_a_template_refuses_is_the_clients_mistake_and_quotes_stay_out_of_the_log() -> None:
     with pytest.raises(TemplateError, match="refuses the messages: odd: hi") as raised:
-        rendered("{{ raise_exception('odd: ' ~ messages[0].content) }}")
+        await rendered("{{ raise_exception('odd: ' ~ messages[0].content) }}")
     assert raised.value.code is Code.INVALID_ARG
     assert raised.value.summary == "the chat template of model 'm' refuses the messages"
     with pytest.raises(TemplateError, match="fails on these messages: UndefinedError: 'x' is undefined"):
-        rendered("{{ x.y }}")
+        await rendered("{{ x.y }}")
+    with pytest.raises(TemplateError, match="fails on these messages: OverflowError: Range too big"):
+        await rendered("{{ range(1000000000) }}")
+    with pytest.raises(TemplateError, match="fails on these messages: UnicodeEncodeError"):
+        await rendered("{{ '\\ud800' }}")
+    with pytest.raises(TemplateError, match=r"refuses the messages: \\ud800"):
+        await rendered("{{ raise_exception('\\ud800') }}")
 
 
 @pytest.mark.parametrize(
     ("source", "text"),
     [
         ("{% for", "unexpected 'end of template', line 1"),
-        ("{{ 'x' | urlize }}", "No filter named 'urlize'"),
-        ("{% include 'x' %}", "no loader"),
+        ("{{ 'x' | shout }}", "No filter named 'shout'"),
         ("x" * 2_000_000, "2000000 characters"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested"),
+        ("{% if a %}" * 5000 + "{% endif %}" * 5000, "nested"),
+        ("{{ " + "-" * 100000 + "1 }}", "nested"),
+        ("{{ 1 " + "+ 1 " * 100000 + "}}", "nested|did not end"),
+        ("{{ 10 ** (10 ** 9) }}", "it did not end within 0.2 s of CPU time"),
+        ("{{ a }}" * 140000, "it did not end within 0.2 s of CPU time"),
     ],
 )
-def test_what_is_no_template(source: str, text: str) -> None:
-    with pytest.raises(ModserveError, match=text):
-        rendered(source)
+async def test_what_is_no_template(source: str, text: str) -> None:
+    template = ChatTemplate(source, "m", seconds=0.2 if TIME in text else 2) if len(source) < 1 << 20 else None
+    before = children()
+    for _ in range(2):  # the second time without another process
+        with pytest.raises(ModserveError, match=text) as raised:
+            await (rendered(source) if template is None else template.compile())
+        assert raised.value.code is Code.INTERNAL
+    assert set(children()) <= set(before)  # those of earlier tests may end meanwhile
 
 
 @pytest.mark.parametrize(("source", "takes"), [("{{ tools }}", True), ("{{ messages }}", False)])
-def test_whether_it_has_a_place_for_tools(source: str, takes: bool) -> None:
-    assert ChatTemplate(source, "m").takes_tools is takes
+async def test_whether_it_has_a_place_for_tools(source: str, takes: bool) -> None:
+    template = ChatTemplate(source, "m")
+    await template.compile()
+    assert template.takes_tools is takes
 
 
 def write(folder: Path, template: object = None, file: str | None = None, **tokens: object) -> Path:
@@ -148,23 +258,23 @@ def write(folder: Path, template: object = None, file: str | None = None, **toke
     return folder
 
 
-def prompt(folder: Path | None, **parameters: str) -> str | None:
+async def prompt(folder: Path | None, **parameters: str) -> str | None:
     template = read_template("m", parameters, folder)
-    return None if template is None else template.render({"messages": [USER]})
+    return None if template is None else await rendered_by(template)
 
 
-def test_files(tmp_path: Path) -> None:
-    assert prompt(None) is None
-    assert prompt(write(tmp_path / "none" / "1")) is None
+async def test_files(tmp_path: Path) -> None:
+    assert await prompt(None) is None
+    assert await prompt(write(tmp_path / "none" / "1")) is None
     config = write(tmp_path / "a" / "1", "{{ bos_token }}!", bos_token="<s>")
-    assert prompt(config) == "<s>!"
-    assert prompt(write(tmp_path / "b" / "1", "no", "{{ bos_token }}?", bos_token={"content": "<o>"})) == "<o>?"
+    assert await prompt(config) == "<s>!"
+    assert await prompt(write(tmp_path / "b" / "1", "no", "{{ bos_token }}?", bos_token={"content": "<o>"})) == "<o>?"
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert prompt(write(tmp_path / "c" / "1", named)) == "d"
-    assert prompt(config, chat_template="{{ bos_token }}p", bos_token="<p>") == "<p>p"
+    assert await prompt(write(tmp_path / "c" / "1", named)) == "d"
+    assert await prompt(config, chat_template="{{ bos_token }}p", bos_token="<p>") == "<p>p"
     beside = write(tmp_path / "d", "of the model")
     (beside / "1").mkdir()
-    assert prompt(beside / "1") == "of the model"
+    assert await prompt(beside / "1") == "of the model"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +284,6 @@ def test_files(tmp_path: Path) -> None:
         ("tokenizer_config.json", b"\xff", "tokenizer_config.json of model 'm' cannot be read"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja of model 'm' cannot be read"),
         ("chat_template.jinja", b"x" * 2_000_000, "chat_template.jinja of model 'm' is longer than 1048576 bytes"),
-        ("chat_template.jinja", b"{% for", "cannot be used"),
     ],
 )
 def test_broken_files(tmp_path: Path, name: str, content: bytes, text: str) -> None:
@@ -185,7 +294,6 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes, text: str) -> N
 
 
 def test_without_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "modserve.text.chat.template")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert read_template("m", {}, tmp_path) is None
     with pytest.raises(ModserveError, match=r"chat templates need Jinja2: pip install 'modserve\[text\]'") as raised:

@@ -135,6 +135,8 @@ class TritonPythonModel:
     def shaped(self, name, values, kind, dims, rows):
         if hasattr(values, "toarray"):
             values = values.toarray()
+        if isinstance(values, np.ndarray) and np.ma.is_masked(values):
+            raise ValueError(f"'{name}' has masked elements, which have no value to send")
         array = np.asarray(values)
         if kind == "TYPE_STRING":
             array = encoded(array)

@@ -5,27 +5,21 @@ the name ``modserve_worker`` from the folder of this file.
 """
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 
+_FOLDER = Path(__file__).resolve().parent
 
-def _package() -> None:
-    folder = Path(__file__).resolve().parent
-    spec = importlib.util.spec_from_file_location(
-        "modserve_worker", str(folder / "__init__.py"), submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["modserve_worker"] = module
-    spec.loader.exec_module(module)
+
+def _make_importable() -> None:
     # What Python has put there for this program would make the modules of this package importable by their bare names.
-    sys.path[:] = [entry for entry in sys.path if entry != str(folder)]
+    sys.path[:] = [entry for entry in sys.path if entry != str(_FOLDER)]
+    # Last, so that it hides nothing. Processes that the model starts by multiprocessing get this path, too.
+    sys.path.append(str(_FOLDER / "importable"))
 
 
 if __name__ == "__main__":
-    _package()
+    _make_importable()
     descriptors = [int(argument) for argument in sys.argv[1:]]
     # As in Triton: a model.py may use argparse or unittest when it is imported, and these arguments are not for it.
     sys.argv[:] = [""]

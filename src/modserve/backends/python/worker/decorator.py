@@ -4,18 +4,14 @@ A decorated object stays what it is, so that it can be called and tested; its `D
 `MARK`. The definition says what the server must know, and `adapter` runs the object as any model.py.
 """
 
-import sys
-import types
 from typing import Any, Callable, Mapping, Optional, TypeVar, Union, overload
 
 from .definition import Context, Definition, Instances, Options, define, label_of
 from .fields import Declaration, Spec
 from .values import InvalidInputError
 
-__all__ = ["MARK", "Context", "InvalidInputError", "Spec", "definition_of", "find", "model", "stand_in"]
+__all__ = ["MARK", "Context", "InvalidInputError", "Spec", "definition_of", "find", "model"]
 
-PUBLIC = ("Context", "InvalidInputError", "Spec", "model")
-"""What ``import modserve`` has of this package, in the server and in workers."""
 MARK = "__modserve_model__"
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -105,15 +101,3 @@ def find(module: Any) -> Optional[Definition]:
             f"{module.__file__} has several decorated models ({listed}); expected one, or one called 'model'"
         )
     return next(iter(distinct.values()), None)
-
-
-def stand_in() -> None:
-    """Make ``import modserve`` give the decorator in a worker whose interpreter has no modserve."""
-    from importlib.util import find_spec
-
-    if "modserve" in sys.modules or find_spec("modserve") is not None:
-        return
-    module = types.ModuleType("modserve", "The part of modserve that decorated models need.")
-    for name in PUBLIC:
-        setattr(module, name, globals()[name])
-    sys.modules["modserve"] = module

@@ -6,6 +6,8 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
+from .errors import TritonModelException
+
 
 class DataType(enum.IntEnum):
     """What `Tensor.triton_dtype` returns: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
@@ -52,6 +54,17 @@ def bfloat16() -> "Optional[np.dtype[Any]]":
     ml_dtypes = sys.modules.get("ml_dtypes")
     scalar = getattr(ml_dtypes, "bfloat16", None)
     return None if scalar is None else np.dtype(scalar)
+
+
+def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, Any]":
+    """The array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        count = int(np.ma.getmaskarray(array).sum())
+        raise TritonModelException(
+            f"{subject} has {count} masked element{'s' if count != 1 else ''}, which no client would know of; "
+            "array.filled(value) gives them a value"
+        )
+    return np.asarray(array)
 
 
 def datatype_of(dtype: "np.dtype[Any]") -> Optional[str]:

@@ -46,7 +46,7 @@ class TritonError(Exception):
             raise TypeError(
                 f"the code of a TritonError must be one such as TritonError.NOT_FOUND, from 0 to 7, not {code!r}"
             ) from None
-        self._message = message
+        self._message = shortened(message)
         super().__init__(message)
 
     def __reduce__(self) -> "tuple[type, tuple[str, ErrorCode]]":

@@ -68,9 +68,22 @@ def of_exception(error: BaseException, before: str, own: Optional[OwnFiles] = No
     """
     if isinstance(error, ModelError):
         return error
+    try:
+        return _described(error, before, own)
+    except BaseException as failure:  # a class of the model's own may raise wherever it is looked at
+        return ModelError(
+            "INTERNAL", f"{before}{type(error).__name__}: <{type(failure).__name__} when it was described>"
+        )
+
+
+def _described(error: BaseException, before: str, own: Optional[OwnFiles]) -> ModelError:
     code = error.code if isinstance(error, TritonModelException) else ErrorCode.INTERNAL
     if isinstance(error, TritonError):
         code = error._code
+    try:
+        code = ErrorCode(code)
+    except ValueError:
+        code = ErrorCode.INTERNAL
     text = _text(error)
     places = list(_places(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
@@ -91,7 +104,7 @@ def formatted(error: BaseException) -> str:
     trace = trace or error.__traceback__
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
-    except Exception:  # its own __str__ may fail
+    except BaseException:  # its own __str__ may fail
         text = "".join(traceback.format_tb(trace))
     if len(text) > _TRACEBACK:
         text = f"{text[: _TRACEBACK // 2]}\n…\n{text[-_TRACEBACK // 2 :]}"
@@ -100,8 +113,8 @@ def formatted(error: BaseException) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        text = error.msg if isinstance(error, SyntaxError) else str(error)
-    except Exception as failure:
+        text = f"{error.msg}" if isinstance(error, SyntaxError) else str(error)
+    except BaseException as failure:
         text = f"<its text cannot be produced: {type(failure).__name__}>"
     if len(text) > _LENGTH:
         text = text[:_LENGTH] + "…"

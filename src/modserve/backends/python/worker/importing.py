@@ -15,7 +15,7 @@ import threading
 from typing import Any, Dict, Tuple
 
 from . import failure
-from .decorator import definition_of, stand_in
+from .decorator import definition_of
 
 HELD: Dict[str, Any] = {}
 """Objects of this process by the targets that stand for them: see `hold`."""
@@ -119,7 +119,6 @@ def main() -> None:
     """Write the description of ``sys.argv[1]`` to standard output, and all that its module prints to standard error."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    stand_in()
     target = sys.argv[1]
     sys.argv[:] = [""]  # as in a worker
     description = describe(target, os.getcwd())

@@ -18,11 +18,12 @@ import sys
 import threading
 import traceback
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
+from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple
 
 from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
+from .failure import of_exception
 from .link import Link, ServerLostError
 from .records import OutgoingRecord, Status
 from .remote import RemoteHost, RemoteRequest, batch, entry
@@ -81,8 +82,11 @@ def _die_with_server(lifeline: int) -> None:
 
 
 def _exit() -> NoReturn:
-    """The end of a process whose model may have left threads behind, which nobody waits for."""
+    """The end of a process whose model may have left threads and processes behind, which nobody waits for."""
     try:
+        processes = sys.modules.get("multiprocessing")
+        for child in processes.active_children() if processes is not None else ():
+            child.terminate()  # which multiprocessing would wait for
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -242,13 +246,23 @@ class WorkerLoop:
         responses: List[Optional[InferenceResponse]],
         failure: Optional[InferenceResponse],
     ) -> None:
+        settled = [
+            (handle, failure or (responses[index] if responses else None))
+            for index, handle in enumerate(handles)
+            if not handle.ended
+        ]
+        for handle, response in settled:
+            handle.ended = response is not None
+        try:
+            self._send_executed(settled)
+        except Exception as error:  # such as a lack of memory
+            failed = self._failed(of_exception(error, "failed to send the responses: "))
+            self._send_executed([(handle, response and failed) for handle, response in settled])
+
+    def _send_executed(self, settled: List[Tuple[RemoteRequest, Optional[InferenceResponse]]]) -> None:
         entries = []
-        for index, handle in enumerate(handles):
-            if handle.ended:
-                continue
-            response = failure or (responses[index] if responses else None)
+        for handle, response in settled:
             if response is not None:
-                handle.ended = True
                 entries.append(entry(handle.number, response, True))
             elif handle.rescheduled:
                 entries.append(OutgoingRecord(handle.number, Status.RESCHEDULED))
@@ -267,13 +281,16 @@ class WorkerLoop:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             elif not stop.done():
+                self._model.stopping = True
                 stop.set_result(None)
 
         self._server.work = lambda frame: loop.call_soon_threadsafe(begin, frame)
         self._link.join(loop)
         while self._work:
             begin(self._work.popleft())
-        await stop
+        while not stop.done():
+            with contextlib.suppress(asyncio.CancelledError):  # a model may cancel all tasks of its event loop
+                await asyncio.shield(stop)
 
     async def _execute_async(self, frame: Frame) -> None:
         handles: List[RemoteRequest] = []

@@ -4,14 +4,15 @@ A model's code may raise whatever it likes, SystemExit too: what comes out of he
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
 from types import ModuleType
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence
 
-from . import adapter, decorator, failure, host, modules
-from .errors import ModelError
+from . import adapter, failure, host, modules
+from .errors import ErrorCode, ModelError, TritonError
 from .model_config import ModelConfig
 from .request import InferenceRequest
 from .response import InferenceResponse
@@ -43,7 +44,6 @@ def load(
     with _ModelContext(of_host if isolated else None):
         failed = None
         try:
-            decorator.stand_in()
             module = scope.run()
             kind = getattr(module, CLASS, None) or adapter.of_module(module, own)
         except BaseException as error:
@@ -94,11 +94,14 @@ class LoadedModel:
         self.has_is_ready = False
         self.is_ready_is_async = False
         self.has_turns = False
+        self.stopping = False
+        """Its host is about to cancel its tasks."""
         self.room = 0
         """How many requests without a final response the server gives at most; 0 if only executions count."""
         self._class = kind
         self._scope = scope
         self._own = own
+        self._host = of_host
         self._of = _ModelContext(of_host if scope.isolated else None)
         self._instance: Any = None
         self._initialized = False
@@ -108,7 +111,7 @@ class LoadedModel:
 
     def auto_complete_config(self, config_json: str) -> Optional[str]:
         """The configuration as the model completes it, both as JSON; None where it has no such method."""
-        complete = getattr(self._class, "auto_complete_config", None)
+        complete = self._run(lambda: getattr(self._class, "auto_complete_config", None), "auto_complete_config")
         if complete is None:
             return None
         config = self._run(lambda: complete(ModelConfig(config_json)), "auto_complete_config")
@@ -123,9 +126,12 @@ class LoadedModel:
     def initialize(self, arguments: Dict[str, str]) -> None:
         """Make the instance, and call its `initialize` if it has one."""
         self._instance = self._run(self._class, "__init__")
+        self._run(lambda: self._initialize(arguments), "initialize")
+
+    def _initialize(self, arguments: Dict[str, str]) -> None:
         initialize = getattr(self._instance, "initialize", None)
         if initialize is not None:
-            self._run(lambda: initialize(arguments), "initialize")
+            initialize(arguments)
         self._initialized = True
         is_ready = getattr(self._instance, "is_ready", None)
         self.has_is_ready = callable(is_ready)
@@ -166,7 +172,7 @@ class LoadedModel:
                 returned = self._execute(list(requests))  # which is the model's to change
                 if type(returned) is not list and inspect.iscoroutine(returned):
                     returned = self._complete(returned)
-            return settled(requests, returned, self.name)
+            return self.settled(requests, returned)
         except BaseException as error:
             failed, returned = self._failure(error, self._before, "execute"), None
         _end(requests)
@@ -174,17 +180,85 @@ class LoadedModel:
         raise failed
 
     async def execute_async(self, requests: List[InferenceRequest]) -> Responses:
-        """As `execute`, for a model whose `execute` is a coroutine function. Several may run at a time."""
+        """As `execute`, for a model whose `execute` is a coroutine function. Several may run at a time.
+
+        A model may cancel its own task; only if it is `stopping`, the cancellation goes on from here.
+        """
         try:
             returned = await self._execute(list(requests))
-            return settled(requests, returned, self.name, is_coroutine=True)
+            return self.settled(requests, returned, is_coroutine=True)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if self.stopping and isinstance(error, asyncio.CancelledError):
                 raise
             failed, returned = self._failure(error, self._before, "execute"), None
         _end(requests)
         del requests  # the error's traceback has this frame
         raise failed
+
+    def settled(self, requests: List[InferenceRequest], returned: Any, *, is_coroutine: bool = False) -> Responses:
+        """The responses in what `execute` returned, as the server reads them. Raises ModelError if it is no such list.
+
+        A response that cannot be read fails its own request: an object of the model's own class may raise anything.
+        """
+        if returned is None:
+            responses: Responses = [None] * len(requests)
+        elif requests and requests[0].decoupled:
+            if not is_coroutine:
+                text = "is using the decoupled mode and the execute function must return None."
+                raise self._refusal(f"Python model '{self.name}' {text}")
+            responses = [None] * len(requests)
+        else:
+            self._check(requests, returned)
+            responses = [
+                None if one is None else self._sealed(request, one) for request, one in zip(requests, returned)
+            ]
+        for request, response in zip(requests, responses):
+            if response is None:
+                if request.is_rescheduled():
+                    request.reschedule()
+                else:
+                    request.get_response_sender()  # which owes an end from here on
+        return responses
+
+    def _check(self, requests: List[InferenceRequest], returned: Any) -> None:
+        if not isinstance(returned, list):
+            raise self._refusal(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise self._refusal(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        for request, response in zip(requests, returned):
+            if response is None or (isinstance(response, InferenceResponse) and not request.is_rescheduled()):
+                continue
+            kind, which = "an 'InferenceResponse'", ""
+            if request.is_rescheduled():
+                kind, which = "a None", " for reschduled request"
+            raise self._refusal(
+                f"Expected {kind} object in the execute function return list{which}, found type '{type(response)}'."
+            )
+
+    def _sealed(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+        try:
+            sealed = response.sealed(request._names)
+            if not sealed._tensors and sealed._error is None and (outputs := response.output_tensors()):
+                names, requested = [tensor._name for tensor in outputs], list(request._names)
+                raise self._refusal(
+                    f"The response has the outputs {names}, and none of those that were requested: {requested}."
+                )
+            if request._sender is not None:
+                request._sender.count(True, True)
+            request._ended = True
+            return sealed
+        except BaseException as error:
+            failed = self._failure(error, self._before, "execute")
+        request.end()
+        if failed.traceback and self._host is not None:
+            self._host.log("ERROR", failed.traceback)
+        return InferenceResponse.received([], TritonError(failed.message, ErrorCode[failed.code]))
+
+    def _refusal(self, text: str) -> ModelError:
+        return ModelError("INTERNAL", self._before + text)
 
     def is_ready(self) -> bool:
         """What the model says; True where it does not say anything. Not for threads where an event loop runs."""
@@ -205,7 +279,9 @@ class LoadedModel:
         if inspect.iscoroutine(is_ready):
             try:
                 is_ready = await is_ready
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
                 is_ready = failure.of_exception(error, "")
         if isinstance(is_ready, ModelError):
             raise is_ready
@@ -225,10 +301,9 @@ class LoadedModel:
 
     def finalize(self) -> None:
         """Call `finalize` if there is one and `initialize` has succeeded, and let go of the instance."""
-        finalize = getattr(self._instance, "finalize", None) if self._initialized else None
         try:
-            if finalize is not None:
-                self._run(finalize, "finalize")
+            if self._initialized:
+                self._run(lambda: getattr(self._instance, "finalize", _nothing)(), "finalize")
         finally:
             self._execute = _not_initialized
             self._instance = None
@@ -240,6 +315,8 @@ class LoadedModel:
         try:
             with self._of:
                 return function()
+        except ModelError:
+            raise
         except BaseException as error:
             failed = self._failure(error, "", method)
         raise failed
@@ -269,8 +346,10 @@ class LoadedModel:
         return failed
 
     def _place(self, method: str, own: Optional[failure.OwnFiles] = None) -> str:
-        code = getattr(inspect.unwrap(getattr(self._class, method, None) or len), "__code__", None)
-        file, line = (self.path, "") if code is None else (code.co_filename, f"({code.co_firstlineno})")
+        file, line = self.path, ""
+        with contextlib.suppress(Exception):  # a class of the model's own may raise wherever it is looked at
+            code = inspect.unwrap(getattr(self._class, method)).__code__
+            file, line = code.co_filename, f"({code.co_firstlineno})"
         return f"{file if own is None else own.name(file) or os.path.basename(file)}{line}"
 
 
@@ -289,79 +368,14 @@ def _takes_one(signature: inspect.Signature) -> bool:
     return True
 
 
-def settled(requests: List[InferenceRequest], returned: Any, name: str, *, is_coroutine: bool = False) -> Responses:
-    """What `execute` returned, without outputs that were not requested. Raises ModelError or TritonModelException."""
-    if returned is None:
-        responses: Responses = [None] * len(requests)
-    elif requests and requests[0].decoupled:
-        if not is_coroutine:
-            raise _refusal(
-                name, f"Python model '{name}' is using the decoupled mode and the execute function must return None."
-            )
-        responses = [None] * len(requests)
-    elif not isinstance(returned, list):
-        raise _refusal(name, f"Expected a list in the execute return, found type '{type(returned)}'.")
-    elif len(returned) != len(requests):
-        raise _refusal(
-            name,
-            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n",
-        )
-    else:
-        responses = [
-            None if response is None else _checked(request, response, name)
-            for request, response in zip(requests, returned)
-        ]
-    for request, response in zip(requests, responses):
-        if response is None:
-            if request.is_rescheduled():
-                request.reschedule()
-            else:
-                request.get_response_sender()  # which owes an end from here on
-    return responses
-
-
-def _checked(request: InferenceRequest, response: Any, name: str) -> InferenceResponse:
-    if not isinstance(response, InferenceResponse):
-        raise _refusal(
-            name,
-            "Expected an 'InferenceResponse' object in the execute function return list, found type "
-            f"'{type(response)}'.",
-        )
-    if request.is_rescheduled():
-        raise _refusal(
-            name,
-            "Expected a None object in the execute function return list for reschduled request, found type "
-            f"'{type(response)}'.",
-        )
-    sender = request._sender
-    if sender is None:
-        request._ended = True
-    else:
-        sender.count(True, True)
-    pruned = response.pruned(request._names)
-    if pruned is not response and not pruned._tensors and pruned._error is None:
-        outputs, requested = [tensor._name for tensor in response._tensors], list(request._names)
-        raise _refusal(
-            name, f"The response has the outputs {outputs}, and none of those that were requested: {requested}."
-        )
-    return pruned
-
-
-def _refusal(name: str, text: str) -> ModelError:
-    return ModelError("INTERNAL", f"Failed to process the request(s) for model '{name}', message: {text}")
-
-
 def _end(requests: List[InferenceRequest]) -> None:
     for request in requests:
         request.end()
 
 
-def _is_cancelled() -> bool:
-    """The task itself is being cancelled, and not something that it waits for. Python 3.11 and later can tell."""
-    cancelling = getattr(asyncio.current_task(), "cancelling", None)
-    return cancelling is not None and cancelling() > 0
-
-
 def _not_initialized(requests: List[InferenceRequest]) -> Any:
     raise ModelError("INTERNAL", "the model is not initialized")
+
+
+def _nothing() -> None:
+    """For models without a method."""

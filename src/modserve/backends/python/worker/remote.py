@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 from . import wire
-from .errors import ErrorCode, TritonError, TritonModelException, shortened
+from .errors import ErrorCode, TritonError, TritonModelException
 from .link import Link
 from .records import OutgoingRecord, Record, Status
 from .request import InferenceRequest
@@ -55,15 +55,16 @@ class RemoteRequest:
                 return  # its one response was the end
             raise TritonModelException("a request already has its final response")
         final = final or not server.decoupled
-        if final:
-            self.ended = True
-            server.requests.pop(self.number, None)
-        else:
+        record = entry(self.number, response, final)
+        if not final:
             server.requests[self.number] = self
             server.link.look()  # a model that only sends reads nothing else, and would not hear that it shall wait
             if self.paused:
                 server.link.wait(lambda: not self.paused)
-        server.link.send_records(MessageKind.RESPOND, [entry(self.number, response, final)])
+        server.link.send_records(MessageKind.RESPOND, [record])
+        if final:
+            self.ended = True
+            server.requests.pop(self.number, None)
 
     def is_cancelled(self) -> bool:
         if self.cancelled or self.ended:
@@ -214,26 +215,26 @@ class RemoteHost:
         self._calls.pop(number, None)
 
     def _begin(self, request: InferenceRequest, decoupled: bool) -> Tuple[int, _Call]:
-        number = next(self._numbers)
-        call = self._calls[number] = _Call()
-        inputs = request.inputs()
+        number, call = next(self._numbers), _Call()
+        inputs = [tensor.sealed() for tensor in request.inputs()]
         described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs])
         numbers = batch.get() or self.executing
         of_batch = numbers is self.executing and bool(numbers)
         target = request.model_name, request.model_version, decoupled, of_batch
-        self.link.send_records(
-            MessageKind.CALL,
-            [
-                OutgoingRecord(
-                    number,
-                    Status.OPEN,
-                    (described, tuple(request._names), target),
-                    [one.raw_form() for one in inputs],
-                    request.request_id().encode(),
-                    _extras(request, () if of_batch else numbers),
-                )
-            ],
+        record = OutgoingRecord(
+            number,
+            Status.OPEN,
+            (described, tuple(request._names), target),
+            [one.raw_form() for one in inputs],
+            request.request_id().encode(),
+            _extras(request, () if of_batch else numbers),
         )
+        self._calls[number] = call
+        try:
+            self.link.send_records(MessageKind.CALL, [record])
+        except BaseException:
+            del self._calls[number]
+            raise
         return number, call
 
     async def _wait_until(self, call: _Call, ready: Callable[[], Any]) -> None:
@@ -324,7 +325,7 @@ def entry(number: int, response: Optional[InferenceResponse], final: bool) -> Ou
         return OutgoingRecord(number, Status.END)
     error = response.error()
     if error is not None:
-        extras = wire.pack({"code": ErrorCode(error.code()).name, "message": shortened(error.message())})
+        extras = wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()})
         return OutgoingRecord(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
     tensors = response.output_tensors()
     described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors])

@@ -68,13 +68,24 @@ class InferenceResponse:
         """JSON text."""
         return _parameters.as_json(self.values)
 
-    def pruned(self, names: Collection[str]) -> "InferenceResponse":
-        """This response with only the named outputs; the response itself if it has no others."""
-        for tensor in self._tensors:
-            if tensor._name not in names:
-                kept = [tensor for tensor in self._tensors if tensor._name in names]
-                return InferenceResponse.received(kept, self._error, self.values)
-        return self
+    def sealed(self, names: Collection[str]) -> "InferenceResponse":
+        """This response as the server reads it: with only the named outputs, and no object of a model's own class.
+
+        The response itself if that is so already. Raises what the model's classes raise when they are read.
+        """
+        if type(self) is InferenceResponse and (self._error is None or type(self._error) is TritonError):
+            for tensor in self._tensors:
+                if type(tensor) is not Tensor or tensor._name not in names:
+                    break
+            else:
+                return self
+        error = self.error()
+        if error is not None:
+            return InferenceResponse.received([], TritonError(error.message(), error.code()))
+        whole = InferenceResponse(self.output_tensors())
+        outputs = [tensor.sealed() for tensor in whole._tensors]
+        kept = [tensor for tensor in outputs if tensor._name in names]
+        return InferenceResponse.received(kept, None, _parameters.checked(self.values))
 
     def __repr__(self) -> str:
         return f"InferenceResponse({self._tensors!r}, error={self._error!r}, parameters={self.values!r})"
@@ -173,8 +184,14 @@ class InferenceResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         final = flags == COMPLETE_FINAL
+        sealed = None if response is None else response.sealed(self._names)
         self.count(response is not None, final)
-        self._handle.send(None if response is None else response.pruned(self._names), final)
+        try:
+            self._handle.send(sealed, final)
+        except BaseException:
+            if final:
+                self._closed = False  # the request has no end yet
+            raise
 
     def count(self, is_response: bool, final: bool) -> None:
         """Count a response, or the end alone, before it is sent. Raises TritonModelException if it must not be sent."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import dlpack
 from .byte_tensors import Buffer, deserialize_bytes_tensor, raw_of_elements
-from .dtypes import DTYPES, DataType, bfloat16, datatype_of
+from .dtypes import DTYPES, DataType, base_array, bfloat16, datatype_of
 from .errors import TritonModelException, type_name
 
 Array = "np.ndarray[Any, Any]"
@@ -35,6 +35,8 @@ class Tensor:
             raise TypeError(
                 f"Tensor(): '{self._name}' needs a numpy array (numpy.ndarray), not {type_name(numpy_array)}"
             )
+        if type(numpy_array) is not np.ndarray:
+            numpy_array = base_array(numpy_array, f"Tensor '{self._name}'")
         datatype = datatype_of(numpy_array.dtype)
         if datatype is None:
             raise TritonModelException(unsupported(self._name, numpy_array.dtype))
@@ -62,6 +64,17 @@ class Tensor:
         self._raw = raw
         self._array = array
         return self
+
+    def sealed(self) -> "Tensor":
+        """This tensor if its class is no other, else a new one over the same memory.
+
+        Raises what a class of the model's own raises when it is read.
+        """
+        if type(self) is Tensor:
+            return self
+        tensor = Tensor(self.name(), self.as_numpy() if self._array is None else self._array)
+        tensor._raw = self._raw
+        return tensor
 
     def name(self) -> str:
         return self._name
@@ -157,6 +170,8 @@ class Tensor:
         tensor.
         """
         name = checked_name(name)
+        if isinstance(tensor, np.ndarray):
+            tensor = base_array(tensor, f"Tensor '{name}'")
         bits, datatype = dlpack.array(tensor)
         raw = None
         if datatype == "BF16":
@@ -178,7 +193,7 @@ def checked_name(name: Union[str, bytes]) -> str:
         raise TypeError(f"the name of a Tensor must be a str, not {type_name(name)}")
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
-    return name
+    return str.__str__(name)  # without what a class of the model's own adds
 
 
 def unsupported(name: str, dtype: "np.dtype[Any]") -> str:

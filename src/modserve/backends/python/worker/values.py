@@ -4,6 +4,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .dtypes import base_array
+from .errors import TritonModelException
 from .fields import NUMPY_TYPES, Field
 
 Arrays = Mapping[str, Any]
@@ -90,11 +92,14 @@ def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any
     """
     shape = (*([-1 if rows is None else rows] if batching else []), *field.shape)
     try:
-        array = (
-            value if isinstance(value, np.ndarray) else np.asarray(value, object if field.datatype == "BYTES" else None)
-        )
+        if isinstance(value, np.ndarray):
+            array = value if type(value) is np.ndarray else base_array(value, f"output '{field.name}'")
+        else:
+            array = np.asarray(value, object if field.datatype == "BYTES" else None)
     except ValueError as error:
         raise OutputError(f"output '{field.name}' is not an array: {error}") from None
+    except TritonModelException as error:
+        raise OutputError(str(error)) from None
     array = _typed(field, array)
     if _fits(array.shape, shape):
         return array

@@ -1,19 +1,17 @@
 """The figures for all open pages: read once a second, as long as one is open, and written once for all of them."""
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from modserve.core.errors import OverloadedError, unavailable
+from modserve.core.runtime.failures import count_failure
 from modserve.server import Phase, Server
 
 from .counters import Counters
 from .snapshot import Snapshot, event
-
-_log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 MOST_PAGES = 64
@@ -137,8 +135,9 @@ class Sampler:
         with suppress(asyncio.CancelledError), self._server.changes.listening(self._look):
             try:
                 await self._keep_reading()
-            except Exception:
-                _log.exception("reading the console's figures failed unexpectedly")
+            except Exception as error:
+                count_failure("console", error)
+                self._task = None  # the next page begins anew
                 self._end("the figures could not be read; the server's log says why")
 
     async def _keep_reading(self) -> None:

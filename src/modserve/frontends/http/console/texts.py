@@ -28,7 +28,7 @@ async def text_json(server: Server, name: str) -> dict[str, Any]:
     contract = contract_of(servable.config)
     try:
         if contract is not None:
-            members = await offload.on_thread(_generation, servable, folder, contract)
+            members = await _generation(servable, folder, contract)
         else:
             members = await offload.on_thread(_task, servable, folder)
     except ModserveError as error:
@@ -36,11 +36,14 @@ async def text_json(server: Server, name: str) -> dict[str, Any]:
     return {"version": str(servable.id.version), "trouble": "", **members}
 
 
-def _generation(servable: Servable, folder: Path | None, contract: Contract) -> dict[str, Any]:
-    """Without a template, a model with `text_input` continues texts. Raises as `TextModel.read_template`."""
+async def _generation(servable: Servable, folder: Path | None, contract: Contract) -> dict[str, Any]:
+    """Without a template, a model with `text_input` continues texts. Raises as `TextModel.read_template`, and
+    `ChatTemplate.compile`."""
     model = TextModel(servable.config, folder)
     if not model.complete:
-        model.read_template()
+        await offload.on_thread(model.read_template)
+    if model.template is not None:
+        await model.template.compile()
     is_chat = model.template is not None or contract.prompt != TEXT_INPUT
     return {
         "kind": "chat" if is_chat else "completion",

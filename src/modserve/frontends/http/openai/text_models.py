@@ -19,9 +19,6 @@ from modserve.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-_LOOP_SECONDS = 0.002
-"""What a template may take on the event loop: one that takes longer goes to a thread from then on."""
-
 
 class TextModels:
     """`TextModel` by servable, for as long as its configuration is the same."""
@@ -53,22 +50,15 @@ class TextModels:
         """The text for a conversation of `size` bytes. Raises what is wrong with it, or with the chat template."""
         if not model.complete:
             await offload.on_thread(model.read_template)
+        template = model.template
+        if template is not None:
+            await template.compile()
         prompt = model.untemplated_prompt(chat)
         if prompt is not None:
             return prompt
-        from modserve.text.chat.template import SlowTemplateError
-
-        template, variables = model.template, variables_of(chat)
         assert template is not None, "or the prompt were a plain one: this is a bug"
-        if not template.slow and size <= self._limits.json:
-            try:
-                return template.render(variables, _LOOP_SECONDS)
-            except SlowTemplateError:
-                template.slow = True
-        try:
-            return await offload.on_thread(template.render, variables)
-        except SlowTemplateError:
-            raise template.too_slow() from None
+        long = size > self._limits.json
+        return await template.render(await offload.on_thread(variables_of, chat) if long else variables_of(chat))
 
 
 def _tokenizer(model: TextModel) -> Tokenizer | None:

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
@@ -79,12 +80,13 @@ class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, without what it takes this server for."""
         if self.openapi_schema is None:
-            self.router.routes[:] = deferred.made(self.router.routes)
             from . import document
 
-            document.complete(super().openapi())
-            _secure(super().openapi(), self.authority)
-        return super().openapi()
+            title, routes = self.title, deferred.made(self.router.routes)
+            schema = get_openapi(title=title, version=self.version, description=self.description, routes=routes)
+            document.complete(schema)
+            self.openapi_schema = _secure(schema, self.authority)
+        return self.openapi_schema
 
 
 def _secure(document: dict[str, Any], authority: "Authority | None") -> dict[str, Any]:

@@ -14,6 +14,8 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Match, compile_path
 from starlette.types import Receive, Scope, Send
 
+from modserve.frontends.http.wire.asgi import ROUTE_CHECK
+
 _ROUTE = "modserve.route"
 
 
@@ -43,6 +45,10 @@ class DeferredRoutes(BaseRoute):
         return best
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the matched route. Raises `PermissionDeniedError` if the caller was checked for another one."""
+        check = scope.get(ROUTE_CHECK)
+        if check is not None and self.template:
+            check(self.template, scope)
         await scope[_ROUTE].handle(scope, receive, send)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 from urllib.parse import parse_qs
 
 import orjson
@@ -38,6 +38,8 @@ _INLINE_CHARACTERS: Final = 2048
 """Of texts that are tokenized on the event loop: half a millisecond, as `LoopLimits` has it for other work."""
 _TOKEN_BYTES: Final = 8
 """For each character of the texts, at most one token of that many bytes."""
+PLACED_TOKEN_BYTES: Final = 200
+"""The same of a token with its place in the text."""
 _NUMBER_BYTES: Final = 20
 """For each number of a result: four bytes, and its digits."""
 
@@ -89,8 +91,10 @@ class TextCall:
         self._handles.append(handle)
         return handle
 
-    async def tokens(self, model: TextHandle, texts: Sequence[Text], options: TextOptions, member: str) -> list[Tokens]:
-        """Those of each text, with its prompt. `member` is the one with the texts.
+    async def tokens(
+        self, model: TextHandle, texts: Sequence[Text], options: TextOptions, member: str, *, places: bool = False
+    ) -> list[Tokens]:
+        """Those of each text, with its prompt. `member` is the one with the texts. `places`: as `Tokenizer.encode`.
 
         Raises INVALID_ARG for too many texts, an empty one, one that is too long and must not be cut, and an unknown
         prompt.
@@ -101,16 +105,18 @@ class TextCall:
                 raise RequestFieldError(f"{member}[{place}] is empty", f"{member}[{place}]", EMPTY)
         prompt = model.text.prompt(options.prompt_name)
         if prompt or model.text.lowercase:
-            texts = [_prepared(text, prompt, model.text.lowercase) for text in texts]
+            texts = [prepared(text, prompt, model.text.lowercase) for text in texts]
         encode, most = model.tokenizer.encode, model.text.max_length
         characters = sum(map(tokenizer.characters_of, texts))
         if characters <= _INLINE_CHARACTERS:
-            tokens = encode(texts, most, keep_end=options.keep_end)
+            tokens = encode(texts, most, keep_end=options.keep_end, places=places)
         else:
-            await offload.on_thread(self.memory.take, _TOKEN_BYTES * characters)
+            size = PLACED_TOKEN_BYTES if places else _TOKEN_BYTES
+            await offload.on_thread(self.memory.take, size * characters)
             tokens = []
             for piece in tokenizer.pieces(texts):
-                tokens += await offload.on_thread(encode, texts[piece], most, keep_end=options.keep_end)
+                part = texts[piece]
+                tokens += await offload.on_thread(encode, part, most, keep_end=options.keep_end, places=places)
         check_length(model, tokens, options, member)
         return tokens
 
@@ -118,13 +124,15 @@ class TextCall:
         self,
         model: TextHandle,
         tokens: Sequence[Tokens],
-        prompt_name: str | None,
+        options: TextOptions,
         normalize: bool,
         dimensions: int | None,
     ) -> list[Vectors]:
         """The embedding of each text, FP32 [width]. Raises INVALID_ARG for more dimensions than the model has."""
-        plan, prompt = model.plan, model.text.prompt(prompt_name)
-        skip = 0 if model.text.pools_prompt or not prompt else model.tokenizer.prompt_length(prompt)
+        plan, prompt = model.plan, prepared("", model.text.prompt(options.prompt_name), model.text.lowercase)
+        skip = least = 0
+        if prompt and not model.text.pools_prompt:
+            skip, least = model.tokenizer.prompt_length(prompt), model.tokenizer.prompt_length("")
         width = plan.width
         if dimensions is not None and dimensions > width > 0:
             message = f"'dimensions' is {dimensions}, and the embeddings of model '{model.name}' have {width}"
@@ -132,20 +140,25 @@ class TextCall:
         size = _NUMBER_BYTES * (dimensions or max(width, 1)) * len(tokens)
         if size > self.context.limits.json:
             await offload.on_thread(self.memory.take, size)
-        return await self.run(model, tokens, lambda output: plan.vector(output, skip, normalize, dimensions))
+
+        def vector(output: Tensor, text: Tokens) -> Vectors:
+            cut = text.cut if options.keep_end else 0  # at the beginning, where the prompt is
+            return plan.vector(output, max(least, skip - cut), normalize, dimensions)
+
+        return await self.run(model, tokens, vector)
 
     async def run(
-        self, model: TextHandle, tokens: Sequence[Tokens], finish: Callable[[Tensor], Result]
+        self, model: TextHandle, tokens: Sequence[Tokens], finish: Callable[[Tensor, Tokens], Result]
     ) -> list[Result]:
-        """What `finish` makes of the output of each text, on the event loop. Raises the first failure."""
+        """What `finish` makes of each text's output and tokens, on the event loop. Raises the first failure."""
         plan, output = model.plan, model.plan.output.name
         lengths = [len(each.ids) for each in tokens]
         order = sorted(range(len(tokens)), key=lengths.__getitem__, reverse=True)  # alike lengths share batches
         run = Parts(self.context, self.request, model.servable, None, self.now_ns, (output,))
         inputs = (plan.inputs(tokens[place]) for place in order)
 
-        def read(response: InferenceResponse, _: int) -> Result:
-            return finish(response.outputs[output])
+        def read(response: InferenceResponse, place: int) -> Result:
+            return finish(response.outputs[output], tokens[order[place]])
 
         results = await run.all(inputs, read, len(tokens), sum(lengths))
         self.cost = run.cost
@@ -212,11 +225,33 @@ def usage(tokens: Sequence[Tokens]) -> Mapping[str, int]:
     return {"prompt_tokens": count, "total_tokens": count, **({"truncated_tokens": cut} if cut else {})}
 
 
-def _prepared(text: Text, prompt: str, lowercase: bool) -> Text:
+@overload
+def prepared(text: str, prompt: str, lowercase: bool) -> str: ...
+
+
+@overload
+def prepared(text: Text, prompt: str, lowercase: bool) -> Text: ...
+
+
+def prepared(text: Text, prompt: str, lowercase: bool) -> Text:
+    """The text as the tokenizer sees it."""
     if isinstance(text, tuple):
         return (text[0].lower(), text[1].lower()) if lowercase else text
     whole = prompt + text
     return whole.lower() if lowercase else whole
+
+
+def origins(text: str, lowercase: bool) -> Sequence[int]:
+    """The place in `text` of each character that the tokenizer sees, and of the end: some grow as they are lowered."""
+    if not lowercase or len(text.lower()) == len(text):
+        return range(len(text) + 1)
+    return [*(place for place, character in enumerate(text) for _ in character.lower()), len(text)]
+
+
+def span(sources: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int]:
+    """The offsets of a token by `origins`."""
+    start, end = offsets
+    return sources[start], sources[end - 1] + 1 if end > start else sources[start]
 
 
 def _read(content: bytes | Inflater, most: int, reserve: Callable[[int], None] | None = None) -> dict[str, Any]:

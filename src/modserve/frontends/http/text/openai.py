@@ -28,7 +28,7 @@ async def embeddings(call: TextCall) -> bytes:
     dimensions, options = fields.whole_number(body, "dimensions"), fields.options(body)
     model = await call.model([TextTask.EMBEDDING])
     tokens = await _tokens(call, model, body.get("input"), options)
-    vectors = await call.vectors(model, tokens, options.prompt_name, model.text.normalize, dimensions)
+    vectors = await call.vectors(model, tokens, options, model.text.normalize, dimensions)
     name, count = body.get("model") or model.name, sum(map(len, vectors))
     if count > call.context.limits.elements:
         return await offload.on_thread(_response, name, vectors, tokens, encoding)

@@ -48,8 +48,8 @@ async def ranked(
     if not query:
         raise RequestFieldError("'query' is an empty string", "query", EMPTY)
     tokens = await call.tokens(model, [(query, document) for document in documents], options, member)
-    how = model.text.activation if activation is None else activation
-    values = await call.run(model, tokens, lambda output: float(scores(model.plan.result(output), how).reshape(-1)[0]))
+    plan, how = model.plan, model.text.activation if activation is None else activation
+    values = await call.run(model, tokens, lambda output, _: float(scores(plan.result(output), how).reshape(-1)[0]))
     return sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0])), tokens
 
 

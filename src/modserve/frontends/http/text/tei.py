@@ -9,10 +9,10 @@ from modserve.core.errors import ModserveError
 from modserve.frontends import offload
 from modserve.text.openai_errors import RequestFieldError
 from modserve.text.outputs import label_of, labelled, scores
-from modserve.text.tokenizer import Text, Tokenizer
+from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
-from .calls import EMPTY, TOO_LONG, TOO_MANY, TextCall, check_count
+from .calls import EMPTY, PLACED_TOKEN_BYTES, TOO_LONG, TOO_MANY, TextCall, check_count, origins, prepared, span
 from .rerank import ranked
 
 _CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
@@ -40,7 +40,7 @@ async def embed(call: TextCall) -> bytes:
     dimensions = fields.whole_number(call.body, "dimensions")
     model = await call.model([TextTask.EMBEDDING])
     tokens = await call.tokens(model, texts, options, "inputs")
-    vectors = await call.vectors(model, tokens, options.prompt_name, normalize, dimensions)
+    vectors = await call.vectors(model, tokens, options, normalize, dimensions)
     return await call.written(vectors, sum(map(len, vectors)))
 
 
@@ -63,11 +63,13 @@ async def predict(call: TextCall) -> bytes:
     raw, options = fields.flag(call.body, "raw_scores", False), fields.options(call.body)
     model = await call.model(_CLASSIFIERS)
     activation = "none" if raw else model.text.activation
-    tokens = await call.tokens(model, texts, options, "inputs")
+    of_tokens = model.text.task is TextTask.TOKEN_CLASSIFICATION
+    tokens = await call.tokens(model, texts, options, "inputs", places=of_tokens)
     plan, labels = model.plan, model.text.labels
-    outputs = await call.run(model, tokens, lambda output: scores(plan.result(output), activation))
-    if model.text.task is TextTask.TOKEN_CLASSIFICATION:
-        predictions = await offload.on_thread(_entities, model.tokenizer, texts, outputs, labels)
+    outputs = await call.run(model, tokens, lambda output, _: scores(plan.result(output), activation))
+    if of_tokens:
+        prompt = model.text.prompt(options.prompt_name)
+        predictions = await offload.on_thread(_entities, texts, prompt, model.text.lowercase, tokens, outputs, labels)
     else:
         predictions = [labelled(values, labels) for values in outputs]
     return await call.written(predictions if several else predictions[0], sum(values.size for values in outputs))
@@ -88,7 +90,7 @@ async def similarity(call: TextCall) -> bytes:
         raise RequestFieldError("'source_sentence' is an empty string", "source_sentence", EMPTY)
     texts = [*sentences, source]
     tokens = await call.tokens(model, texts, options, "sentences")
-    *vectors, own = await call.vectors(model, tokens, options.prompt_name, True, None)
+    *vectors, own = await call.vectors(model, tokens, options, True, None)
     return await call.written([float(vector @ own) for vector in vectors], len(vectors))
 
 
@@ -99,7 +101,8 @@ async def tokenize(call: TextCall) -> bytes:
     model = await call.model(())
     check_count(model, len(texts), "inputs")
     prompt = model.text.prompt(name)
-    return await offload.on_thread(_tokenized, model.tokenizer, [prompt + text for text in texts], special, call)
+    wholes = [prompt + text for text in texts]
+    return await offload.on_thread(_tokenized, model.tokenizer, wholes, model.text.lowercase, special, call)
 
 
 async def decode(call: TextCall) -> bytes:
@@ -145,38 +148,52 @@ async def info(call: TextCall) -> bytes:
 
 
 def _entities(
-    tokenizer: Tokenizer, texts: Sequence[Text], outputs: Sequence[Any], labels: Sequence[str]
+    texts: Sequence[Text],
+    prompt: str,
+    lowercase: bool,
+    tokens: Sequence[Tokens],
+    outputs: Sequence[Any],
+    labels: Sequence[str],
 ) -> list[list[dict[str, Any]]]:
-    """The tokens with a label that means something, as transformers' pipeline writes them without aggregation."""
+    """The tokens with a label that means something, as transformers' pipeline writes them without aggregation.
+
+    Tokens of a prompt are no part of a text. Places of a pair are in the text that has the token.
+    """
     entities = []
-    for text, values in zip(texts, outputs, strict=True):
-        first = text if isinstance(text, str) else text[0]
-        encoding = tokenizer.pieces(first)
-        entities.append(
-            [
-                {
-                    "entity": label_of(labels, best),
-                    "score": float(values[index, best]),
-                    "index": index,
-                    "word": encoding.tokens[index],
-                    "start": encoding.offsets[index][0],
-                    "end": encoding.offsets[index][1],
-                }
-                for index, best in enumerate(values.argmax(axis=-1).tolist()[: len(encoding)])
-                if not encoding.special_tokens_mask[index] and label_of(labels, best) != _OUTSIDE
-            ]
-        )
+    for text, each, values in zip(texts, tokens, outputs, strict=True):
+        parts, before = (text, 0) if isinstance(text, tuple) else ((prompt + text,), len(prompt))
+        sources = [origins(part, lowercase) for part in parts]
+        best, row = values.argmax(axis=-1).tolist(), []
+        for index, place in enumerate(each.places or ()):
+            label = label_of(labels, best[index])
+            if place.part is None or label == _OUTSIDE:
+                continue
+            start, end = span(sources[place.part], place.offsets)
+            if end > before or not before:
+                row.append(
+                    {
+                        "entity": label,
+                        "score": float(values[index, best[index]]),
+                        "index": index,
+                        "word": place.token,
+                        "start": max(0, start - before),
+                        "end": end - before,
+                    }
+                )
+        entities.append(row)
     return entities
 
 
-def _tokenized(tokenizer: Tokenizer, texts: Sequence[str], special: bool, call: TextCall) -> bytes:
+def _tokenized(tokenizer: Tokenizer, texts: Sequence[str], lowercase: bool, special: bool, call: TextCall) -> bytes:
     import orjson
 
-    call.memory.take(200 * sum(map(len, texts)))
+    call.memory.take(PLACED_TOKEN_BYTES * sum(map(len, texts)))
     lists = []
     for text in texts:
-        encoding = tokenizer.pieces(text, special)
-        rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+        encoding = tokenizer.pieces(prepared(text, "", lowercase), special)
+        source = origins(text, lowercase)
+        places = [span(source, offsets) for offsets in encoding.offsets]
+        rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, places, strict=True)
         lists.append([_token(text, *row) for row in rows])
     return orjson.dumps(lists)
 

@@ -30,6 +30,8 @@ CERTIFICATE = "modserve.certificate"
 """A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
 IDENTITY = "modserve.identity"
 """In a scope: the caller, if a key says who that is. Whether it may make the call is another question."""
+ROUTE_CHECK = "modserve.route_check"
+"""In a scope, where there are keys: called with the template and the scope of the route that is about to run."""
 NOTE = "modserve.note"
 """In a scope: what is known of the request, as `rest.identified` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
@@ -39,7 +41,7 @@ class AsgiCall:
     """Runs the application on one complete request and writes its response.
 
     `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
-    whether the connection may stay open.
+    whether the connection may stay open. `ending`: the server stops, and nothing more has come on the connection.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class AsgiCall:
         keep_alive: bool,
         writable: Callable[[], Awaitable[None]],
         done: Callable[[bool], None],
+        ending: Callable[[], bool],
         certificate: Credentials = (),
     ) -> None:
         self._context = context
@@ -64,6 +67,7 @@ class AsgiCall:
         self._keep_alive = keep_alive
         self._writable = writable
         self._done = done
+        self._ending = ending
         self._gone = asyncio.Event()
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
@@ -154,7 +158,7 @@ class AsgiCall:
 
     def _persistence(self) -> bytes:
         """What the head says of the connection, which is closed after the response if the server stops by now."""
-        self._closing = self._context.closing
+        self._closing = self._ending()
         return persistence(self._keep_alive and not self._closing, self._old)
 
     def _start(self, body: bytes, more: bool) -> bytes:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from modserve.access.credentials import Credentials
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryBudget
+from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
@@ -197,7 +199,7 @@ class HttpContext:
         self._unaware: set[OpenConnection] = set()
         """At a stop: those whose clients have not been told, and may have sent a request that is on its way."""
         self._all_aware = asyncio.Event()
-        self._ticking: asyncio.TimerHandle | None = None
+        self._ticking = PeriodicTask("http_timeouts", _TICK, self._tick)
         self._turned_away = 0
         self._next_warning = 0.0
         self.date = b""
@@ -277,19 +279,20 @@ class HttpContext:
 
     def start_ticking(self) -> None:
         """Check the connections' time-outs from now on, until `stop_ticking`."""
-        self._ticking = self.loop.call_later(_TICK, self._tick)
+        self._ticking.start(self.loop)
 
     def stop_ticking(self) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
+        self._ticking.stop()
 
     def _tick(self) -> None:
-        self._ticking = self.loop.call_later(_TICK, self._tick)
         self._set_date()
         now = self.loop.time()
         self._look_for_descriptors(now)
         for connection in list(self.connections):
-            connection.check(now)
+            try:
+                connection.check(now)
+            except Exception as error:  # others have time that passes as well
+                count_failure(self._ticking.name, error)
 
     def _look_for_descriptors(self, now: float) -> None:
         """Warn when no port can accept a connection any more, which not every event loop reports."""

@@ -34,7 +34,8 @@ _ERROR = encode_message("Internal Server Error")
 
 
 class DirectCall:
-    """One request. `send` writes a whole response, which is made of parts; its first number is the length of the body.
+    """One request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
+    and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
     `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
     `paused`: the client does not take what was written. Whoever clears that calls `write`. `caller` is the context that
@@ -49,6 +50,7 @@ class DirectCall:
         "_complete",
         "_context",
         "_done",
+        "_ending",
         "_head",
         "_keep_alive",
         "_log",
@@ -75,8 +77,9 @@ class DirectCall:
         head: RequestHead,
         keep_alive: bool,
         log: ConnectionLog | None,
-        send: Callable[[int, list[Buffer]], None],
+        send: Callable[[int, list[Buffer], bool], None],
         done: Callable[[bool], None],
+        ending: Callable[[], bool],
         caller: Context | None = None,
         tenant: Tenant | None = None,
     ) -> None:
@@ -88,6 +91,7 @@ class DirectCall:
         self._keep_alive = keep_alive
         self._send = send
         self._done = done
+        self._ending = ending
         self._work: Coroutine[Any, Any, WholeResponse | ResponseStream] | None = None
         self._waiting: asyncio.Future[Any] | None = None
         self._stream: ResponseStream | None = None
@@ -199,7 +203,7 @@ class DirectCall:
             head = self._first_lines(response.status, response.headers, response.content_type, len(response.body))
             self.begun = True
             self._end(response.status)
-            self._send(len(response.body), [head, response.body])
+            self._send(len(response.body), [head, response.body], self._closing)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")
             self._transport.abort()
@@ -207,7 +211,7 @@ class DirectCall:
     def _first_lines(self, status: int, headers: exchange.Headers, content_type: str, length: int) -> bytes:
         """The head of the response. `length` is that of its body; -1 for one in parts."""
         context, head = self._context, self._head
-        self._closing = context.closing or not self._keep_alive
+        self._closing = not self._keep_alive or self._ending()
         kept = persistence(not self._closing, head.old)
         named = [(b"Content-Type", content_type.encode())]
         named += [(name.encode(), value.encode()) for name, value in headers]

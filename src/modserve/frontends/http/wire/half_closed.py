@@ -1,6 +1,7 @@
-"""Connections of which one direction has ended: clients that send no more, and clients that are told no more."""
+"""The ends of connections: clients that send no more, clients that are told no more, and what has come by then."""
 
 import asyncio
+import select
 import socket
 
 _LOOK = 0.1
@@ -29,3 +30,13 @@ def look_after(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) ->
         transport.abort()
     else:
         loop.call_later(_LOOK, look_after, transport, loop)
+
+
+def has_unread(transport: asyncio.Transport | None) -> bool:
+    """Whether the system has something from the client that nobody has read, or its end."""
+    opened: socket.socket | None = None if transport is None else transport.get_extra_info("socket")
+    if opened is None or opened.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(opened.fileno(), select.POLLIN)
+    return len(poll.poll(0)) > 0

@@ -24,6 +24,10 @@ _CALL = re.compile(
     rb"/(infer|infer_stream|generate|generate_stream)(?:\?|$)"
 )
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
+_FORBIDDEN = re.compile(
+    rb"[\x00-\x1f\x7f\\]|%[01][0-9A-Fa-f]|%7[Ff]|%5[Cc]|(?:/|%2[Ff])(?:\.|%2[Ee]){1,2}(?=/|%2[Ff]|$)"
+)
+"""Parts of a path that two readers may understand differently: control characters, backslashes, and dot segments."""
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 Named: TypeAlias = tuple[str, int | None, str]
@@ -96,6 +100,7 @@ def read_head(
     Without `inferences`, it is none of an inference, whatever its target is. `routes` are the paths of other calls that
     go around the application, or its templates where they name models. `keyed`: callers need keys.
     """
+    check_path(lines.target)
     if version not in _VERSIONS:
         raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
     if method == b"CONNECT":
@@ -216,6 +221,18 @@ def _check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
 def _shown(value: bytes) -> str:
     text = value[: _MAX_SHOWN + 1].decode("latin-1")
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+
+
+def check_path(target: bytes) -> None:
+    """Refuse a path that routes and permissions could read differently. Raises RefusedRequestError."""
+    path = target.partition(b"?")[0]
+    match = _FORBIDDEN.search(path)
+    if match is not None:
+        raise RefusedRequestError(
+            400,
+            f"the path has '{_shown(match[0])}' at byte {match.start()}: control characters, backslashes and the "
+            "segments '.' and '..' are not permitted, encoded or not",
+        )
 
 
 def may_be_binary(target: bytes) -> bool:

@@ -101,16 +101,14 @@ class HttpListener:
         context = self._context
         if self._socket is None or context is None:
             return
-        await asyncio.sleep(0)  # what waits to be accepted is
-        await asyncio.sleep(0)
         if closing:
-            self._socket.close()
+            await self._socket.close()
         await context.say_goodbye(seconds)
 
-    def stop_accepting(self) -> None:
+    async def stop_accepting(self) -> None:
         """Take no new connections; those that are open are served and then closed."""
         if self._socket is not None:
-            self._socket.close()
+            await self._socket.close()
         if self._context is not None:
             self._context.closing = True
             for connection in list(self._context.connections):
@@ -118,7 +116,7 @@ class HttpListener:
 
     async def close(self) -> None:
         """Stop accepting, end streams, leave time for what has been written, and close what is left."""
-        self.stop_accepting()
+        await self.stop_accepting()
         if self._calls is not None:
             self._calls.stop_streams()
         if (context := self._context) is None:

@@ -99,6 +99,11 @@ class Reader:
         """The part of a request that is incomplete: which request, and 0 for its head, from 1 on for its body."""
         return self._requests, 1 + self.body.size // PART if self.state is BODY else 0
 
+    @property
+    def ahead(self) -> int:
+        """Bytes that have come and have not been read."""
+        return len(self.rest) - self.at
+
     def feed(self, data: bytes) -> None:
         """Append what has come to what has not been read."""
         self.rest = self.rest[self.at :] + data if self.rest else data

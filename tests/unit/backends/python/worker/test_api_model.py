@@ -172,8 +172,11 @@ def test_a_response_in_both_ways(loaded: Make) -> None:
             return [pb_utils.InferenceResponse([])]
         """
     )
-    failed = refused(lambda: made.execute(requests(1, handle)))
-    assert "Non-decoupled model cannot send more than one response" in failed.message
+    (failed,) = made.execute(requests(1, handle))
+    assert failed is not None
+    error = failed.error()
+    assert error is not None
+    assert "Non-decoupled model cannot send more than one response" in error.message()
     assert handle.events == [("response", True)]
 
 
@@ -264,15 +267,16 @@ async def test_coroutines(loaded: Make) -> None:
 
 
 async def test_a_coroutine_can_be_cancelled(loaded: Make) -> None:
-    task = asyncio.ensure_future(
-        loaded("async def execute(self, requests):\n    await __import__('asyncio').sleep(100)").execute_async(
-            requests()
-        )
-    )
+    made = loaded("async def execute(self, requests):\n    await __import__('asyncio').sleep(100)")
+    by_itself, by_the_host = [asyncio.ensure_future(made.execute_async(requests())) for _ in range(2)]
     await asyncio.sleep(0)
-    task.cancel()
+    by_itself.cancel()
+    with pytest.raises(ModelError, match="CancelledError"):
+        await by_itself
+    made.stopping = True
+    by_the_host.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
+        await by_the_host
 
 
 async def test_a_decoupled_coroutine_may_return_anything(loaded: Make) -> None:

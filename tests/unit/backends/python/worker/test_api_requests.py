@@ -169,9 +169,9 @@ def test_what_cannot_be_sent(arguments: Any, error: "type[Exception]", text: str
 
 def test_pruning_leaves_the_response_as_it_was() -> None:
     response = outputs("O", "Q")
-    assert [tensor.name() for tensor in response.pruned({"O"}).output_tensors()] == ["O"]
+    assert [tensor.name() for tensor in response.sealed({"O"}).output_tensors()] == ["O"]
     assert [tensor.name() for tensor in response.output_tensors()] == ["O", "Q"]
-    assert response.pruned({"O", "Q", "P"}) is response
+    assert response.sealed({"O", "Q", "P"}) is response
 
 
 def test_release_flags() -> None:

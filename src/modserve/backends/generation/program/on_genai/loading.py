@@ -11,7 +11,18 @@ from .engine import GenerationEngine
 from .grammars import shortened
 
 _SIZES = ("cache_size", "num_kv_blocks", "max_num_batched_tokens", "max_num_seqs")
+_STEP = "max_num_batched_tokens"
+_LONGEST = 1 << 20
+"""Tokens of a prompt where nothing says how many a model takes."""
 _LIMITED = ("cache_size", "num_kv_blocks")
+EXACT_SETTINGS: Mapping[str, str] = {
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "enable_prefix_caching": "false",
+    "dynamic_split_fuse": "false",
+}
+"""What the parameter `reproducible` stands for: else the engine rounds by what else is in the batch or was before."""
 _FLAGS = ("enable_prefix_caching", "dynamic_split_fuse", "use_cache_eviction", "use_sparse_attention")
 
 
@@ -20,6 +31,8 @@ def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> Ge
     import openvino_genai
 
     parameters = files.parameters
+    if flag(parameters.get("reproducible", "")):
+        parameters = {**parameters, **EXACT_SETTINGS}
     path = os.path.join(files.directory, files.filename)
     scheduler = _scheduler_config(openvino_genai, parameters)
     try:
@@ -53,7 +66,21 @@ def _scheduler_config(genai: Any, parameters: Mapping[str, str]) -> Any:
     for name in _FLAGS:
         if parameters.get(name):
             setattr(config, name, flag(parameters[name]))
+    if not config.dynamic_split_fuse:
+        _make_room(config, parameters)
     return config
+
+
+def _make_room(config: Any, parameters: Mapping[str, str]) -> None:
+    """Unsplit prompts longer than a step end the engine, also those that it has paused and computes again."""
+    context = int(parameters.get("max_model_len") or 0)
+    if not parameters.get(_STEP):
+        setattr(config, _STEP, context or _LONGEST)
+    elif getattr(config, _STEP) < (context or _LONGEST):
+        raise LoadingError(
+            f"parameter '{_STEP}' is {parameters[_STEP]}, but without 'dynamic_split_fuse' a step takes whole prompts: "
+            f"leave it out, or make it 'max_model_len' ({context or 'unknown'}) or more"
+        )
 
 
 def _properties(genai: Any, parameters: Mapping[str, str], directory: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from modserve.backends.auto.comparison import difference, not_comparable
+from modserve.backends.comparison import difference, not_comparable
 
 INF, NAN = math.inf, math.nan
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from modserve.backends.api import BatchDone, InstanceHandle, InstanceLostError
-from modserve.backends.auto.runner import AsyncRunner, Runner, runner
-from modserve.backends.auto.samples import UnmeasurableError
+from modserve.backends.runner import AsyncRunner, Runner, UnmeasurableError, runner
 from modserve.core.errors import ModserveError
 from modserve.core.tensors.tensor import Array
 

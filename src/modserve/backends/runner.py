@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from modserve.core.errors import internal
 from modserve.core.tensors.tensor import Array, Tensor
 
-from ..api import (
+from .api import (
     AsyncInstance,
     AsyncRequestInstance,
     BackendInstance,
@@ -18,8 +18,13 @@ from ..api import (
     RequestInstance,
     Values,
 )
-from ..api import reuses_outputs as reuses
-from .samples import Inputs, UnmeasurableError
+from .api import reuses_outputs as reuses
+
+Inputs: TypeAlias = Mapping[str, Array]
+
+
+class UnmeasurableError(Exception):
+    """A model cannot be run with generated inputs, and why."""
 
 
 class Runner:

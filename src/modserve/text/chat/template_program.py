@@ -1,0 +1,155 @@
+"""A program: compiles one chat template and renders conversations by it, within limits that the system enforces.
+
+    python template_program.py SECONDS MEMORY SIZE < socket
+
+A template is a program of whoever made the model. Jinja2's sandbox keeps it from changing its arguments and from
+reaching internals, but nothing in an interpreter bounds what it computes. So this process ends by a signal once a
+message has taken SECONDS of CPU time, and with the status ENOMEM once it would have more than MEMORY bytes. A prompt
+has at most SIZE bytes.
+
+Standard input is a socket. A message, in either direction, is its length (4 bytes, big-endian) and that many bytes. The
+first has ``source`` and ``special_tokens`` as JSON, each further one the variables of a conversation. A response is a
+word, a line break and a text: ``compiled`` with the word ``tools`` if the template has a place for them, ``prompt``
+with the prompt, or the kind of a failure with its reason.
+
+Templates see what those of Hugging Face's ``transformers`` see: `messages`, `tools`, `add_generation_prompt`, the
+special tokens, ``raise_exception``, ``strftime_now``, ``break`` and ``continue``, and blocks of ``generation``, which
+change nothing.
+"""
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from datetime import datetime
+from io import BufferedRWPair
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_MOST_DETAIL = 500
+"""Characters of a reason."""
+
+
+class _Refusal(Exception):
+    """``raise_exception`` of a template."""
+
+
+class _Generation(Extension):
+    """``{% generation %}``, with which training marks what the model wrote: its body, as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Renderer:
+    """Responds to the messages of the server, the first of which has the template."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._template: jinja2.Template | None = None
+        self._special_tokens: dict[str, str] = {}
+
+    def respond(self, message: bytes) -> bytes:
+        """Never raises an `Exception`: a template may fail like any program, at what a client sent."""
+        try:
+            content = json.loads(message)
+            kind, text = self._compile(content) if self._template is None else self._render(content)
+            return kind.encode() + b"\n" + text.encode()
+        except _Refusal as error:
+            return _failure("refusal", str(error))
+        except SecurityError as error:
+            return _failure("reach", str(error))
+        except RecursionError:
+            return b"limit\ncalls itself too often"
+        except MemoryError:  # the next conversation gets a process that nothing is left in
+            os._exit(errno.ENOMEM)
+        except Exception as error:
+            return _failure("failure", f"{type(error).__name__}: {error}")
+
+    def _compile(self, content: dict[str, Any]) -> tuple[str, str]:
+        environment = _environment()
+        try:
+            tree = environment.parse(content["source"])
+            tools = "tools" in meta.find_undeclared_variables(tree)
+            self._template = environment.from_string(tree)
+        except jinja2.TemplateSyntaxError as error:
+            return "broken", f"{error.message or type(error).__name__}, line {error.lineno}"
+        except RecursionError:
+            return "broken", "it is nested too deeply"
+        except MemoryError:
+            raise
+        except Exception as error:  # of the compiler, at what no template has
+            return "broken", f"{type(error).__name__}: {error}"[:_MOST_DETAIL]
+        self._special_tokens = content["special_tokens"]
+        return "compiled", "tools" if tools else ""
+
+    def _render(self, variables: dict[str, Any]) -> tuple[str, str]:
+        assert self._template is not None, "it is compiled by the first message: this is a bug"
+        prompt = self._template.render({**self._special_tokens, **variables})
+        if len(prompt) > self._most or len(prompt.encode()) > self._most:
+            return "limit", f"makes a text of more than {self._most >> 20} MiB"
+        return "prompt", prompt
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """As ``transformers`` has it, which escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object = "") -> None:
+    raise _Refusal(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().astimezone().strftime(format)
+
+
+def _failure(kind: str, detail: str) -> bytes:
+    return f"{kind}\n{detail[:_MOST_DETAIL]}".encode(errors="backslashreplace")
+
+
+def _read(stream: BufferedRWPair) -> bytes:
+    """The next message; empty once the server has gone."""
+    return stream.read(int.from_bytes(stream.read(4)))
+
+
+def main(seconds: float, memory: int, most: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the server
+    with suppress(OSError, ValueError):  # of systems without such limits
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    renderer = Renderer(most)
+    with socket.socket(fileno=sys.stdin.fileno()) as connection, connection.makefile("rwb") as stream:
+        while message := _read(stream):
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process: nothing here handles it
+            response = renderer.respond(message)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            stream.write(len(response).to_bytes(4) + response)
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,51 @@
+"""Logs that nobody reads any more: the server goes on, and ends when it is told to."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repositories import EXAMPLES
+from server_process import eventually
+from wire import http
+
+CALLS = 600
+"""Each has a line in the access log and one in the audit log: together several times what a pipe holds."""
+
+
+def port_of(output: int) -> int:
+    text = b""
+    while b"gRPC listening" not in text or b"HTTP listening on 0.0.0.0:" not in text:
+        text += os.read(output, 65536)
+    return int(text.partition(b"HTTP listening on 0.0.0.0:")[2].split()[0])
+
+
+@pytest.mark.parametrize("unread", ["stderr", "log file", "audit log"])
+def test_a_log_without_a_reader_holds_up_nobody(tmp_path: Path, unread: str) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    said, stdout = os.pipe()
+    stderr = os.open(fifo, os.O_WRONLY) if unread == "stderr" else os.open(os.devnull, os.O_WRONLY)
+    command = [sys.executable, "-m", "modserve", "serve", "--model-repository", str(EXAMPLES), "--access-log=all"]
+    command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--model-control-mode=explicit"]
+    command += {"stderr": [], "log file": [f"--log-file={fifo}"], "audit log": [f"--audit-log={fifo}"]}[unread]
+    process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    try:
+        port = port_of(said)
+        load = "/v2/repository/models/simple/load"
+        eventually(lambda: http(port, "POST", load)[0] == 200)
+        for _ in range(CALLS):
+            assert http(port, "POST", "/v2/logging", b'{"log_info": true}')[0] == 200
+            assert http(port, "POST", f"/v2/models/{'x' * 200}/infer", b"{")[0] == 404
+        assert http(port, "GET", "/v2/health/live")[0] == 200
+        assert http(port, "GET", "/v2/models/simple/ready")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        for descriptor in (reader, said, stdout, stderr):
+            os.close(descriptor)
