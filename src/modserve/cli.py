@@ -316,6 +316,8 @@ def entry() -> None:
     Native code that crashes leaves the Python stack of each thread on standard error.
     """
     faulthandler.enable()
+    # A terminal may know fewer characters than the names of models have.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         code = main()
         sys.stdout.flush()

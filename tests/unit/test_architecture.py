@@ -89,7 +89,7 @@ RULES = {
         EVERYTHING - {"cli", "commands", "process", "testing", "__init__", "__main__"} - LIBRARY
         | {"process.listeners", "process.model_setup", "process.ports", "process.record_setup"}
     ),
-    "process.console": rule("backends.inventory core protocol.examples"),
+    "process.console": rule("backends.inventory core observability.log_text protocol.examples"),
     "process.listeners": rule(
         "access core frontends observability process.load_reporter process.metrics_page process.ports resources server "
         "settings workers"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from modserve.core.errors import UnauthenticatedError, unavailable
 from modserve.core.tenants import Tenant
+from modserve.core.texts import is_unicode, unicode_text
 
 from .identity import CallKind, Identity, Scopes
 
@@ -39,7 +40,7 @@ class Issuer:
     def identity(self, claims: Mapping[str, Any]) -> Identity:
         """The caller by the claims of a token that is verified. Raises `UnauthenticatedError`."""
         name = claims.get(self.tenant_claim)
-        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_TENANT:
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_TENANT or not is_unicode(name):
             raise UnauthenticatedError(f"the token's claim '{self.tenant_claim}' does not name a tenant")
         scopes: dict[str, frozenset[CallKind]] = dict(self.scopes)
         for value in _values(claims.get(self.scope_claim)):
@@ -47,7 +48,8 @@ class Issuer:
                 scopes[pattern] = scopes.get(pattern, frozenset()) | kinds
         tenant = self.tenants[name] if name in self.tenants else Tenant(name)
         expires = float(claims["exp"]) + self.leeway
-        return Identity(str(claims.get("sub", name))[:_LONGEST_TENANT], tenant, scopes, expires, "token")
+        subject = unicode_text(str(claims.get("sub", name))[:_LONGEST_TENANT])
+        return Identity(subject, tenant, scopes, expires, "token")
 
 
 def check_library() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.tenants import Tenant
+from modserve.core.texts import is_unicode
 
 from .certificates import CertificateRule
 from .identity import Identity, Scopes, kinds
@@ -139,7 +140,7 @@ def _text(value: Mapping[str, Any], name: str, place: str, default: str | None =
 
 def check_name(name: object, place: str) -> str:
     """A name of a key or tenant. Raises INVALID_ARG."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None or not is_unicode(name):
         raise invalid(f"{place}: {name!r} cannot be a name, {_NAME_RULE}")
     return name
 

@@ -4,6 +4,8 @@ import enum
 from functools import partial
 from typing import Any
 
+from .texts import message_text, unicode_text
+
 
 class Code(enum.Enum):
     """The kind of a failure, which also tells whose fault it is. The value is the text used in reasons."""
@@ -21,9 +23,12 @@ class Code(enum.Enum):
 class ModserveError(Exception):
     """A failure that is reported to the client. `code` is its kind; `message` says what is wrong, where, and what would
     be right.
+
+    Messages repeat texts of models, files and clients: `message` is Unicode, whatever they contain.
     """
 
     def __init__(self, code: Code, message: str) -> None:
+        message = unicode_text(message)
         super().__init__(message)
         self.code = code
         self.message = message
@@ -118,7 +123,7 @@ def from_exception(error: BaseException, doing: str) -> ModserveError:
             said: tuple[object, object] = (error.code, error.message)
             if isinstance(said[0], Code) and isinstance(said[1], str):
                 return error
-        text = str(error)
+        text = message_text(str(error))
     except Exception:  # others' subclasses may lack what ours have, or fail to describe themselves
         text = ""
     return internal(f"{doing}: {text or type(error).__name__}")

@@ -16,9 +16,11 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Buffer, DeviceTensor, Shape, Tensor, format_shape
+from modserve.core.texts import is_unicode
 
 _log = logging.getLogger(__name__)
 
+_SHOWN = 100
 _SMALL = 16 * 1024
 
 
@@ -197,6 +199,12 @@ def single(
             tensors[name] = _handed_on(name, _placed(name, output, member), rows, config)
         elif name in outputs:
             tensors[name] = _whole(name, outputs, rows, config, member)
+    for key, value in parameters.items():
+        if not (is_unicode(key) and (not isinstance(value, str) or is_unicode(value))):
+            raise internal(
+                f"model '{config.name}' responded with the parameter {key[:_SHOWN]!a}, which has a lone surrogate in "
+                "its name or value: that is no character and cannot be sent"
+            )
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
 
 

@@ -10,6 +10,7 @@ from modserve.backends.inventory import BackendEntry
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.runtime import unix_socket
+from modserve.observability.log_text import escaped
 from modserve.protocol import examples
 
 _MOST_ELEMENTS = 256
@@ -71,7 +72,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
     for entry in entries:
         version = "-" if entry.version is None else str(entry.version)
         load_time = f"{entry.load_ns / 1e9:.3f} s" if entry.load_ns else "-"
-        rows.append((entry.name, version, entry.state.value, load_time))
+        rows.append((escaped(entry.name), version, entry.state.value, load_time))
     heading, rule, *lines = _aligned(rows)
     out = [heading, rule]
     for line, entry in zip(lines, entries, strict=True):
@@ -79,7 +80,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
         reasons = entry.reason.splitlines()
         if logged and reasons and len(entry.reason) > _MOST_REPEATED:
             reasons = [f"{reasons[0][:_MOST_REPEATED]} … (see above)"]
-        out += [f"    {text}" for text in reasons]
+        out += [f"    {escaped(text)}" for text in reasons]
     return "\n".join(out)
 
 

@@ -116,10 +116,10 @@ def public_message(error: ModserveError) -> str:
     if len(message) <= _MOST_ESCAPED // 4:  # no character takes more than 4 bytes
         return message
     most = _MOST_BYTES if message.isascii() and message.isprintable() else _MOST_ESCAPED
-    if len(message) <= most and len(message.encode(errors="surrogatepass")) <= most:
+    if len(message) <= most and len(message.encode()) <= most:
         return message
     note = f" [... {len(message)} characters in all ...] "
     end = most // 4
     first, last = message[: most - end], message[-end:]
-    start = first.encode(errors="replace")[: most - end - len(note)].decode(errors="ignore")
-    return start + note + last.encode(errors="replace")[-end:].decode(errors="ignore")
+    start = first.encode()[: most - end - len(note)].decode(errors="ignore")
+    return start + note + last.encode()[-end:].decode(errors="ignore")

@@ -11,6 +11,7 @@ from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.file_tree import walk
 from modserve.core.loading import DirectoryLease, Listing
+from modserve.core.texts import is_unicode, unicode_text
 from modserve.core.version import parse_directory
 
 MODEL_FILES = frozenset(
@@ -62,7 +63,12 @@ class LocalRepository:
         return await asyncio.to_thread(self._remarks)
 
     def _names(self) -> list[str]:
-        return [path.name for path in self._entries() if not path.name.startswith(".") and path.is_dir()]
+        """The folders, but for those with names that clients could not call: bytes that are not UTF-8."""
+        return [
+            path.name
+            for path in self._entries()
+            if not path.name.startswith(".") and is_unicode(path.name) and path.is_dir()
+        ]
 
     def _entries(self) -> list[Path]:
         try:
@@ -123,7 +129,12 @@ class LocalRepository:
         return None
 
     def _remarks(self) -> list[str]:
-        return [
+        unnamed = [
+            f"'{unicode_text(str(path))}' is ignored: the name of a model's folder must be UTF-8; rename it"
+            for path in self._entries()
+            if not is_unicode(path.name) and path.is_dir()
+        ]
+        return unnamed + [
             f"'{path}' is ignored: a model is a folder, such as '{path.stem}/1/model{path.suffix}'"
             for path in self._entries()
             if path.suffix in MODEL_FILES and path.is_file()

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from modserve.core.errors import internal, invalid
 from modserve.core.loading import DirectoryLease, Listing
+from modserve.core.texts import is_unicode
 
 from .local import LocalRepository, Mark
 
@@ -55,6 +56,8 @@ def check_model_name(name: str) -> None:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
     if (size := len(_encoded(name))) > MOST_PART_BYTES:
         raise invalid(f"invalid model name '{_shown(name)}' of {size} bytes, at most {MOST_PART_BYTES} are allowed")
+    if not is_unicode(name):
+        raise invalid(f"invalid model name '{name}', it has a lone surrogate, which is no character")
     if trimmed in (".", "..") or any(separator in name for separator in ("/", "\\", "\0")):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
+from modserve.core.texts import is_unicode
+
 from . import access
 from .options import OptionError, did_you_mean
 from .removed_options import REMOVED
@@ -101,6 +103,8 @@ def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dic
     values: dict[FieldPath, Any] = {}
     winning: dict[FieldPath, Any] = {}
     for name, text, place in entries:
+        if not is_unicode(text):
+            raise OptionError(f"{place} is not UTF-8")
         option = OPTIONS[name]
         target = values
         try:

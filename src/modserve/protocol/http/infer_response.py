@@ -197,7 +197,4 @@ def encode_error(error: ModserveError) -> bytes:
 
 def encode_message(message: str) -> bytes:
     """The error body: one key, as for every failure over HTTP."""
-    try:
-        return orjson.dumps({"error": message})
-    except TypeError:  # text with lone surrogates, out of a client's bytes
-        return orjson.dumps({"error": message.encode(errors="replace").decode()})
+    return orjson.dumps({"error": message})

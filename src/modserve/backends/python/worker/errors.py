@@ -46,7 +46,7 @@ class TritonError(Exception):
             raise TypeError(
                 f"the code of a TritonError must be one such as TritonError.NOT_FOUND, from 0 to 7, not {code!r}"
             ) from None
-        self._message = message
+        self._message = shortened(message)
         super().__init__(message)
 
     def __reduce__(self) -> "tuple[type, tuple[str, ErrorCode]]":
@@ -90,6 +90,19 @@ class ModelError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+LONGEST = 64 * 1024
+"""Characters of a message, or of a log line, that leave the model: what is longer would only delay other requests."""
+
+
+def shortened(text: str) -> str:
+    """A model's text without the middle of a very long one."""
+    if len(text) <= LONGEST:
+        return text
+    note = f" [... {len(text)} characters in all ...] "
+    half = (LONGEST - len(note)) // 2
+    return text[:half] + note + text[-half:]
 
 
 def type_name(value: object) -> str:

@@ -42,7 +42,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
     faulthandler.enable()
     library_path.restore()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     _die_with_server(lifeline)
     for fd in (sock, servers_memory, workers_memory, ready):
         # Programs that the model starts must not hold the connection when this process has ended. The lifeline they may

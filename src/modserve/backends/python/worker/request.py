@@ -114,7 +114,9 @@ class InferenceRequest:
         request_id = _text("request_id", request_id)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
-        if isinstance(correlation_id, int):
+        if isinstance(correlation_id, str):
+            _text("correlation_id", correlation_id)
+        else:
             _number("correlation_id", correlation_id, 0, 64)
         _number("model_version", model_version, -(1 << 63), 63)
         _number("flags", flags, 0, 32)
@@ -154,6 +156,8 @@ class InferenceRequest:
         self.preferred_memory = preferred_memory
         self.priority = 0
         self.values = _parameters.checked(parameters)
+        for text in (part for pair in (self.values or {}).items() for part in pair if isinstance(part, str)):
+            _text("parameters", text)
         self.decoupled = False
 
     @classmethod
@@ -291,6 +295,12 @@ def _text(argument: str, value: Any) -> str:
         value = value.decode()
     if not isinstance(value, str):
         raise TypeError(f"InferenceRequest(): {argument} must be a str, not {type_name(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise TritonModelException(
+            f"InferenceRequest(): {argument} has a lone surrogate, which is no character: {value[:100]!a}"
+        ) from None
     return value
 
 
