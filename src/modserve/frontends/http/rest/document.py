@@ -6,7 +6,7 @@ from typing import Any
 
 from modserve.protocol.json.json_text import MIME_JSON
 
-from .schemas import SCHEMAS
+from .schemas import SCHEMAS, errors_of
 from .tags import TAGS
 
 _VALIDATION = "422"
@@ -36,6 +36,8 @@ def complete(document: dict[str, Any]) -> None:
             operation["operationId"] = _name(method, path, methods)
             if "HTTPValidationError" in str(operation["responses"].get(_VALIDATION)):
                 del operation["responses"][_VALIDATION]
+            if operation["parameters"]:  # a name may have characters that no path may have
+                operation["responses"].setdefault("400", errors_of(400)[400])
     for path, body in _BODIES.items():
         document["paths"][path]["post"]["requestBody"]["content"][MIME_JSON]["example"] = body
     used = {tag for operation in _operations(document) for tag in operation["tags"]}
