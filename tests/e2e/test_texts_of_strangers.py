@@ -14,7 +14,7 @@ import pytest
 from python_models import EVERY_MODE, PROTOCOLS, every_mode, infer, stream, tensors, write_python
 from server_process import ServerProcess, serving
 from tritonclient.grpc import InferenceServerClient
-from wire import HOST, http
+from wire import HOST, Answer, http
 
 TENSORS = tensors("input", IN="INT32 -1") + "\n" + tensors("output", OUT="INT32 -1")
 TALKER = r"""
@@ -85,6 +85,33 @@ raise Exception(b"module \xe9".decode("utf-8", "surrogateescape") + " \x1b[2J")
 """
 
 
+FUNCTIONS = r"""
+from collections.abc import Iterator
+import modserve
+
+BAD = b"caf\xe9".decode("utf-8", "surrogateescape")
+
+@modserve.model(isolation="thread")
+def raises(text: str) -> str:
+    raise ValueError("bad " + BAD)
+
+@modserve.model(isolation="thread")
+def returns(text: str) -> str:
+    return "text " + BAD
+
+@modserve.model(isolation="thread")
+def yields(text: str) -> Iterator[str]:
+    yield "fine "
+    yield BAD
+
+@modserve.model(isolation="thread")
+def talks(messages: str) -> str:
+    raise ValueError("bad " + BAD)
+"""
+JSON = {"Content-Type": "application/json"}
+FUNCTION_NAMES = ("raises", "returns", "yields", "talks")
+
+
 def write(root: Path) -> None:
     write_python(root, "talker", TALKER, TENSORS, modes=EVERY_MODE)
     write_python(root, "broken", BROKEN, TENSORS, modes=EVERY_MODE)
@@ -99,10 +126,13 @@ def write(root: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("strangers")
     write(root)
-    errors = [r"broken_|linked_|talker_|ValueError: raised|TritonModelException: |Exception: "]
-    with serving(
-        root, options=["--strict-readiness=false"], errors=errors, environment={"PYTHONIOENCODING": "ascii"}
-    ) as running:
+    functions = tmp_path_factory.mktemp("functions") / "functions.py"
+    functions.write_text(FUNCTIONS)
+    options = ["--strict-readiness=false", *(f"{functions}:{name}" for name in FUNCTION_NAMES)]
+    errors = [
+        r"raises|returns|yields|talks|broken_|linked_|talker_|ValueError: raised|TritonModelException: |Exception: "
+    ]
+    with serving(root, options=options, errors=errors, environment={"PYTHONIOENCODING": "ascii"}) as running:
         yield running
 
 
@@ -127,7 +157,7 @@ def test_models_are_listed_with_their_reasons(server: ServerProcess) -> None:
     check_pages(server)
     index = {each["name"]: each for each in json.loads(http(server.http_port, "POST", "/v2/repository/index").body)}
     talkers = {f"{name}_{mode}" for name in ("talker", "broken") for mode in EVERY_MODE}
-    assert index.keys() == talkers | {"modèle☃_thread", "linked_thread"}
+    assert index.keys() == talkers | {"modèle☃_thread", "linked_thread", *FUNCTION_NAMES}
     for mode in EVERY_MODE:
         assert rf"Exception: module \udce9 {chr(27)}[2J" in index[f"broken_{mode}"]["reason"]
     assert rf"{ESCAPED}.txt" in index["linked_thread"]["reason"]
@@ -186,3 +216,38 @@ def test_lines_of_the_log(server: ServerProcess, mode: str, number: int) -> None
     elif mode == "process":
         server.wait_for(r"printed caf\\udce9 ")
     assert "\x1b" not in server.log
+
+
+CALLS = {
+    "generate": ("/v2/models/{}/generate", {"text": "a"}),
+    "generate_stream": ("/v2/models/{}/generate_stream", {"text": "a"}),
+    "completions": ("/v1/completions", {"prompt": "a"}),
+    "completions, streamed": ("/v1/completions", {"prompt": "a", "stream": True}),
+    "responses": ("/v1/responses", {"input": "a"}),
+    "responses, streamed": ("/v1/responses", {"input": "a", "stream": True}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    "chat, streamed": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS.values(), ids=CALLS)
+def test_texts_of_functions(server: ServerProcess, path: str, body: dict[str, object]) -> None:
+    """An error of a text API says what the model said; a text that is none is the model's failure, too."""
+
+    def post(model: str) -> Answer:
+        content = body if "generate" in path else {**body, "model": model}
+        return http(server.http_port, "POST", path.format(model), json.dumps(content).encode(), JSON)
+
+    chat = "chat" in path
+    answer = post("talks" if chat else "raises")
+    assert answer.status == 500
+    assert r"ValueError: bad caf\\udce9" in answer.body.decode()
+    if chat:
+        return
+    answer = post("returns")
+    assert answer.status == 500
+    assert r"character '\\udce9' in position 8: surrogates not allowed" in answer.body.decode()
+    answer = post("yields")
+    assert answer.status == (200 if "stream" in path or "stream" in body else 500)
+    assert r"character '\\udce9' in position 3: surrogates not allowed" in answer.body.decode()
+    assert "Internal Server Error" not in answer.body.decode()
