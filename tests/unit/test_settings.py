@@ -21,6 +21,7 @@ from modserve.settings import (
     OptionError,
     TlsFiles,
     from_command_line,
+    header_pattern,
 )
 from modserve.settings import examples as examples_module
 from modserve.settings.removed_options import REMOVED
@@ -1170,3 +1171,27 @@ def test_words_that_are_no_text() -> None:
     assert error(f"./{wrong}.onnx") == r"argument './caf\udce9.onnx' is not UTF-8"
     assert error(MODSERVE_LOG_FILE=wrong) == "environment variable MODSERVE_LOG_FILE is not UTF-8"
     assert read("--log-file=caf\xe9").settings.log.file == "caf\xe9"
+
+
+@pytest.mark.parametrize(
+    "pattern", [".", "^x-|auth", "(?s).*", "(?x) x-api-key # the key", "(?-i)^authorization$|admin|.*user"]
+)
+@pytest.mark.parametrize("subject", ["http", "grpc"])
+def test_headers_with_secrets_are_not_forwarded_to_models(pattern: str, subject: str) -> None:
+    restricted = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}[subject]
+    options: dict[str, Any] = {
+        f"{subject}_header_forward_pattern": pattern,
+        restricted: {"logging": ("Admin-Key", "s")},
+    }
+    names = ("authorization", "Authorization", "X-API-Key", "x-user", "X-Admin-Key2")
+    opener = {"http": "admin-key", "grpc": "triton-grpc-protocol-admin-key"}[subject]
+    for keys, secrets in (({}, {opener}), ({"api_key": "k" * 20}, {opener, "authorization", "x-api-key"})):
+        before = header_pattern(pattern)
+        after = getattr(Settings(model_repository="models", **options, **keys), subject).header_pattern
+        for name in (*names, opener, opener.title()):
+            assert bool(after.search(name)) == (bool(before.search(name)) and name.lower() not in secrets), name
+
+
+def test_headers_with_keys_are_forwarded_where_the_server_has_none() -> None:
+    pattern = Settings(model_repository="models", http_header_forward_pattern="authorization").http.header_pattern
+    assert pattern == re.compile("authorization", re.IGNORECASE)

@@ -1,8 +1,10 @@
 """The settings of HTTP and gRPC, which are passed to the front ends unchanged."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated_dataclass
@@ -59,6 +61,13 @@ class FrontEndSettings:
 
     limits: LoopLimits = LoopLimits()
     """How much work is done on the event loop."""
+
+    def without_secrets(self, keys: Iterable[str]) -> Self:
+        """Keep headers that open restricted calls, and those with `keys`, from being forwarded to models."""
+        names = {*keys, *(restriction.name for restriction in self.restrictions.values())}
+        if self.header_pattern is None or not names:
+            return self
+        return replace(self, header_pattern=values.pattern_without(self.header_pattern, names))
 
     def check_certificates(self, subject: str) -> None:
         """Raises ValueError if TLS lacks one of its files. `subject`, http or grpc, is the prefix of the options."""

@@ -280,6 +280,14 @@ def header_pattern(text: str) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {error}") from None
 
 
+def pattern_without(pattern: re.Pattern[str], names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that is found where `pattern` is, but not in these names, in any case."""
+    secrets = "|".join(map(re.escape, sorted(names)))
+    text = re.sub(r"\A(\(\?[aiLmsux]+\))*", "", pattern.pattern)  # `pattern.flags` has these flags
+    end = "\n)" if pattern.flags & re.VERBOSE else ")"  # after a comment
+    return re.compile(rf"\A(?!(?i:{secrets})\Z)(?s:.*?)(?:{text}{end}", pattern.flags)
+
+
 def _pattern_or_none(value: object) -> object:
     return (header_pattern(value) if value else None) if isinstance(value, str) else value
 

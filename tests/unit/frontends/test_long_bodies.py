@@ -239,7 +239,7 @@ FAILURES: dict[str, tuple[str, bytes, str]] = {
         b'{"id":"a\\nb","inputs":[]}',
         r"model 'simple', request id 'a\nb', status 400: [request id: a\nb] expected 2 inputs",
     ),
-    "no model": ("/v2/models/a%0Ab/infer", b"{}", r"model 'a\nb', status 404: Request for unknown model"),
+    "no model": ("/v2/models/a%C2%85b/infer", b"{}", r"model 'a\x85b', status 404: Request for unknown model"),
     "on a thread": ("/v2/models/echo/infer", texts(LONG)[:-1], "model 'echo', version 1, status 400: failed to parse"),
     "generate": ("/v2/models/simple/generate", b"{", "model 'simple', status 400: failed to parse"),
     "infer_stream": ("/v2/models/simple/infer_stream", b"{", "model 'simple', status 400: failed to parse"),

@@ -24,9 +24,7 @@ _CALL = re.compile(
     rb"/(infer|infer_stream|generate|generate_stream)(?:\?|$)"
 )
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
-_FORBIDDEN = re.compile(
-    rb"[\x00-\x1f\x7f\\]|%[01][0-9A-Fa-f]|%7[Ff]|%5[Cc]|(?:/|%2[Ff])(?:\.|%2[Ee]){1,2}(?=/|%2[Ff]|$)"
-)
+_FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\]|%[01][0-9A-Fa-f]|%7[Ff]|%5[Cc]|/(?:\.|%2[Ee]){1,2}(?=/|$)")
 """Parts of a path that two readers may understand differently: control characters, backslashes, and dot segments."""
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
