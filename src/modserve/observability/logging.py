@@ -24,8 +24,8 @@ _ERASE = "\r\x1b[K"
 """Goes back to the beginning of a terminal's line, and empties it."""
 
 
-_MOST = 4 * 1024 * 1024
-"""Characters of lines that may wait to be written."""
+_MOST = 32 * 1024 * 1024
+"""Characters of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
 
 PATIENCE_S = 1.0
 """Seconds in which what waits is still written at the end of the process."""

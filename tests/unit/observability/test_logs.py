@@ -241,7 +241,7 @@ def test_a_reader_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("sys.stderr", stream)
         logs = Logs()
         logs.install()
-        for number in range(200):
+        for number in range(1000):
             _log.info("%d %s", number, "x" * 50_000)
         logs.say("nobody waits for this")
         assert logs.dropped > 0
