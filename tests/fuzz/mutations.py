@@ -315,6 +315,32 @@ def _blocks(data: bytes, choose: random.Random) -> bytes:
     return b"".join([len(block).to_bytes(2, "big") + block for block in blocks])
 
 
+_ODD_TEXTS = (
+    b"\xe9",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\xf0\x9f",
+    b"\0",
+    b"\x1b[2J",
+    b"\n",
+    b"\r",
+    b"\xc2\x85",
+    b"\xe2\x80\xa8",
+    b"\\udcff",
+)
+
+
+def _texts(data: bytes, choose: random.Random) -> bytes:
+    """A text with pieces that are no characters, or no printable ones; sometimes read in another way."""
+    kind, text = data[:1], data[1:]
+    for _ in range(choose.choice((1, 1, 3))):
+        at = choose.randrange(len(text) + 1)
+        text = text[:at] + choose.choice(_ODD_TEXTS) + text[at:]
+    if choose.random() < 0.3:
+        text = _bytes(text, choose)
+    return choose.choice((kind, b"b", b"u", b"n")) + text
+
+
 _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "http_json": _json,
     "http_json_alike": _alike,
@@ -330,4 +356,5 @@ _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "control_body": _behind_digit,
     "http2_connection": _frames,
     "header_blocks": _blocks,
+    "foreign_text": _texts,
 }

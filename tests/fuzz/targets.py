@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import http2_targets
+import text_targets
 from google.protobuf.message import DecodeError
 
 from modserve import config
@@ -348,6 +349,7 @@ _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
     "chat_body": (chat_body, _BLAMES_CLIENT),
     "completion_body": (completion_body, _BLAMES_CLIENT),
     "items_body": (items_body, _BLAMES_CLIENT),
+    "foreign_text": (text_targets.foreign_text, _BLAMES_CLIENT),
 }
 NAMES = tuple(_TARGETS)
 

@@ -1163,6 +1163,16 @@ def test_what_needs_no_key(tmp_path: Path) -> None:
         from_command_line([*words, "--api-key=a-secret-of-a-server"], {})
 
 
+def test_words_that_are_no_text() -> None:
+    """They would come back in answers, which cannot have them."""
+    wrong = "caf\udce9"
+    assert error(f"--log-file={wrong}") == "option '--log-file' is not UTF-8"
+    assert error("--load-model", wrong) == "option '--load-model' is not UTF-8"
+    assert error(f"./{wrong}.onnx") == r"argument './caf\udce9.onnx' is not UTF-8"
+    assert error(MODSERVE_LOG_FILE=wrong) == "environment variable MODSERVE_LOG_FILE is not UTF-8"
+    assert read("--log-file=caf\xe9").settings.log.file == "caf\xe9"
+
+
 @pytest.mark.parametrize(
     "pattern", [".", "^x-|auth", "(?s).*", "(?x) x-api-key # the key", "(?-i)^authorization$|admin|.*user"]
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from modserve.core.errors import ModserveError
+from modserve.core.texts import is_unicode, unicode_text
 from modserve.settings.options import did_you_mean
 
 DEFAULT_URL = "http://localhost:8000"
@@ -49,6 +50,9 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, words: Sequence[str]) -> Namespace:
         """The values; options may stand between other words, with - or _ in their names. Raises UsageError."""
+        for word in words:
+            if not is_unicode(word):
+                raise UsageError(unicode_text(f"argument '{word}' is not UTF-8"))
         words = [_OPTION.sub(lambda match: match[0].replace("_", "-"), word) for word in words]
         if self.takes_server_options:
             options, rest = self.parse_known_args(words)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
-from modserve.core.texts import is_unicode
+from modserve.core.texts import is_unicode, unicode_text
 
 from . import access
 from .options import OptionError, did_you_mean
@@ -104,7 +104,7 @@ def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dic
     winning: dict[FieldPath, Any] = {}
     for name, text, place in entries:
         if not is_unicode(text):
-            raise OptionError(f"{place} is not UTF-8")
+            raise OptionError(unicode_text(f"{place} is not UTF-8"))
         option = OPTIONS[name]
         target = values
         try:

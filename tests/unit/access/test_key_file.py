@@ -60,6 +60,7 @@ def key(**more: object) -> str:
         ("keys: {}", "'keys': expected a list, got dict"),
         ("keys: [1]", "keys[0]: expected a mapping, got int"),
         (key(name="a b"), "keys[0]: 'a b' cannot be a name, expected 1 to 100 characters without spaces"),
+        (key(name="a\ud800"), "keys[0]: 'a\\ud800' cannot be a name"),
         (key(name=""), "keys[0]: '' cannot be a name"),
         (key(name=None), "keys[0]: None cannot be a name"),
         (key(secret="x"), "keys[0]: there is no 'secret', expected some of"),

@@ -149,6 +149,7 @@ PEM = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.Pu
         (token(iss="https://other"), "the token's issuer is 'https://other', which this server does not know"),
         (token(iss=None), "the token's issuer is missing"),
         (token(org=None), "the token's claim 'org' does not name a tenant"),
+        (token(org="caf\udce9"), "the token's claim 'org' does not name a tenant"),
         (token(org="x" * 101), "the token's claim 'org' does not name a tenant"),
         (token(OTHER), "the token is not valid: Signature verification failed"),
         (token(OTHER, kid="three"), "the token's key is 'three', which its issuer does not have"),
@@ -162,7 +163,7 @@ PEM = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.Pu
         (f"{'A' * 5000}.{'B' * 5000}.{'C' * 5000}", "the key is neither known nor a token"),
         (f"{token()}{'x' * 1_000_000}", "the call's key has 1000"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 async def test_a_token_that_is_refused(keys: Path, text: str, complaint: str) -> None:
     known = authority(keys)

@@ -37,6 +37,8 @@ def test_options_stand_anywhere(made: syntax.Parser) -> None:
             "unknown option '--nothing'; those of this command: --help, --watch, --json, --url, --header",
         ),
         (["--url"], "option '--url' requires a value"),
+        (["caf\udce9"], r"argument 'caf\udce9' is not UTF-8"),
+        (["--url=\ud800"], r"argument '--url=\ud800' is not UTF-8"),
         (["--timeout", "0"], "option '--timeout': expected a number above 0, got: 0"),
         (["--timeout", "soon"], "option '--timeout': expected a number above 0, got: soon"),
     ],

@@ -13,6 +13,7 @@ from pool_bench import CONFIG, Owner, answer, member, refused, until
 from modserve.backends.api import EngineRequest, FinalResponse
 from modserve.core.errors import Code
 from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import ParameterValue
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
@@ -28,10 +29,14 @@ class Returning:
         self.go_on.set()
         self.missing = 0
         """Responses that it forgets."""
+        self.parameters: dict[str, ParameterValue] = {}
+        """Of the second response."""
 
     def execute_requests(self, requests: Sequence[EngineRequest]) -> Sequence[FinalResponse]:
         assert self.go_on.wait(30)
         answers = [FinalResponse({"OUTPUT0": each.tensors["INPUT0"].array}) for each in requests]
+        if self.parameters:
+            answers[1] = FinalResponse(answers[1].outputs, self.parameters)
         return answers[self.missing :]
 
     def close(self) -> None: ...
@@ -116,3 +121,18 @@ async def test_batches_wait_at_the_thread_while_executions_are_short(bench: Benc
     bench.engine.go_on.set()
     await until(lambda: bench.settled == 14)
     assert [answer(each) for each in started] == [[[value] * 4] for value in (20, 21, 22)]
+
+
+@pytest.mark.parametrize("parameters", [{"file": "caf\udce9"}, {"caf\udce9": 1}, {"a": 1, "\ud800": "b"}])
+async def test_a_parameter_that_is_no_unicode_fails_its_request_alone(
+    bench: Bench, parameters: dict[str, ParameterValue]
+) -> None:
+    bench.engine.parameters = parameters
+    members = [member(1), member(2), member(3)]
+    assert bench.start(*members)
+    await until(lambda: bench.has_settled(3))
+    assert [answer(entry) for entry in members[::2]] == [[[1] * 4], [[3] * 4]]
+    code, text = refused(members[1])
+    assert code is Code.INTERNAL
+    assert "responded with the parameter" in text
+    assert text.endswith("which has a lone surrogate in its name or value: that is no character and cannot be sent")

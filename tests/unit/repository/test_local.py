@@ -1,5 +1,6 @@
 """What counts as a model and as a version in a repository on disk."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,20 @@ async def test_models_that_lie_beside_the_folders(tmp_path: Path) -> None:
     assert await LocalRepository(tmp_path).remarks() == [
         f"'{tmp_path}/net.pth' {ignored} 'net/1/model.pth'",
         f"'{tmp_path}/resnet.onnx' {ignored} 'resnet/1/model.onnx'",
+    ]
+
+
+async def test_folders_whose_names_are_no_text(tmp_path: Path) -> None:
+    """Nobody could call such a model, and a list that has its name could not be sent."""
+    write_model(tmp_path, "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
+    write_model(tmp_path, r"caf\udce9")
+    os.mkdir(os.path.join(os.fsencode(tmp_path), b"caf\xe9"))
+    os.close(os.open(os.path.join(os.fsencode(tmp_path), b"file\xe9"), os.O_CREAT))
+    repository = LocalRepository(tmp_path)
+    assert await repository.names() == [r"caf\udce9", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"]
+    assert set(await repository.look()) == set(await repository.names())
+    assert await repository.remarks() == [
+        rf"'{tmp_path}/caf\udce9' is ignored: the name of a model's folder must be UTF-8; rename it"
     ]
 
 
