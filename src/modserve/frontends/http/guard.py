@@ -1,16 +1,16 @@
 """An application behind the keys of its callers."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, Final
 
 import orjson
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import OPEN, PATH_NEEDS, CallNeed, need_of
+from modserve.access.calls import OPEN, need_of
 from modserve.access.identity import Identity
-from modserve.core.errors import ModserveError, PermissionDeniedError
+from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
@@ -18,7 +18,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.text.openai_errors import error_body
 
-from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, ROUTE_CHECK, SLASH
+from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, SLASH
 from .wire.context import AsgiApp
 
 _OPENAI: Final = re.compile(
@@ -35,15 +35,9 @@ class GuardedApp:
     OPTIONS passes: it says what a path can do, does none of it, and browsers ask it without headers of their own.
     """
 
-    def __init__(
-        self,
-        app: AsgiApp,
-        authority: Authority,
-        server: Server,
-        need_of: Callable[[str, str], tuple[CallNeed, str]] = need_of,
-    ) -> None:
-        """`need_of`: what a call with a method to a path needs, and the model that the path names."""
-        self._need_of = need_of
+    def __init__(self, app: AsgiApp, authority: Authority, server: Server, hidden: Collection[str] = ()) -> None:
+        """`hidden`: the templates that `app` does not serve."""
+        self._hidden = hidden
         self._app = app
         self._authority = authority
         self._server = server
@@ -60,7 +54,7 @@ class GuardedApp:
     async def _admit(self, scope: Any) -> None:
         """Who calls is the task's caller from now on. Raises what keeps the call from being served."""
         method, authority = scope["method"], self._authority
-        need, model = self._need_of("GET" if method == "HEAD" else method, scope["path"])
+        need, model = need_of("GET" if method == "HEAD" else method, scope["path"], self._hidden)
         if method == "OPTIONS":
             need, model = OPEN, ""
         shown = credentials.of_headers(scope["headers"]) or scope.get("extensions", {}).get(CERTIFICATE, ())
@@ -74,7 +68,6 @@ class GuardedApp:
         caller.enter(authority, shown, identity, need)
         if model:
             caller.current().check(model.replace(SLASH, "/"))
-        scope[ROUTE_CHECK] = _RouteCheck(need, model)
 
     async def _refuse(self, scope: Any, send: Any, error: ModserveError) -> None:
         status, request_id = failures.spelling(error).http, _request_id(scope)
@@ -88,25 +81,6 @@ class GuardedApp:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-class _RouteCheck:
-    """Compares the route that is about to run with the need that its caller was checked for."""
-
-    def __init__(self, need: CallNeed, model: str) -> None:
-        self._need = need
-        self._model = model
-
-    def __call__(self, template: str, scope: Any) -> None:
-        """Raises `PermissionDeniedError` where they differ, and for a route that is not in the table of needs."""
-        known = PATH_NEEDS.get(template)
-        if known is None or (known.of(scope["method"]), scope["path_params"].get("model", "")) != (
-            self._need,
-            self._model,
-        ):
-            raise PermissionDeniedError(
-                f"the path was checked as another call than '{template}', which it leads to: this is a bug"
-            )
 
 
 def _request_id(scope: Any) -> str:
