@@ -8,6 +8,7 @@ start to READY). Until then, this module answers the probes.
 import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -114,9 +115,11 @@ def guarded(app: AsgiApp, server: Server, authority: "Authority | None", without
     """The application, to callers that the authority knows if there is one. It is made over a `scoped` server."""
     if authority is None:
         return app
+    from modserve.access.calls import need_of
+
     from .guard import GuardedApp
 
-    return GuardedApp(app, authority, server, ADMIN_PATHS if without_admin else ())
+    return GuardedApp(app, authority, server, partial(need_of, hidden=ADMIN_PATHS) if without_admin else need_of)
 
 
 async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:

@@ -1,14 +1,14 @@
 """An application behind the keys of its callers."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import OPEN, need_of
+from modserve.access.calls import OPEN, CallNeed, need_of
 from modserve.access.identity import Identity
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
@@ -35,9 +35,15 @@ class GuardedApp:
     OPTIONS passes: it says what a path can do, does none of it, and browsers ask it without headers of their own.
     """
 
-    def __init__(self, app: AsgiApp, authority: Authority, server: Server, hidden: Collection[str] = ()) -> None:
-        """`hidden`: the templates that `app` does not serve."""
-        self._hidden = hidden
+    def __init__(
+        self,
+        app: AsgiApp,
+        authority: Authority,
+        server: Server,
+        need_of: Callable[[str, str], tuple[CallNeed, str]] = need_of,
+    ) -> None:
+        """`need_of` returns the need of a method and path, and the model that the path names."""
+        self._need_of = need_of
         self._app = app
         self._authority = authority
         self._server = server
@@ -54,7 +60,7 @@ class GuardedApp:
     async def _admit(self, scope: Any) -> None:
         """Who calls is the task's caller from now on. Raises what keeps the call from being served."""
         method, authority = scope["method"], self._authority
-        need, model = need_of("GET" if method == "HEAD" else method, scope["path"], self._hidden)
+        need, model = self._need_of("GET" if method == "HEAD" else method, scope["path"])
         if method == "OPTIONS":
             need, model = OPEN, ""
         shown = credentials.of_headers(scope["headers"]) or scope.get("extensions", {}).get(CERTIFICATE, ())
