@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from .__about__ import __version__
 from .commands import table
 from .commands.table import COMMANDS
+from .core import secret_names
 from .core.errors import ModserveError
 from .core.runtime import unix_socket
 from .core.runtime.event_loop import new_event_loop
@@ -24,7 +25,6 @@ from .process import port_conflict, supervisor
 from .process.ports import PortError
 from .process.reserved_ports import reserve
 from .settings import OptionError, Settings, from_command_line, usage
-from .settings.access import SECRET_VARIABLES
 from .settings.listen_addresses import listen_addresses, place
 from .settings.options import did_you_mean
 from .workers.identity import WorkerIdentity
@@ -224,7 +224,7 @@ def run(
             handler.addFilter(worker.name_in_log)
     for warning in warnings:
         _log.warning("%s", warning)
-    for name in SECRET_VARIABLES:  # the processes of models inherit the rest
+    for name in secret_names.VARIABLES:  # the processes of models inherit the rest
         os.environ.pop(name, None)
     opened: list[Ports] = []
 

@@ -78,7 +78,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     # Longer than the test waits: a stop that waits for a process fails.
     options = ["--backend-config=python,stop-timeout-seconds=600"]
     restricted = "logging:admin-key=SECRET"
-    environment = {"MODSERVE_HTTP_RESTRICTED_API": restricted, "MODSERVE_GRPC_RESTRICTED_PROTOCOL": restricted}
+    environment = {
+        "MODSERVE_HTTP_RESTRICTED_API": restricted,
+        "MODSERVE_GRPC_RESTRICTED_PROTOCOL": restricted,
+        "TRITONCACHE_REDIS_PASSWORD": "SECRET",
+    }
     with started(repository, options=options, environment=environment) as running:
         running.wait_for(LOADED)
         yield running

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from repositories import EXAMPLES, copy_example, write_identity
-from server_process import ServerProcess, eventually, serving
+from server_process import ServerProcess, eventually, serving, started
 from wire import http
 
 PROGRAM = b"""\
@@ -157,10 +157,10 @@ def test_one_file_with_a_list_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     file = Path(shutil.copy(EXAMPLES / "simple" / "1" / "model.onnx", folder / "sums.onnx"))
-    with serving(options=[str(file), "--require-digests"], errors=[NOT_LOADED]) as server:
-        _, reason = index(server)["sums"]
-        assert "there is no SHA256 digest of: 1/sums.onnx" in reason
-        assert f"cd {folder} && find" in reason
+    with started(options=[str(file), "--require-digests"]) as server:
+        server.wait(1, errors=[NOT_LOADED, "no model has loaded"])
+        assert "there is no SHA256 digest of: 1/sums.onnx" in server.log
+        assert f"cd {folder} && find" in server.log
     write_sums(folder)
     with serving(options=[str(file), "--require-digests"]) as server:
         assert index(server)["sums"] == ("READY", "")

@@ -10,8 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from modserve import Settings
-from modserve.core.configuration.cache_settings import CacheSettings
+from modserve.access import credentials
+from modserve.core.configuration.cache_settings import PASSWORD_VARIABLE, CacheSettings
 from modserve.core.files.remote_place import RemotePlace
+from modserve.core.secret_names import HEADERS, KEY_VARIABLE, VARIABLES
 from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 from modserve.settings import (
     OPTIONS,
@@ -1185,13 +1187,29 @@ def test_headers_with_secrets_are_not_forwarded_to_models(pattern: str, subject:
     }
     names = ("authorization", "Authorization", "X-API-Key", "x-user", "X-Admin-Key2")
     opener = {"http": "admin-key", "grpc": "triton-grpc-protocol-admin-key"}[subject]
-    for keys, secrets in (({}, {opener}), ({"api_key": "k" * 20}, {opener, "authorization", "x-api-key"})):
+    for keys, secrets in (({}, {opener}), ({"api_key": "k" * 20}, {opener, *HEADERS})):
         before = header_pattern(pattern)
         after = getattr(Settings(model_repository="models", **options, **keys), subject).header_pattern
-        for name in (*names, opener, opener.title()):
+        for name in (*names, *HEADERS, opener, opener.title()):
             assert bool(after.search(name)) == (bool(before.search(name)) and name.lower() not in secrets), name
 
 
 def test_headers_with_keys_are_forwarded_where_the_server_has_none() -> None:
     pattern = Settings(model_repository="models", http_header_forward_pattern="authorization").http.header_pattern
     assert pattern == re.compile("authorization", re.IGNORECASE)
+
+
+def test_the_names_of_secrets_are_those_that_are_read() -> None:
+    assert {name.decode() for name in credentials.HEADERS} <= HEADERS
+    assert {KEY_VARIABLE, PASSWORD_VARIABLE} <= set(VARIABLES)
+    options = {f"MODSERVE_{name.upper().replace('-', '_')}" for name in OPTIONS}
+    assert {name for name in VARIABLES if name.startswith("MODSERVE_")} - {KEY_VARIABLE} <= options
+
+
+def test_the_password_of_a_cache_is_read_before_its_variable_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    settings = Settings(model_repository="models", cache_config="redis,host=h,port=1")
+    monkeypatch.delenv(PASSWORD_VARIABLE)
+    redis = settings.cache.redis
+    assert redis is not None
+    assert redis.password == "secret"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from modserve.core.errors import invalid
+from modserve.core.secret_names import KEY_VARIABLE
 from modserve.core.tenants import Tenant
 
 from .authority import Authority
@@ -11,8 +12,8 @@ from .key_file import AccessFile, Key
 from .secret import SHORTEST, digest
 from .watched_file import WatchedFile
 
-SINGLE = "MODSERVE_API_KEY"
-"""The environment variable of a single key, and the name of that key."""
+SINGLE = KEY_VARIABLE
+"""The name of a single key."""
 
 
 class AccessControl:

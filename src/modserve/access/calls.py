@@ -6,10 +6,10 @@ the routes and RPCs that are served: one that is missing here fails it.
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from modserve.protocol.restricted import ADMIN_PATHS, DRAIN, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
+from modserve.protocol.restricted import DRAIN, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
 
 from .identity import CallKind
 
@@ -50,7 +50,7 @@ class PathNeed(NamedTuple):
 
 OPEN: Final = CallNeed("read", Reach.OPEN)
 ANY: Final = CallNeed("read", Reach.ANY)
-"""Also what paths need that no route has, and methods that a path has not."""
+"""Also what paths need that no route has, and methods that a path has not: nothing runs for them."""
 METRICS: Final = CallNeed("read", Reach.SERVER)
 """The page of metrics, at its own port."""
 _LIST: Final = CallNeed("read", Reach.LIST)
@@ -112,34 +112,35 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
 
 
-class _Needs:
-    """What calls need, by path template."""
+_PATTERNS: Final = [
+    (_pattern(template), template)
+    for template in sorted(PATH_NEEDS, key=lambda template: (template.count("{"), -len(template)))
+    if "{" in template
+]
+"""The special before the general."""
 
-    def __init__(self, needs: Mapping[str, PathNeed]) -> None:
-        order = sorted(needs, key=lambda template: (template.count("{"), -len(template)))
-        self._exact = {template: needs[template] for template in order if "{" not in template}
-        self._patterns = [(_pattern(template), needs[template]) for template in order if "{" in template]
-        """The special before the general."""
 
-    def of(self, method: str, path: str) -> tuple[CallNeed, str]:
-        exact = self._exact.get(path)
-        if exact is not None:
-            return exact.of(method), ""
-        for pattern, need in self._patterns:
-            if (match := pattern.fullmatch(path)) is not None:
-                return need.of(method), match.groupdict().get("model", "")
+def template_of(method: str, path: str) -> tuple[str, str]:
+    """The template of a decoded path, and the model that the path names; both empty where there is none.
+
+    Permissions, restrictions and the audit log go by it, and a route with another template does not run. What reads
+    ``/v1/models/m:predict`` is about a model of that whole name.
+    """
+    reads = method in ("GET", "HEAD")
+    if path in PATH_NEEDS and "{" not in path:
+        return path, ""
+    for pattern, template in _PATTERNS:
+        if not (reads and ":" in template) and (match := pattern.fullmatch(path)) is not None:
+            return template, match.groupdict().get("model", "")
+    return "", ""
+
+
+def need_of(method: str, path: str, hidden: Collection[str] = ()) -> tuple[CallNeed, str]:
+    """What a call to a decoded path needs, and the model that it names; empty for none.
+
+    The `hidden` templates are served by another port: their paths are like those that nobody has.
+    """
+    template, model = template_of(method, path)
+    if not template or template in hidden:
         return ANY, ""
-
-
-_ALL: Final = _Needs(PATH_NEEDS)
-_OF_CLIENTS: Final = _Needs({template: need for template, need in PATH_NEEDS.items() if template not in ADMIN_PATHS})
-
-
-def need_of(method: str, path: str) -> tuple[CallNeed, str]:
-    """What a call to a decoded path needs, and the model that it names; empty for none."""
-    return _ALL.of(method, path)
-
-
-def clients_need_of(method: str, path: str) -> tuple[CallNeed, str]:
-    """The same where another port serves the calls of operators: their paths are like those that nobody has."""
-    return _OF_CLIENTS.of(method, path)
+    return PATH_NEEDS[template].of(method), model

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 from modserve.core.errors import UnauthenticatedError
-from modserve.protocol.restricted import KEY_HEADERS
 
 Credentials: TypeAlias = tuple[tuple[bytes, bytes], ...]
 """Names and values, as they came. Whoever shows the same again is the same caller."""
 
 AUTHORIZATION: Final = b"authorization"
 API_KEY: Final = b"x-api-key"
-HEADERS: Final = frozenset(name.encode() for name in KEY_HEADERS)
+HEADERS: Final = frozenset((AUTHORIZATION, API_KEY))
 """Names of headers over HTTP, and of metadata over gRPC."""
 CERTIFICATE: Final = b"certificate"
 """Stands for a header where a connection has shown a certificate. No header comes in under this name."""

@@ -12,7 +12,7 @@ from modserve.client.address import Access, Address
 from modserve.client.address_list import Lookup, lookup
 from modserve.client.errors import ClientError
 from modserve.core.errors import Code, invalid
-from modserve.settings.access import VARIABLE as KEY_VARIABLE
+from modserve.core.secret_names import KEY_VARIABLE
 
 from .errors import UnreachableError
 from .syntax import DEFAULT_URL, URL_VARIABLE, UsageError

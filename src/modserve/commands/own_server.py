@@ -85,6 +85,8 @@ def _wait_until_ready(
 
 _LOADED = "model "
 """The head of the table that a server prints when it has loaded its models begins so."""
+_CONSEQUENCE = "no model has loaded"
+"""The last error of a server that ends since its only model cannot be loaded begins so; the reason is in one before."""
 _REASON = re.compile(r"(?:ERROR|WARNING) +\S+: (.*)")
 
 
@@ -125,5 +127,5 @@ class _Log:
     def reason(self) -> str:
         """The last error that it has logged, or its last line."""
         text = "".join(self._lines)
-        reasons = _REASON.findall(text)
+        reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_CONSEQUENCE)]
         return reasons[-1] if reasons else (text.strip().splitlines() or ["no output"])[-1]

@@ -27,8 +27,8 @@ from modserve.client.transport import (
 )
 from modserve.client.values import ClientCall, ModelMetadata, Result, metadata_of
 from modserve.core.errors import Code, invalid
+from modserve.core.secret_names import KEY_VARIABLE
 from modserve.pb import inference as pb
-from modserve.settings.access import VARIABLE as KEY_VARIABLE
 
 from .destination import Destination, address
 from .errors import RefusedError, UnreachableError

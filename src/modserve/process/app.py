@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +112,7 @@ class InferenceServer(LocalServer):
         library = allocator.glibc()
         meter = Meter() if library is None else Meter(lambda: library.malloc_trim(0))
         residency = self._residency(table, workers, meter)
-        self._caches = VersionCaches(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
+        self._caches = VersionCaches(make_cache(settings.cache), backend_options(settings, registry.names))
         options = replace(
             loader_options(settings, registry.names, self.cores),
             caches=self._caches,

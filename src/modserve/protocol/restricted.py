@@ -31,9 +31,6 @@ class Calls:
 
 DRAIN = "/v2/health/drain"
 
-KEY_HEADERS = ("authorization", "x-api-key")
-"""Names of the headers, or gRPC metadata, with the key or token of a caller."""
-
 _OPENAI_CALLS = ("embeddings", "rerank", "chat/completions", "completions", "responses")
 _VERBS = ("status", "register", "unregister")
 

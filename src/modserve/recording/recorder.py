@@ -25,6 +25,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.requests.response import NOBODY, InferenceResponse, Outcome, ResponseSink, hand_over
 from modserve.core.runtime.long_buffers import copy_of
+from modserve.core.secret_names import HEADERS
 from modserve.core.servable import Servable, Submitter
 from modserve.core.tensors.tensor import Buffer, Tensor
 
@@ -43,11 +44,6 @@ _OVERHEAD: Final = 1024
 _MOST_NAMES: Final = 1000
 DROPPED: Final = ("memory", "too_large", "disk", "failure")
 """Why sampled requests are dropped."""
-
-_SECRETS: Final = frozenset(
-    {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-amz-security-token", "x-auth-token"}
-)
-"""Names of parameters that are left out whatever they are: headers, where the server forwards these to models."""
 
 
 class ModelPlan:
@@ -157,7 +153,7 @@ class Recorder:
         return {name: value for name, value in parameters.items() if not self._may_be_header(name)}
 
     def _may_be_header(self, name: str) -> bool:
-        return name.lower() in _SECRETS or any(pattern.search(name) for pattern in self._headers)
+        return name.lower() in HEADERS or any(pattern.search(name) for pattern in self._headers)
 
     def reserve(self, size: int) -> bool:
         """Hold memory until `release`; False if there is no room."""

@@ -4,18 +4,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, SecretStr
 
+from modserve.core.secret_names import KEY_VARIABLE
+
 from .options import option
-
-VARIABLE = "MODSERVE_API_KEY"
-"""The environment variable with the only key of a server. No option: lists of processes show options."""
-
-SECRET_VARIABLES = (VARIABLE, "MODSERVE_HTTP_RESTRICTED_API", "MODSERVE_GRPC_RESTRICTED_PROTOCOL")
-"""Environment variables with secrets of callers, which the processes of models do not inherit."""
 
 FILE: Any = option(
     "",
     "File of keys, tenants, token issuers and certificates, without which callers are refused; 'modserve keys' writes "
-    f"it, and the server follows its changes. The environment variable {VARIABLE} is a key by itself.",
+    f"it, and the server follows its changes. The environment variable {KEY_VARIABLE} is a key by itself.",
     section="access",
 )
 
@@ -37,4 +33,4 @@ Key: TypeAlias = SecretStr | None
 
 def variable(environment: Any) -> dict[str, str]:
     """The keyword for a key in the environment, if there is one."""
-    return {"api_key": environment[VARIABLE]} if environment.get(VARIABLE) else {}
+    return {"api_key": environment[KEY_VARIABLE]} if environment.get(KEY_VARIABLE) else {}

@@ -3,8 +3,10 @@
 Names and meanings are those of Triton's local cache and of its Redis cache; `ttl` and `entry_size` are our own.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,7 +51,16 @@ def _without_secrets(text: str) -> str:
 
 
 def cache_settings(value: object) -> object:
-    """A validator: settings of what `cache_texts` made of each option, or of the bytes of a local cache."""
+    """A validator: settings of what `cache_texts` made of each option, or of the bytes of a local cache.
+
+    The environment has the user and password of a Redis where they have none.
+    """
+    settings = _cache_settings(value)
+    redis = None if settings.redis is None else settings.redis.with_credentials(os.environ)
+    return replace(settings, redis=redis)
+
+
+def _cache_settings(value: object) -> CacheSettings:
     if isinstance(value, CacheSettings):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

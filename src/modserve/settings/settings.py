@@ -17,7 +17,7 @@ from modserve.core.configuration.cache_settings import CacheSettings
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
-from modserve.protocol.restricted import KEY_HEADERS
+from modserve.core.secret_names import HEADERS
 
 from . import access, addresses, load_limits, log, model_memory, platforms, shutdown, telemetry, values
 from .cache import cache_texts
@@ -375,7 +375,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _check_front_ends(self) -> Self:
         """TLS needs its files, mutual TLS also the clients' roots; models get no headers with keys."""
-        keys = KEY_HEADERS if self.auth_file or self.api_key else ()
+        keys = HEADERS if self.auth_file or self.api_key else ()
         self.__dict__.update(http=self.http.without_secrets(keys), grpc=self.grpc.without_secrets(keys))
         self.http.check_certificates("http")
         self.grpc.check_certificates("grpc")

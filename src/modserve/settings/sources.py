@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
+from modserve.core.secret_names import KEY_VARIABLE
 from modserve.core.texts import is_unicode, unicode_text
 
 from . import access
@@ -202,7 +203,7 @@ def _resolved(spelling: str) -> str:
     if matches:
         return matches[0]
     if name == "api-key":
-        raise OptionError(f"a key is no option, since lists of processes show options; set {access.VARIABLE}")
+        raise OptionError(f"a key is no option, since lists of processes show options; set {KEY_VARIABLE}")
     raise OptionError(f"unknown option '--{spelling}'{_hint(name, '--')}")
 
 
@@ -220,7 +221,7 @@ _LINK = re.compile(r"[a-z]+://\S+:\d+", re.ASCII)
 _LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """The names of the other variables that they set, for a service called modserve or modserve-…"""
 
-_OF_OTHERS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL", "MODSERVE_COMPILED", access.VARIABLE})
+_OF_OTHERS = frozenset({"MODSERVE_URL", "MODSERVE_METRICS_URL", "MODSERVE_COMPILED", KEY_VARIABLE})
 """Variables that commands read which call a server, that of scripts/serve for the form, and that of a key."""
 
 

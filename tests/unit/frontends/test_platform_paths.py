@@ -192,6 +192,14 @@ async def test_vertex_has_two_forms(tmp_path: Path, body: bytes, packed: bool) -
             assert v2[0].body == JSON_ANSWER
 
 
+async def test_a_model_whose_name_begins_like_a_call_has_both_forms(tmp_path: Path) -> None:
+    """The first letters of the name are those of the call in its path."""
+    routes = PlatformRoutes("/health", "/predict/it", TYPE, instances=True, model="inference")
+    async with stage(tmp_path, None, options=HttpSettings(routes=routes)) as opened:
+        (answer,) = await ask(opened, request(target="/predict/it?x=/infer", body=OWN_FORM))
+        assert (answer.status, json.loads(answer.body)) == (404, {"error": "Model with name inference does not exist."})
+
+
 async def test_where_there_is_no_platform_its_paths_are_unknown(tmp_path: Path) -> None:
     async with stage(tmp_path, None) as opened:
         for path in ("/invocations", "/models/simple/invoke", "/models"):

@@ -68,7 +68,7 @@ def test_every_path_that_is_served_has_a_category_or_is_open(app: FastAPI) -> No
         ("/v1/models/m:predict", "inference"),
         ("/v1/models/m/versions/1:predict", "inference"),
         ("/v1/models/m/metadata", "metadata"),
-        ("/v2/models/m/infer\n", "inference"),
+        ("/v2/models/m/infer\n", None),
         ("/v2/models/m/openapi.json", "metadata"),
         ("/v2/models/m/versions/1/openapi.json", "metadata"),
         ("/docs/examples/m", "metadata"),
@@ -80,7 +80,11 @@ def test_every_path_that_is_served_has_a_category_or_is_open(app: FastAPI) -> No
     ],
 )
 def test_the_category_of_a_path(path: str, category: str | None) -> None:
-    assert path_category(path) == category
+    assert path_category("POST", path) == category
+
+
+def test_the_category_of_a_model_that_is_named_like_a_call() -> None:
+    assert path_category("GET", "/v1/models/m:predict") == path_category("HEAD", "/v1/models/m:predict") == "health"
 
 
 @pytest.fixture
@@ -113,7 +117,7 @@ ONE_OF_EACH: list[tuple[str, str, bytes]] = [
 
 async def test_a_call_needs_its_header(restricted: Stage) -> None:
     for method, target, body in ONE_OF_EACH:
-        category = path_category(target.partition("?")[0].replace("%69", "i"))
+        category = path_category(method, target.partition("?")[0].replace("%69", "i"))
         assert category is not None
         refusal = REFUSED % f"{category}-key".encode()
         shut: list[dict[str, str]] = [{}, {f"{category}-key": "shut"}, {"other-key": "open"}]

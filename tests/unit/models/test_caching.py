@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def caching(options: object = None) -> VersionCaches:
-    return VersionCaches(make_cache(REDIS, {}), options)
+    return VersionCaches(make_cache(REDIS), options)
 
 
 def draft(config: str) -> Draft:
@@ -121,15 +121,15 @@ async def test_the_files_of_a_model_without_a_cache_are_read_for_an_ensemble_onl
 
 
 async def test_a_cache_of_this_process(model: Path, executor: ThreadPoolExecutor) -> None:
-    cache = make_cache(CacheSettings(100), {})
+    cache = make_cache(CacheSettings(100))
     assert isinstance(cache, ResponseCache)
     assert await VersionCaches(cache).of(ModelId("m", 1), model / "absent", draft(CACHED), (), executor) is cache
-    assert make_cache(CacheSettings(), {}) is None
-    shared = VersionCaches(make_cache(REDIS, {}))
+    assert make_cache(CacheSettings()) is None
+    shared = VersionCaches(make_cache(REDIS))
     shared.ending()
     await shared.close()
     await VersionCaches(cache).close()
-    assert isinstance(make_cache(REDIS, {}), SharedCache)
+    assert isinstance(make_cache(REDIS), SharedCache)
 
 
 def test_credentials_of_the_environment() -> None:

@@ -16,8 +16,8 @@ from modserve.access.key_file import AccessFile
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import ModserveError
 from modserve.core.runtime import unix_socket
+from modserve.core.secret_names import KEY_VARIABLE
 from modserve.settings import Settings
-from modserve.settings.access import VARIABLE
 from modserve.settings.listen_addresses import ListenAddress, admin_address_of, listen_addresses, metrics_address_of
 
 from ..terminal import plural
@@ -115,14 +115,14 @@ def _keys(place: Place, failure: str) -> Iterator[Check]:
         text = "nobody needs one: whoever reaches a port may make every call that is not restricted"
         yield Check(place.level, "keys", text, KEYS_ADVICE)
     elif file is None:
-        text = f"{VARIABLE} is the only one, and may do everything"
+        text = f"{KEY_VARIABLE} is the only one, and may do everything"
         yield Check(WARNING, "keys", text, f"a key with its own scopes for each caller: {KEYS_ADVICE}")
     else:
         names = {key.identity.name for key in file.keys.values() if not key.revoked}
         parts = [plural(len(names), "key")]
         parts += [plural(len(file.issuers), "issuer") + " of tokens"] if file.issuers else []
         parts += [plural(len(file.certificates), "rule") + " for certificates"] if file.certificates else []
-        parts += [f"and {VARIABLE}, which may do everything"] if single else []
+        parts += [f"and {KEY_VARIABLE}, which may do everything"] if single else []
         empty = file.is_empty and not single
         yield Check(WARNING if empty else OK, "keys", ", ".join(parts), "nobody has access yet" if empty else "")
 
@@ -144,7 +144,7 @@ def _endless_keys(place: Place) -> Iterator[Check]:
     keys = () if place.file is None else place.file.keys.values()
     names = [each.identity.name for each in keys if not each.revoked and each.identity.expires == math.inf]
     if place.settings.api_key is not None:
-        names.append(VARIABLE)
+        names.append(KEY_VARIABLE)
     if names:
         advice = "'modserve keys add NAME --expires 90d'; 'modserve keys rotate NAME' makes a new secret"
         yield Check(WARNING, "expiry", f"no end: {listed(names)}", advice)

@@ -8,13 +8,14 @@ start to READY). Until then, this module answers the probes.
 import asyncio
 import importlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from modserve.core.requests import request_ids
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.protocol.restricted import DRAIN
+from modserve.protocol.restricted import ADMIN_PATHS, DRAIN
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -114,11 +115,11 @@ def guarded(app: AsgiApp, server: Server, authority: "Authority | None", without
     """The application, to callers that the authority knows if there is one. It is made over a `scoped` server."""
     if authority is None:
         return app
-    from modserve.access.calls import clients_need_of, need_of
+    from modserve.access.calls import need_of
 
     from .guard import GuardedApp
 
-    return GuardedApp(app, authority, server, clients_need_of if without_admin else need_of)
+    return GuardedApp(app, authority, server, partial(need_of, hidden=ADMIN_PATHS) if without_admin else need_of)
 
 
 async def _respond(send: Any, status: int, content: dict[str, Any]) -> None:

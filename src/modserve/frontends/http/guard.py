@@ -8,9 +8,9 @@ import orjson
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import OPEN, PATH_NEEDS, CallNeed, need_of
+from modserve.access.calls import OPEN, CallNeed, need_of
 from modserve.access.identity import Identity
-from modserve.core.errors import ModserveError, PermissionDeniedError
+from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
@@ -18,7 +18,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.text.openai_errors import error_body
 
-from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, ROUTE_CHECK, SLASH
+from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, SLASH
 from .wire.context import AsgiApp
 
 _OPENAI: Final = re.compile(
@@ -42,7 +42,7 @@ class GuardedApp:
         server: Server,
         need_of: Callable[[str, str], tuple[CallNeed, str]] = need_of,
     ) -> None:
-        """`need_of`: what a call with a method to a path needs, and the model that the path names."""
+        """`need_of` returns the need of a method and path, and the model that the path names."""
         self._need_of = need_of
         self._app = app
         self._authority = authority
@@ -74,7 +74,6 @@ class GuardedApp:
         caller.enter(authority, shown, identity, need)
         if model:
             caller.current().check(model.replace(SLASH, "/"))
-        scope[ROUTE_CHECK] = _RouteCheck(need, model)
 
     async def _refuse(self, scope: Any, send: Any, error: ModserveError) -> None:
         status, request_id = failures.spelling(error).http, _request_id(scope)
@@ -88,25 +87,6 @@ class GuardedApp:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-class _RouteCheck:
-    """Compares the route that is about to run with the need that its caller was checked for."""
-
-    def __init__(self, need: CallNeed, model: str) -> None:
-        self._need = need
-        self._model = model
-
-    def __call__(self, template: str, scope: Any) -> None:
-        """Raises `PermissionDeniedError` where they differ, and for a route that is not in the table of needs."""
-        known = PATH_NEEDS.get(template)
-        if known is None or (known.of(scope["method"]), scope["path_params"].get("model", "")) != (
-            self._need,
-            self._model,
-        ):
-            raise PermissionDeniedError(
-                f"the path was checked as another call than '{template}', which it leads to: this is a bug"
-            )
 
 
 def _request_id(scope: Any) -> str:

@@ -5,7 +5,8 @@ restrictions see the same paths. A body is read whole, and counts against the se
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from fastapi import Response
 
@@ -22,6 +23,7 @@ from .wire.head import RefusedRequestError, check_path
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+_SAFE: Final = "/:"
 
 
 class MountedApp:
@@ -36,8 +38,7 @@ class MountedApp:
         inner = {**scope, "path": inner_path(scope), "root_path": "", "app": None}
         held = Hold(self._memory)
         try:
-            check_path(inner["path"].encode(errors="surrogatepass"))
-            check_path(bytes(scope.get("raw_path") or b""))
+            check_path(_raw_path(scope))
             body = await self._whole(scope, receive, held)
             if body is not None:
                 await self._app(inner, _replay(body, receive), send)
@@ -79,11 +80,16 @@ class MountedApp:
 def inner_path(scope: Any) -> str:
     """The path below the mount, as the port's front end has it."""
     root: str = scope.get("root_path", "").rstrip("/")
-    raw = scope.get("raw_path")
-    path = scope["path"] if raw is None else decoded_path(bytes(raw).partition(b"?")[0])
+    path = decoded_path(_raw_path(scope))
     if root and (path == root or path.startswith(root + "/")):
         path = path[len(root) :]
     return path or "/"
+
+
+def _raw_path(scope: Any) -> bytes:
+    """The path as it was sent, or, where the other application does not say, as it may have been."""
+    raw = scope.get("raw_path")
+    return quote(scope["path"], _SAFE, errors="replace").encode() if raw is None else bytes(raw).partition(b"?")[0]
 
 
 def refusal(error: ModserveError) -> Response:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 _CHUNK = 1024 * 1024
 
 
-def make_cache(settings: CacheSettings, environment: Mapping[str, str]) -> ResponseCache | SharedCache | None:
+def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
     """The cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
     if (redis := settings.redis) is not None:
-        store = redis_store.connect(redis.with_credentials(environment))
+        store = redis_store.connect(redis)
         return SharedCache(store, redis.socket_timeout_s, settings.ttl_s, settings.entry_size)
     return ResponseCache(settings.size, settings.ttl_s, settings.entry_size) if settings.size else None
 

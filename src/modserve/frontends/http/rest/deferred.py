@@ -14,7 +14,8 @@ from fastapi import APIRouter
 from starlette.routing import BaseRoute, Match, compile_path
 from starlette.types import Receive, Scope, Send
 
-from modserve.frontends.http.wire.asgi import ROUTE_CHECK
+from modserve.access.calls import template_of
+from modserve.core.errors import internal
 
 _ROUTE = "modserve.route"
 
@@ -45,11 +46,12 @@ class DeferredRoutes(BaseRoute):
         return best
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the matched route. Raises `PermissionDeniedError` if the caller was checked for another one."""
-        check = scope.get(ROUTE_CHECK)
-        if check is not None and self.template:
-            check(self.template, scope)
-        await scope[_ROUTE].handle(scope, receive, send)
+        """Run the route, if permissions, restrictions and the audit log took the path for its own. Raises INTERNAL."""
+        route, method = scope[_ROUTE], scope["method"]
+        decided = template_of(method, scope["path"])
+        if method in route.methods and decided != (route.path_format, scope["path_params"].get("model", "")):
+            raise internal(f"the path of the request is not that of the route '{route.path_format}': this is a bug")
+        await route.handle(scope, receive, send)
 
 
 class DeferringRouter(APIRouter):

@@ -4,9 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
-from starlette.routing import BaseRoute, Match, compile_path
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
 
+from modserve.access.calls import template_of
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.wire.asgi import SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
@@ -17,12 +18,6 @@ from modserve.protocol.restricted import PATH_CATEGORY, Restriction
 _ASTERISK = "*"
 _METHODS = ("GET", "POST", "DELETE")
 """All that the application's paths have, but for HEAD and OPTIONS."""
-
-_PATTERNS = [
-    (compile_path(template)[0], template)
-    for template in sorted(PATH_CATEGORY, key=lambda template: (template.count("{"), -len(template)))
-]
-"""Compiled as the application's routes are, so whatever is routed is known here; the special before the general."""
 
 
 async def with_slashes(request: Request) -> None:
@@ -78,9 +73,9 @@ def _without_body(send: Send) -> Send:
     return send_head
 
 
-def path_category(path: str, hidden: Collection[str] = ()) -> str | None:
-    """The category of a decoded path; None for one that belongs to no call, or to one of the `hidden` templates."""
-    template = next((template for pattern, template in _PATTERNS if pattern.match(path)), "")
+def path_category(method: str, path: str, hidden: Collection[str] = ()) -> str | None:
+    """The category of a call to a decoded path; None for one that belongs to no call, or a `hidden` template."""
+    template, _ = template_of(method, path)
     return None if template in hidden else PATH_CATEGORY.get(template)
 
 
@@ -97,7 +92,8 @@ class RestrictedApp:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] != "OPTIONS":
-            restriction = self._restrictions.get(path_category(scope["path"], self._hidden) or "")
+            category = path_category(scope["method"], scope["path"], self._hidden)
+            restriction = self._restrictions.get(category or "")
             if restriction is not None and not restriction.granted(scope["headers"]):
                 refusal = Response(encode_message(restriction.refusal), 403, media_type=MIME_JSON)
                 await refusal(scope, receive, send)

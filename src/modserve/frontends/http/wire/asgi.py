@@ -30,8 +30,6 @@ CERTIFICATE = "modserve.certificate"
 """A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
 IDENTITY = "modserve.identity"
 """In a scope: the caller, if a key says who that is. Whether it may make the call is another question."""
-ROUTE_CHECK = "modserve.route_check"
-"""In a scope, where there are keys: called with the template and the scope of the route that is about to run."""
 NOTE = "modserve.note"
 """In a scope: what is known of the request, as `rest.identified` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")

@@ -21,10 +21,10 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 # A longer version may be none at all; the application says so.
 _CALL = re.compile(
     rb"/v2/models/([^/?#]+)(?:/versions/(?:([0-9]{1,18})|([a-z][a-z0-9_-]*)))?"
-    rb"/(infer|infer_stream|generate|generate_stream)(?:\?|$)"
+    rb"/(infer|infer_stream|generate|generate_stream)(?:\?|\Z)"
 )
-_BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|$)")
-_FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\]|%[01][0-9A-Fa-f]|%7[Ff]|%5[Cc]|/(?:\.|%2[Ee]){1,2}(?=/|$)")
+_BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|\Z)")
+_FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\]|%[01][0-9A-Fa-f]|%7[Ff]|%5[Cc]|/(?:\.|%2[Ee]){1,2}(?=/|\Z)")
 """Parts of a path that two readers may understand differently: control characters, backslashes, and dot segments."""
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 

@@ -24,7 +24,7 @@ from .responses import binary_head
 
 _CONTENT_TYPE: Final = b"content-type"
 _HEADER_LENGTH: Final = infer_request.HEADER_LENGTH.encode()
-_INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|$)")
+_INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|\Z)")
 _POSTED: Final = re.compile(r"/v2/.*/(load|unload|index|(un)?register)")
 """Calls to which Vertex AI's redirection stays a POST, beside inferences; the others are read."""
 _FORM: Final = re.compile(rb'"(instances|inputs)"\s*:')
@@ -112,7 +112,7 @@ class PlatformPaths:
         form = _FORM.search(first)
         if form is None or form[1] != b"instances":
             return head
-        path = head.target.partition(b"/infer")[0].replace(b"/v2/", b"/v1/", 1)
+        path = head.target.partition(b"?")[0].removesuffix(b"/infer").replace(b"/v2/", b"/v1/", 1)
         known = RequestHead(b"POST", path + b":predict", head.version, head.headers, head.as_sent, head.keep_alive)
         known.old, known.cors, known.report_format = head.old, head.cors, head.report_format
         return known
