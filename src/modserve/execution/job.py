@@ -13,6 +13,7 @@ from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
 from .batch import checked, copied, merge, on_devices, on_host, requested_outputs, single, split
+from .item_shapes import ItemShapes
 from .memory import EngineMemory
 from .padding import PaddedLayout
 from .ragged import RaggedLayout
@@ -115,6 +116,8 @@ class Work:
         self._who = f"model '{model.name}', instance '{name}'"
         self._config = config
         self._layout = layout_of(config)
+        watched = config.default_batch_size and config.batching and stateless and self._layout is None
+        self._item_shapes = ItemShapes(config) if watched else None
         self._reuses_outputs = reuses_outputs(engine)
         self._responds_at_once = stateless and not config.decoupled and not self._reuses_outputs
         self._devices: frozenset[tuple[int, int]] = frozenset(map(tuple, getattr(engine, "devices", ())))
@@ -163,6 +166,8 @@ class Work:
             outputs = result
         if self._layout is None:
             responses = split(outputs, rows, config, self._model.version)
+            if self._item_shapes is not None:
+                self._item_shapes.look(responses, rows)
         else:
             responses = self._layout.split(outputs, rows, self._model.version)
         if config.state_outputs:

@@ -26,7 +26,7 @@ class PoolOwner(Protocol):
         """The engine wants to execute a request once more. Models with sequences only."""
 
     def mixes_rows(self) -> None:
-        """A batch that nobody has configured gave other numbers of rows than it had: requests are to run alone."""
+        """A batch that nobody has configured gave other rows than its requests alone: they are to run alone."""
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         """An instance is lost; `in_vain`: no attempt to replace it has helped, or none is made."""

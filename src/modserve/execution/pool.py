@@ -17,6 +17,7 @@ from .execution_limit import ExecutionLimit
 from .inline import LONG_NS, LoopThreadTime
 from .instance import Instance, ThreadInstance
 from .instance_set import InstanceSet
+from .item_shapes import UnprovenError
 from .job import Job
 from .loop_instance import LoopInstance
 from .owner import Learner, PoolOwner
@@ -242,7 +243,7 @@ class InstancePool(InstanceSet):
         if settled:
             self._settlement.count_cancelled(settled)
         forget_frames(job.error)
-        if job.timing.compute_output_start_ns:
+        if job.timing.compute_output_start_ns and not isinstance(job.error, UnprovenError):
             self._loop.call_soon(self._owner.mixes_rows)
         if not left:
             self._set_free(instance)

@@ -101,7 +101,9 @@ class Bench:
         self.statistics = statistics or ModelStatistics()
         self.settled: list[int] = []
         self._changed = asyncio.Event()
-        self.owner = Owner(self._on_settled, self._changed.set)
+        self.mixed = 0
+        """How often the owner was told that batches mix rows."""
+        self.owner = Owner(self._on_settled, self._changed.set, mixes_rows=self._on_mixed)
         self.learner = Learner()
         loop = asyncio.get_running_loop()
         self.pool = InstancePool(
@@ -113,6 +115,9 @@ class Bench:
         self._changed.set()
         if self.pool.leaving:
             self.pool.see_off()
+
+    def _on_mixed(self) -> None:
+        self.mixed += 1
 
     def run(self, *members: Inflight) -> Execution:
         """Start a batch, and return its execution once an instance has begun it."""
