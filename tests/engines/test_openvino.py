@@ -373,7 +373,7 @@ def test_several_executions_at_a_time(tmp_path: Path, parameters: dict[str, str]
         assert over.acquire(timeout=20)
     failure = results.pop(7)
     assert isinstance(failure, ModserveError)
-    assert failure.code is Code.INVALID_ARG
+    assert failure.code is Code.INTERNAL
     for number, outcome in results.items():
         assert isinstance(outcome, dict)
         assert (outcome["SUM"] == 2 * number).all()
@@ -413,7 +413,7 @@ def test_the_properties_of_plugin_config(tmp_path: Path) -> None:
 # What the graph refuses
 
 
-def test_inputs_that_do_not_fit_are_the_clients_fault(tmp_path: Path) -> None:
+def test_inputs_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     made = instance(save_sum(tmp_path / "model.xml", [-1]))
     for inputs in (
         {"A": ones(2), "B": ones(3)},
@@ -422,7 +422,7 @@ def test_inputs_that_do_not_fit_are_the_clients_fault(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModserveError, match="openvino refused the request") as caught:
             made.execute(inputs, ("SUM",))
-        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.code is Code.INTERNAL
         assert "Exception from" not in caught.value.message
     assert made.execute({"A": ones(2), "B": ones(2)}, ("SUM",))["SUM"].tolist() == [2, 2]
 

@@ -105,7 +105,7 @@ def test_what_a_failed_execution_has_begun_ends_before_the_weights_are_freed(tmp
         wrong = np.ones((1, 2), np.float32)
         with pytest.raises(ModserveError, match="pytorch refused the request") as caught:
             instance.execute({"IN": wrong}, ("OUT", "CALLS"))  # which has counted the call by then
-        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.code is Code.INTERNAL
         instance.close()
         model.close()
         del instance, model, caught

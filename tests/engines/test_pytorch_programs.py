@@ -353,7 +353,7 @@ async def test_a_compiled_package(tmp_path: Path, package: Path) -> None:
         for bad in (floats(3, 5), floats(2, 4)):
             with pytest.raises(ModserveError, match="pytorch refused the request") as caught:
                 await model({"ARGS[0]": bad, "ARGS[1][a]": a})
-            assert caught.value.code is Code.INVALID_ARG
+            assert caught.value.code is Code.INTERNAL
         silent = next(entry.reason for entry in model.server.index() if entry.name == "silent")
     assert "It takes ARGS[0], ARGS[1][a] (or INPUT__0, INPUT__1, …) and returns RESULT[sum]" in silent
     for each in (found, again):

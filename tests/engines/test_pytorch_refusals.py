@@ -49,8 +49,8 @@ FUSSY = "max_batch_size: 8\n" + tensors("input", ("ids", "INT64", "-1")) + tenso
 @pytest.mark.parametrize(
     ("value", "code", "text"),
     [
-        (100, Code.INVALID_ARG, "pytorch refused the request: index out of range in self"),
-        (9, Code.INVALID_ARG, "pytorch refused the request: nine is too many"),
+        (100, Code.INTERNAL, "pytorch refused the request: index out of range in self"),
+        (9, Code.INTERNAL, "pytorch refused the request: nine is too many"),
         (8, Code.INTERNAL, "has not enough memory"),
     ],
 )

@@ -207,7 +207,7 @@ async def test_the_estimator_decides_on_rows_without_a_number(tmp_path: Path, ki
     except ValueError:
         with pytest.raises(ModserveError, match="refused the request: Input X contains") as caught:
             await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
-        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.code is Code.INTERNAL
     else:
         outputs = await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
         np.testing.assert_allclose(outputs["predict"].ravel(), expected)
@@ -377,10 +377,13 @@ async def test_rows_that_do_not_fit(tmp_path: Path) -> None:
         output="predict", datatype="TYPE_INT64", columns=1, method="predict"
     )
     write(tmp_path, "model", KNeighborsClassifier(algorithm="brute").fit(IRIS, SPECIES), config=text)
-    for rows, problem in ((np.zeros((2, 3)), "takes 4 features"), (np.full((2, 4), np.nan), "NaN")):
+    for rows, code, problem in (
+        (np.zeros((2, 3)), Code.INVALID_ARG, "takes 4 features"),
+        (np.full((2, 4), np.nan), Code.INTERNAL, "NaN"),
+    ):
         with pytest.raises(ModserveError, match=problem) as caught:
             await served(tmp_path, "model", {"features": rows})
-        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.code is code
 
 
 @pytest.mark.parametrize(

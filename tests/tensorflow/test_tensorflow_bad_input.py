@@ -122,7 +122,7 @@ def test_inputs_that_tensorflow_refuses(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModserveError, match="TensorFlow refused the request: ") as caught:
             instance.execute(wrong, ("y",))
-        assert caught.value.code is Code.INVALID_ARG
+        assert caught.value.code is Code.INTERNAL
         assert "\n" not in caught.value.message
     assert instance.execute(good, ("y",))["y"].tolist() == [[1.0], [6.0]]
     model.close()

@@ -26,15 +26,15 @@ class RequestWindow:
     def __init__(self, most: int, span_ns: int = 0) -> None:
         self._most = most
         self._span_ns = span_ns
-        self._entries: deque[tuple[int, int]] = deque()
-        """When each ended, and how long it took; -1 if it failed."""
+        self._entries: deque[tuple[int, int, bool]] = deque()
+        """When each ended, how long it took, and whether it failed."""
         self.failures = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, now_ns: int, duration_ns: int, failed: bool) -> None:
-        self._entries.append((now_ns, -1 if failed else duration_ns))
+        self._entries.append((now_ns, duration_ns, failed))
         self.failures += failed
         if len(self._entries) > self._most:
             self._drop()
@@ -42,27 +42,44 @@ class RequestWindow:
 
     def forget(self, now_ns: int) -> None:
         """Drop what is too old."""
-        while self._span_ns and self._entries and self._entries[0][0] < now_ns - self._span_ns:
+        if self._span_ns:
+            self.forget_before(now_ns - self._span_ns)
+
+    def forget_before(self, ns: int) -> None:
+        while self._entries and self._entries[0][0] < ns:
             self._drop()
 
+    @property
+    def began_ns(self) -> int:
+        """When the first of them began; 0 if there are none."""
+        return self._entries[0][0] - self._entries[0][1] if self._entries else 0
+
     def _drop(self) -> None:
-        self.failures -= self._entries.popleft()[1] < 0
+        self.failures -= self._entries.popleft()[2]
 
     def p95_ns(self) -> int:
         """What 95 of 100 of the requests that did not fail stayed below; 0 if there are none."""
-        durations = sorted([duration for _, duration in self._entries if duration >= 0])
+        durations = sorted([duration for _, duration, failed in self._entries if not failed])
         return durations[min(len(durations) - 1, int(len(durations) * _QUANTILE))] if durations else 0
 
 
 def verdict(rule: Rollback, canary: RequestWindow, baseline: RequestWindow | None) -> str:
-    """Why the version is to lose its weight, with figures; empty if it may go on."""
+    """Why the version is to lose its weight, with figures; empty if it may go on.
+
+    What the baseline did before the canary's requests is forgotten: both are compared over the same time, in which a
+    client's bad requests, or a machine that is slow, concern both.
+    """
     count = len(canary)
     if count < rule.least_requests:
         return ""
+    if baseline is not None:
+        baseline.forget_before(canary.began_ns)
     share = canary.failures / count
     if rule.error_share and share > rule.error_share:
-        failed = f"{canary.failures} of the last {count} requests failed ({share:.1%})"
-        return f"{failed}, and at most {rule.error_share:.1%} may"
+        usual = 0.0 if baseline is None else baseline.failures / max(len(baseline), rule.least_requests)
+        if share - usual > rule.error_share:
+            failed = f"{canary.failures} of the last {count} requests failed ({share:.1%})"
+            return f"{failed}, and at most {rule.error_share:.1%} may{_beside(rule, usual)}"
     if not (rule.p95_ns or rule.p95_ratio) or count - canary.failures < rule.least_requests:
         return ""
     p95_ns = canary.p95_ns()
@@ -75,3 +92,7 @@ def verdict(rule: Rollback, canary: RequestWindow, baseline: RequestWindow | Non
             ratio = f"{p95_ns / max(1, usual_ns):.2f} times the {usual_ns / 1e6:.1f} ms of '{rule.baseline}'"
             return f"{slow}, {ratio}, and at most {rule.p95_ratio:g} times that is allowed"
     return ""
+
+
+def _beside(rule: Rollback, usual: float) -> str:
+    return f" beyond the {usual:.1%} of '{rule.baseline}'" if usual else ""

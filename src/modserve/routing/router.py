@@ -35,6 +35,8 @@ from .shadow import ShadowTraffic
 
 _log = logging.getLogger(__name__)
 
+_MORE_OF_BASELINE = 10
+"""How many requests of the baseline are kept for each of the canary, which usually gets fewer in the same time."""
 _NOT_ITS_FAULT = frozenset({Code.INVALID_ARG, Code.CANCELLED})
 """Failures that say nothing of the version: mistakes of clients, and their absence."""
 
@@ -80,8 +82,8 @@ class Router:
         if rule is not None:
             by_name = {route.name: route for route in self.routes}
             self._canary, self._baseline = by_name[rule.route], by_name[rule.baseline]
-            for route in (self._canary, self._baseline):
-                route.window = RequestWindow(rule.last_requests, rule.last_ns)
+            self._canary.window = RequestWindow(rule.last_requests, rule.last_ns)
+            self._baseline.window = RequestWindow(rule.last_requests * _MORE_OF_BASELINE, rule.last_ns)
 
     def choose(self, request: InferenceRequest, routes: Sequence[Route]) -> Route:
         """Of some routes, at least one."""

@@ -150,18 +150,18 @@ RuntimeError: mat1 and mat2 shapes cannot be multiplied
     [
         (
             RuntimeError(JIT),
-            Code.INVALID_ARG,
+            Code.INTERNAL,
             "pytorch refused the request: mat1 and mat2 shapes cannot be multiplied (2x5 and 4x3)",
         ),
-        (IndexError("index out of range in self"), Code.INVALID_ARG, "index out of range in self"),
+        (IndexError("index out of range in self"), Code.INTERNAL, "index out of range in self"),
         (
             RuntimeError("it broke\nException raised from f at x.cpp:1\nframe #0: f"),
             Code.INTERNAL,
-            "pytorch failed: it broke",
+            "pytorch refused the request: it broke",
         ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9"), Code.INTERNAL, "smaller batches need less"),
         (MemoryError(), Code.INTERNAL, "not enough memory: MemoryError"),
-        (RuntimeError(""), Code.INTERNAL, "pytorch failed: RuntimeError"),
+        (RuntimeError(""), Code.INTERNAL, "pytorch refused the request: RuntimeError"),
         (RuntimeError("x" * 5000), Code.INTERNAL, "x..."),
     ],
 )

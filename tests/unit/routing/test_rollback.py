@@ -23,6 +23,33 @@ def test_the_share_of_failures() -> None:
     assert verdict(rule, window(*[1] * 17, failures=3), None) == expected
 
 
+def test_failures_that_the_baseline_has_too_are_not_the_canarys() -> None:
+    rule = Rollback("canary", "stable", error_share=0.1, least_requests=10)
+    canary, stable = window(*[1] * 8, failures=12), window(*[1] * 40, failures=50)
+    assert verdict(rule, canary, stable) == "", "60 % beside 55.6 %"
+    expected = "12 of the last 20 requests failed (60.0%), and at most 10.0% may beyond the 50.0% of 'stable'"
+    assert verdict(rule, canary, window(*[1] * 10, failures=10)) == "", "as many as may"
+    assert verdict(rule, window(*[1] * 7, failures=13), window(*[1] * 10, failures=10)) == expected.replace(
+        "12", "13"
+    ).replace("60", "65")
+
+
+def test_what_the_baseline_did_before_the_canarys_requests_does_not_count() -> None:
+    rule = Rollback("canary", "stable", error_share=0.1, p95_ratio=2, least_requests=5)
+    stable = window(*[100] * 30, failures=30)
+    canary = RequestWindow(200)
+    for _ in range(10):
+        canary.add(7, MS, True)
+        stable.add(8, MS, False)
+    assert verdict(rule, canary, stable) == "10 of the last 10 requests failed (100.0%), and at most 10.0% may"
+    assert (len(stable), stable.failures) == (10, 0)
+
+
+def test_few_requests_of_a_baseline_excuse_little() -> None:
+    rule = Rollback("canary", "stable", error_share=0.1, least_requests=10)
+    assert verdict(rule, window(failures=10), window(failures=1)).endswith("may beyond the 10.0% of 'stable'")
+
+
 def test_a_latency_in_itself() -> None:
     rule = Rollback("canary", "stable", p95_ns=20 * MS, least_requests=20)
     slow = "95 % of the last 20 requests took up to 500.0 ms, and at most 20.0 ms are allowed"

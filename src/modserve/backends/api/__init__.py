@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
-from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.errors import Code, ModserveError, internal, unavailable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape
@@ -34,6 +34,15 @@ from .requests import ModelCaller as ModelCaller
 from .requests import OnResponse as OnResponse
 from .requests import Parents as Parents
 from .requests import Values as Values
+
+
+def refused(engine: str, reason: str) -> ModserveError:
+    """An engine cannot run inputs that have the shapes and data types of the model's configuration.
+
+    The model's failure, as in Triton's backends (INTERNAL): a version that does it for requests which others answer is
+    rolled back, and alerts count it.
+    """
+    return internal(f"{engine} refused the request: {reason}")
 
 
 class InstanceLostError(ModserveError):

@@ -18,7 +18,7 @@ from modserve.core.errors import internal, invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
-from ..api import BatchDone, InstanceHandle
+from ..api import BatchDone, InstanceHandle, refused
 from .graph import Graph
 from .library import ov
 from .messages import is_about_memory, one_line
@@ -102,7 +102,7 @@ class OpenVinoInstance:
             text = one_line(str(error))
             if is_about_memory(text):
                 raise internal(f"openvino has not enough memory for this execution: {text}") from error
-            raise invalid(f"openvino refused the request: {text}") from error
+            raise refused("openvino", text) from error
         finally:
             self._let_go(lent, tensors)
 
@@ -125,9 +125,7 @@ class OpenVinoInstance:
     def _tensor(self, index: int, array: Array) -> Any:
         kind = self._types[index]
         if array.dtype != self._dtypes[index]:
-            raise invalid(
-                f"openvino refused the request: input {index} is {array.dtype}, expected {self._dtypes[index]}"
-            )
+            raise refused("openvino", f"input {index} is {array.dtype}, expected {self._dtypes[index]}")
         if array.dtype == dtypes.BF16.numpy:
             return ov.Tensor(array.view(np.int16), ov.Shape(array.shape), kind)
         return ov.Tensor(array, ov.Shape(array.shape), kind)

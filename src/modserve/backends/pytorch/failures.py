@@ -1,10 +1,11 @@
-"""Turns PyTorch's failures into one line for clients, with the code for whose fault it is. Needs no PyTorch."""
+"""Turns PyTorch's failures into one line for clients. Needs no PyTorch."""
 
 import re
 
-from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.errors import ModserveError, internal
 
 from .. import gpu_failures
+from ..api import refused
 
 _LONGEST = 400
 _SCRIPT = "in the TorchScript interpreter"
@@ -17,13 +18,6 @@ _STACK = re.compile(
 
 _CHATTER = re.compile(r" ?\(Could this error message be improved\?[^)]*\)")
 
-_OF_INPUTS = ("IndexError", "ValueError", "AssertionError", "TypeError", "UnicodeDecodeError")
-"""Exceptions for which inputs are the likeliest cause."""
-_ABOUT_INPUTS = re.compile(
-    r"shape|size|dimension|dim\b|must match|index|out of (range|bounds)|expected|dtype|scalar type|unmatched|invalid "
-    r"for input|Guard failed|ValueError|IndexError|AssertionError|Given groups|not implemented for|Invalid",
-    re.IGNORECASE,
-)
 _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
 
 
@@ -38,7 +32,7 @@ def one_line(text: str) -> str:
 
 
 def of_execution(error: Exception) -> ModserveError:
-    """INVALID_ARG where inputs are the likely cause, else INTERNAL; `InstanceLostError` where a GPU has failed."""
+    """INTERNAL, as of any engine that cannot run a request; `InstanceLostError` where a GPU has failed."""
     text = str(error)
     if (lost := gpu_failures.lost(text)) is not None:
         return lost
@@ -50,12 +44,4 @@ def of_execution(error: Exception) -> ModserveError:
         or gpu_failures.is_full(text)
     ):
         return internal(f"pytorch has not enough memory: {line}; smaller batches need less")
-    if kind in _OF_INPUTS or _ABOUT_INPUTS.search(_raised(text)):
-        return invalid(f"pytorch refused the request: {line}")
-    return internal(f"pytorch failed: {line}")
-
-
-def _raised(text: str) -> str:
-    """The end of the text, with the kind of exception that TorchScript names there."""
-    starts = [match.start() for match in _LAST_ERROR.finditer(text)] if _SCRIPT in text else []
-    return text[starts[-1] :] if starts else _STACK.sub("", text)
+    return refused("pytorch", line)

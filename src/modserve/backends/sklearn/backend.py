@@ -19,7 +19,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
-from ..api import InstanceSpec, ModelSource
+from ..api import InstanceSpec, ModelSource, refused
 from ..options import default_max_batch_size
 from ..tensors import object_array, texts_of
 from . import options
@@ -221,7 +221,7 @@ class SklearnInstance:
                 fast = self._fast.compute(method, rows) if self._fast is not None else None
                 result = self._slow(method, rows) if fast is None else fast
             except (ValueError, TypeError, KeyError) as error:  # how estimators refuse what does not fit
-                raise invalid(f"scikit-learn refused the request: {' '.join(str(error).split())}") from error
+                raise refused("scikit-learn", " ".join(str(error).split())) from error
             values[name] = result.astype(self._types.get(name, result.dtype), copy=False)
         return values
 

@@ -24,12 +24,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
-from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape
 
-from ..api import InstanceSpec, ModelSource, Placement
+from ..api import InstanceSpec, ModelSource, Placement, refused
 from ..options import library_path
 from . import graphs
 from .options import IN_CALLER, TensorFlowOptions, read_options, saved_model_directory, warnings
@@ -41,8 +41,6 @@ _ALIGNMENT = 64
 _WORTH_ALIGNING = 16 * 1024
 _MOST_CALLS = 64
 """Sets of inputs and outputs for which an instance keeps what TensorFlow prepares to run them."""
-_REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError)
-"""What the inputs of a request are to blame for."""
 _NO_OPERATOR = (
     "This TensorFlow does not have that operator; if a library has it, name it in model_operations "
     "{ op_library_filename: … }."
@@ -321,10 +319,8 @@ class TensorFlowInstance:
             if call is None:
                 call = self._prepare(names, outputs)
             return dict(zip(outputs, call(*inputs.values()), strict=True))
-        except _REFUSALS as error:
-            raise invalid(f"TensorFlow refused the request: {_text(error)}") from error
         except tf.errors.OpError as error:
-            raise internal(f"TensorFlow failed: {_text(error)}") from error
+            raise refused("TensorFlow", _text(error)) from error
 
     def allocate(self, name: str, datatype: Datatype, shape: Shape) -> Array | None:
         """Memory that TensorFlow need not copy."""
