@@ -39,8 +39,8 @@ def test_what_the_baseline_did_before_the_canarys_requests_does_not_count() -> N
     stable = window(*[100] * 30, failures=30)
     canary = RequestWindow(200)
     for _ in range(10):
-        canary.add(7, MS, True)
-        stable.add(8, MS, False)
+        canary.add(7 * MS, MS, True)
+        stable.add(8 * MS, MS, False)
     assert verdict(rule, canary, stable) == "10 of the last 10 requests failed (100.0%), and at most 10.0% may"
     assert (len(stable), stable.failures) == (10, 0)
 
