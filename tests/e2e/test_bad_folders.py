@@ -1,6 +1,7 @@
 """Folders that are no good, or change at the wrong moment: each has its reason in the index, and harms no other."""
 
 import json
+import os
 import re
 import shutil
 import time
@@ -60,6 +61,33 @@ def _binary(folder: Path) -> None:
     (folder / "config.pbtxt").write_bytes(bytes(range(256)))
 
 
+def _pipe(name: str) -> Callable[[Path], None]:
+    """In place of a file, or beside the others: who opens it waits for a writer that never comes."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return spoil
+
+
+def _device(folder: Path) -> None:
+    (folder / "1" / "model.onnx").unlink()
+    (folder / "1" / "model.onnx").symlink_to("/dev/zero")
+
+
+def _labels(folder: Path) -> None:
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "OUTPUT0"', 'name: "OUTPUT0" label_filename: "labels.txt"'))
+    os.mkfifo(folder / "labels.txt")
+
+
+def _python_model(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text('backend: "python"')
+    (folder / "1" / "model.onnx").unlink()
+    os.mkfifo(folder / "1" / "model.py")
+
+
 def _nothing(folder: Path) -> None:
     shutil.rmtree(folder / "1")
     (folder / "config.pbtxt").unlink()
@@ -75,6 +103,13 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "another_name": (_renamed, "unexpected directory name 'another_name' for model 'another'"),
     "binary": (_binary, r"config.pbtxt"),
     "nothing": (_nothing, r"."),
+    "pipe_as_config": (_pipe("config.pbtxt"), "it is a pipe, expected a regular file"),
+    "pipe_as_weights": (_pipe("1/model.onnx"), "1/model.onnx' cannot be read: it is a pipe, expected a regular file"),
+    "pipe_beside_weights": (_pipe("1/model.onnx.data"), "1/model.onnx.data' cannot be read: it is a pipe"),
+    "pipe_as_digests": (_pipe("1/SHA256SUMS"), "SHA256SUMS' cannot be read: it is a pipe"),
+    "device_as_weights": (_device, "1/model.onnx' is a link out of the model repository, to '/dev/zero'"),
+    "pipe_as_labels": (_labels, "labels.txt.* it is a pipe"),
+    "pipe_as_model_py": (_python_model, "1/model.py' cannot be read: it is a pipe"),
 }
 
 
@@ -133,7 +168,7 @@ def test_a_folder_that_holds_a_way_to_itself_is_served(server: ServerProcess, re
     shutil.rmtree(repository / "round")
 
 
-SPOILT = (_empty, _loop, _renamed, _binary, _folder, _file)
+SPOILT = (_empty, _loop, _renamed, _binary, _folder, _file, _python_model, _labels, _device)
 
 
 def test_folders_that_are_spoilt_serve_on(server: ServerProcess, repository: Path) -> None:

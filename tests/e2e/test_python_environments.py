@@ -247,6 +247,13 @@ def test_activation_scripts_of_conda(source: ModelSource, backend: BackendOption
     assert not {"_", "SHLVL", "PWD", "OLDPWD"} & ready.variables.keys()
 
 
+def test_a_pipe_is_no_archive(source: ModelSource, backend: BackendOptions, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "env.tar.gz")
+    error = refusal(source, tmp_path / "env.tar.gz", backend)
+    assert error.code is Code.INVALID_ARG
+    assert "which cannot be unpacked: it is a pipe, expected a regular file" in error.message
+
+
 @pytest.mark.parametrize(
     ("files", "text"),
     [

@@ -39,7 +39,7 @@ RULES = {
     "core.files": rule("core.errors"),
     "core.runtime": rule(foreign="numpy uvloop"),
     "core.wire": rule("core.runtime", "numpy"),
-    "core.tensors": rule("core.errors core.runtime core.wire", "ml_dtypes numpy"),
+    "core.tensors": rule("core.errors core.files core.runtime core.wire", "ml_dtypes numpy"),
     "core.configuration": rule("core.errors core.files core.residency core.tensors core.version", "numpy"),
     "core.requests": rule(
         "core.configuration core.errors core.tenants core.tensors core.version", "mypy_extensions numpy"

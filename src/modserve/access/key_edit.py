@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from modserve.core.errors import invalid, not_found
+from modserve.core.files import regular_file
 
 from .key_file import parse, read, read_time, shown_time
 from .secret import digest, new_secret
@@ -90,7 +91,7 @@ def _row(document: Document, name: str) -> Document:
 def load(path: Path) -> Document:
     """The document of a file that can be used; an empty one where there is no file. Raises INVALID_ARG."""
     try:
-        text = path.read_text("utf-8")
+        text = regular_file.read_text(path)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from modserve.core.files import regular_file
 from modserve.core.runtime.failures import count_failure
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def load(place: str) -> dict[str, PublicKey]:
 
 def _text(place: str) -> bytes:
     if not place.startswith(_URLS):
-        with open(place, "rb") as file:
+        with regular_file.open_regular(place) as file:
             return file.read(_LARGEST)
     import urllib.request  # which imports much
 

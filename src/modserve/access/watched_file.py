@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.files import regular_file
 from modserve.core.runtime.failures import count_failure
 from modserve.core.runtime.periodic import PeriodicTask
 
@@ -94,8 +95,8 @@ def _read(path: Path) -> tuple[AccessFile, Stamp]:
     for _ in range(_ATTEMPTS):
         before = _stamp(path)
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read(_LARGEST)
+            with regular_file.open_regular(path) as file:
+                text = file.read(_LARGEST).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise invalid(f"cannot read the file of keys '{path}': {reason}") from None

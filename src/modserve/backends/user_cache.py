@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from modserve.core.files import regular_file
+
 
 def user_cache(name: str) -> Path | None:
     """The user's directory for files of one kind (XDG Base Directory Specification); None for a user without a home."""
@@ -31,7 +33,7 @@ def content_digest(root: Path) -> str:
 
 def file_digest(path: Path) -> str:
     """Raises OSError."""
-    with path.open("rb") as file:
+    with regular_file.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # reads in pieces
 
 

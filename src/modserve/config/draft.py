@@ -7,6 +7,7 @@ from pathlib import Path
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception
+from modserve.core.files import regular_file
 from modserve.pb import inference as pb
 
 from .features import ModelContext, directory, to_model_config
@@ -86,7 +87,7 @@ def read(path: Path, name: str) -> Draft:
     Raises INVALID_ARG with the report of all problems of syntax and of unknown fields and values.
     """
     try:
-        content = path.read_bytes()
+        content = regular_file.read_bytes(path)
     except FileNotFoundError:
         content = None
     except OSError as error:

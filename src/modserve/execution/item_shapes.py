@@ -39,17 +39,17 @@ class ItemShapes:
         known = self._known.get(key)
         if known is None:
             known = {}
-        found: dict[str, Shape] = {}
+        shapes: dict[str, Shape] = {}
         for response in responses:
             for name in self._names:
                 if name in response.outputs:
-                    found[name] = response.outputs[name].shape[1:]
+                    shapes[name] = response.outputs[name].shape[1:]
         if len(members) > 1:
-            for name, shape in found.items():
+            for name, shape in shapes.items():
                 self._check(name, shape, known.get(name), rows)
         if len(self._known) >= _MOST and key not in self._known:
             self._known.clear()
-        self._known[key] = {**known, **found}
+        self._known[key] = {**known, **shapes}
 
     def _check(self, name: str, shape: Shape, before: Shape | None, rows: int) -> None:
         if (before is None and rows not in shape) or before == shape:

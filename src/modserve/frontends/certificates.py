@@ -15,6 +15,7 @@ from pathlib import Path
 
 from modserve.access.certificates import names_of
 from modserve.access.credentials import Credentials, of_certificate
+from modserve.core.files import regular_file
 from modserve.settings import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
 def _check(path: Path, kind: str, marker: bytes) -> None:
     """Raises CertificateError for a file that cannot be what it should."""
     try:
-        content = path.read_bytes()
+        content = regular_file.read_bytes(path)
     except OSError as error:
         raise CertificateError(f"cannot read {kind} '{path}': {error.strerror or error}") from None
     if marker not in content:

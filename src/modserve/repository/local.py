@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.files import regular_file
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.file_tree import walk
 from modserve.core.loading import DirectoryLease, Listing
@@ -149,7 +150,7 @@ def _is_interpreter(link: Path, target: str) -> bool:
 
 def _content(path: Path, name: str) -> bytes | ModserveError | None:
     try:
-        return path.read_bytes()
+        return regular_file.read_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:

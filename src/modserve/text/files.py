@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from modserve.core.errors import ModserveError, internal
+from modserve.core.files import regular_file
 
 _MOST_BYTES = 64 * 1024 * 1024
 """Of a file that is read as a whole. Tokenizers of 250,000 words have 17 MB."""
@@ -33,7 +34,7 @@ def read_bytes(path: Path) -> bytes | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise broken(path, f"it has more than {_MOST_BYTES} bytes")
-        return path.read_bytes()
+        return regular_file.read_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from modserve.core.files import regular_file
+
 FILENAMES = {
     "xgboost_json": "xgboost.json",
     "xgboost_ubj": "xgboost.ubj",
@@ -42,7 +44,7 @@ def kind_of(path: Path, model_type: str) -> str:
 
 def sniff(path: Path) -> str:
     """The format that the first bytes of a file are typical of, or empty."""
-    with path.open("rb") as file:
+    with regular_file.open_regular(path) as file:
         head = file.read(_HEAD)
     if head.startswith((b"tree\n", b"tree\r\n")):
         return "lightgbm"

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from modserve.core.files import regular_file
+
 _CONFIG = "config.json"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
@@ -10,7 +12,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 def context_length(folder: Path) -> int:
     """In tokens, as ``config.json`` says it; 0 where it does not."""
     try:
-        config = json.loads((folder / _CONFIG).read_text("utf-8"))
+        config = json.loads(regular_file.read_bytes(folder / _CONFIG))
     except (OSError, ValueError):
         return 0
     for place in (config, config.get("text_config")) if isinstance(config, dict) else ():

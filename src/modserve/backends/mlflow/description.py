@@ -13,6 +13,7 @@ import yaml
 
 from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
+from modserve.core.files import regular_file
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 
@@ -61,7 +62,7 @@ def read(directory: Path) -> MLmodelFile:
     """Raises INVALID_ARG for a file that is none of MLflow's, or whose signature has no tensors."""
     path = directory / FILENAME
     try:
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.safe_load(regular_file.read_text(path))
         flavor = content["flavors"].get(_PYFUNC)
         if flavor is None:
             names = ", ".join(content["flavors"])

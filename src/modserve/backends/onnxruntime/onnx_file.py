@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from modserve.core.files import regular_file
 from modserve.core.tensors.tensor import Buffer
 from modserve.core.wire.protobuf_wire import (
     LENGTH_DELIMITED,
@@ -64,7 +65,7 @@ def read_file(path: Path, read: Callable[[memoryview], T], default: T) -> T:
     """What `read` makes of a file, which is mapped meanwhile; the default for one that cannot be read."""
     try:
         with (
-            path.open("rb") as file,
+            regular_file.open_regular(path) as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
             memoryview(content) as view,
         ):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from modserve.core.errors import invalid
+from modserve.core.files import regular_file
 
 Value: TypeAlias = int | float | str
 
@@ -50,7 +51,7 @@ class GgufHeader:
 def special_tokens(path: Path, header: GgufHeader) -> Mapping[str, str]:
     """``bos_token`` and ``eos_token``, as far as the file has them."""
     texts = {}
-    with path.open("rb") as file:
+    with regular_file.open_regular(path) as file:
         for name in ("bos_token", "eos_token"):
             number = header.values.get(f"tokenizer.ggml.{name.replace('_token', '')}_token_id")
             if isinstance(number, int) and 0 <= number < len(header.places):
@@ -63,7 +64,7 @@ def special_tokens(path: Path, header: GgufHeader) -> Mapping[str, str]:
 def read_header(path: Path) -> GgufHeader:
     """Raises INVALID_ARG for what is no GGUF file, or has a broken beginning; OSError if it cannot be read."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with regular_file.open_regular(path) as file:
         try:
             return _Reader(file, size).header()
         except (struct.error, _BrokenError, UnicodeDecodeError) as error:

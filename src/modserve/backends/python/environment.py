@@ -18,6 +18,7 @@ from pathlib import Path
 
 from modserve.backends.api import ModelSource
 from modserve.core.errors import invalid
+from modserve.core.files import regular_file
 
 from .. import subprocesses
 from . import archive, environment_cache, interpreter, requirements, variables
@@ -110,6 +111,10 @@ def _elsewhere(text: str, model_directory: Path) -> str:
 
 def _unpacked(path: Path, label: str, name: str, cache: Path) -> Path:
     """The directory that an archive is unpacked in, once for each state of the file."""
+    try:
+        regular_file.check_regular(path)
+    except OSError as error:
+        raise invalid(f"{label}, which cannot be unpacked: {error.strerror}") from None
     status = path.stat()
     state = f"{path}\n{status.st_mtime_ns}\n{status.st_size}"
     key = f"archive-{hashlib.sha256(os.fsencode(state)).hexdigest()[:32]}"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from modserve.core.errors import invalid
+from modserve.core.files import regular_file
 
 from .. import subprocesses
 from . import environment_cache, interpreter
@@ -82,7 +83,7 @@ def _contents(path: Path, seen: set[Path]) -> Iterator[bytes]:
     if path in seen:
         return
     seen.add(path)
-    content = path.read_bytes()
+    content = regular_file.read_bytes(path)
     yield content
     for line in content.decode(errors="replace").splitlines():
         option, _, rest = line.strip().replace("=", " ", 1).partition(" ")

@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.files import regular_file
 
 
 class Form(enum.Enum):
@@ -35,7 +36,7 @@ def form_of(path: Path) -> Form:
     """Raises INVALID_ARG for what is no model of PyTorch's, with what it is and what helps."""
     if path.suffix == ".py":
         return Form.CLASS
-    with path.open("rb") as file:
+    with regular_file.open_regular(path) as file:
         start = file.read(4)
     if start != b"PK\x03\x04":
         raise _no_archive(path, start)

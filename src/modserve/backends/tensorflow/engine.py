@@ -25,6 +25,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.files import regular_file
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape
@@ -266,7 +267,7 @@ class _Session:
         if file is None:
             return
         try:
-            operations = json.loads(file.read_text(encoding="utf-8"))["init_ops"]
+            operations = json.loads(regular_file.read_text(file))["init_ops"]
             if not isinstance(operations, list):
                 raise TypeError("'init_ops' is not a list")
         except (ValueError, KeyError, TypeError, OSError) as error:

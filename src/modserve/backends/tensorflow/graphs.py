@@ -13,6 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from modserve.core.configuration.model_config import DescribedTensor, ModelConfig
 from modserve.core.errors import invalid
+from modserve.core.files import regular_file
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 
@@ -71,7 +72,7 @@ def read_saved_model(directory: Path, name: str) -> saved_model_pb2.SavedModel:
         _parse(message, file, name)
     else:
         try:
-            text_format.Parse(file.read_text(encoding="utf-8"), message)
+            text_format.Parse(regular_file.read_text(file), message)
         except (text_format.ParseError, UnicodeDecodeError) as error:
             raise invalid(f"failed to load model '{name}' from '{file}': {error}") from error
     if not message.meta_graphs:
@@ -90,7 +91,7 @@ def read_graph(file: Path, name: str) -> graph_pb2.GraphDef:
 
 def _parse(message: Message, file: Path, name: str) -> None:
     try:
-        message.ParseFromString(file.read_bytes())
+        message.ParseFromString(regular_file.read_bytes(file))
     except DecodeError as error:
         raise invalid(
             f"failed to load model '{name}' from '{file}': it is truncated or not a TensorFlow file: {error}"

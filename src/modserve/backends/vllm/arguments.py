@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.files import regular_file
 
 FILENAME = "model.json"
 _OF_XGBOOST = "learner"
@@ -17,7 +18,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise invalid(f"unable to find '{path}', which has the arguments of vLLM's engine, at least \"model\"")
     try:
-        arguments = json.loads(path.read_text("utf-8"))
+        arguments = json.loads(regular_file.read_text(path))
     except json.JSONDecodeError as error:
         raise invalid(f"'{path}' is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except (OSError, ValueError, RecursionError) as error:

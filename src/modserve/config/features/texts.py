@@ -12,6 +12,7 @@ from typing import Any
 
 from modserve.core.configuration.model_config import ModelDescription
 from modserve.core.configuration.text_settings import TextSettings, TextTask
+from modserve.core.files import regular_file
 from modserve.core.version import parse_directory
 from modserve.pb import inference as pb
 
@@ -156,7 +157,7 @@ def _tokenizer_folder(files: Path) -> Path | None:
 def _pad_token(folder: Path) -> int:
     """What fills up shorter texts, by ``config.json``: models that count positions by it need the right one."""
     with suppress(OSError, ValueError, AttributeError):
-        pad = json.loads((folder / "config.json").read_bytes()).get("pad_token_id")
+        pad = json.loads(regular_file.read_bytes(folder / "config.json")).get("pad_token_id")
         if isinstance(pad, int) and 0 < pad < 2**31:
             return pad
     return 0

@@ -5,6 +5,8 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from modserve.core.files import regular_file
+
 from ..errors import invalid
 
 SIZES = {"md5": 16, "sha1": 20, "sha256": 32, "sha512": 64}
@@ -54,5 +56,5 @@ def read_list(file: Path, text: str) -> list[Checksum]:
 
 def digest_of(file: Path, algorithm: str) -> str:
     """Blocking. Raises OSError."""
-    with file.open("rb") as stream:
+    with regular_file.open_regular(file) as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from modserve.core.files import regular_file
+
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 _MOST_TEMPLATE = 1024 * 1024
@@ -50,7 +52,7 @@ def _text(path: Path, most: int) -> str:
     try:
         if path.stat().st_size > most:
             raise BrokenFileError(path.name, f"is longer than {most} bytes")
-        return path.read_text("utf-8")
+        return regular_file.read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise BrokenFileError(path.name, f"cannot be read: {error}") from None
 

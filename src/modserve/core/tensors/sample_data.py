@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modserve.core.files import regular_file
+
 from ..errors import invalid
 from . import dtypes
 from .dtypes import Datatype
@@ -136,7 +138,7 @@ def file_tensor(path: Path, datatype: Datatype, dims: Shape) -> Tensor:
     if fault := file_size_fault(path, datatype, dims):
         raise invalid(fault)
     try:
-        content = path.read_bytes()
+        content = regular_file.read_bytes(path)
     except OSError as error:
         raise invalid(f"cannot read '{path}': {error.strerror}") from None
     count = math.prod(dims)

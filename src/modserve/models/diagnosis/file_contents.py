@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from modserve.core.files import regular_file
 from modserve.core.wire.protobuf_wire import read_varint, value_span
 
 from .foreign_files import EXPORT_TORCH, SAVE_TORCH
@@ -90,7 +91,7 @@ def _problem(path: Path, *, of_model: bool = True) -> str:
         size = path.stat().st_size
         if not size:
             return f"'{path}' is empty" if of_model else ""
-        with path.open("rb") as file:
+        with regular_file.open_regular(path) as file:
             head = file.read(_HEAD_BYTES)
             what = _foreign(path, head)
             if what and (of_model or head.startswith(_LFS)):
@@ -207,7 +208,7 @@ def beside(path: Path) -> str:
     try:
         files = [file for file in sorted(path.parent.iterdir()) if file.is_file() and file != path][:_MOST_FILES]
         for file in files:
-            with file.open("rb") as opened:
+            with regular_file.open_regular(file) as opened:
                 if opened.read(len(_LFS)) == _LFS:
                     return _problem(file)
     except OSError:

@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from modserve.core.files import regular_file
+
 _CLASS = "TritonPythonModel"
 _PACKAGE, _DECORATOR = "modserve", "model"
 _EXPECTED = f"a class {_CLASS}, or a function or class decorated with {_PACKAGE}.{_DECORATOR}"
@@ -19,7 +21,7 @@ _Decorated = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def why_no_model(path: Path) -> str:
     """What is missing in a Python file, as the end of an error; empty if it defines a model. Raises OSError."""
     try:
-        statements = list(_top_level(ast.parse(path.read_bytes()).body))
+        statements = list(_top_level(ast.parse(regular_file.read_bytes(path)).body))
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
         return f"is not Python: {line}{getattr(error, 'msg', error)}"

@@ -17,6 +17,7 @@ from modserve import config as model_config
 from modserve.backends.api import Backend
 from modserve.backends.code import code_in
 from modserve.core.errors import ModserveError, invalid, unavailable
+from modserve.core.files import regular_file
 from modserve.core.files.checksums import STRONG, Checksum, digest_of, read_list
 from modserve.core.files.file_tree import walk
 from modserve.core.version import parse_directory
@@ -62,6 +63,10 @@ class Guard:
             and (code := code_in(backend, draft.backend, draft.provisional(), file))
         ):
             yield invalid(f"model '{draft.name}' is not loaded, since the server runs with --deny-code: {code}")
+        alone = backend is not None and _runs_code(draft, backend, file)
+        for path, fault in _irregular(directory / str(version), file, alone=alone):
+            yield invalid(f"model '{draft.name}' is not loaded: '{path}' cannot be read: {fault}")
+            return
         try:
             lists = list(_lists(directory, draft.name, version))
         except ModserveError as error:
@@ -96,7 +101,7 @@ def _lists(directory: Path, name: str, version: int) -> Iterator[tuple[Path, lis
     for folder, left_out, added in places:
         file = folder / LIST
         try:
-            text = file.read_text("utf-8", "surrogateescape")
+            text = regular_file.read_text(file, "surrogateescape")
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -131,7 +136,7 @@ def _mismatch(
                 raise FileNotFoundError(0, "there is no such file")
             digest = digest_of(file, algorithm)
             if file == draft.source.path and draft.exists and not draft.source.label:
-                text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
+                text = regular_file.read_bytes(file).decode("utf-8-sig", "surrogateescape")
                 if text != draft.source.text:
                     raise BlockingIOError(0, "it changed while it was read")
         except OSError as error:
@@ -162,6 +167,20 @@ def _without_digest(name: str, version: int, directory: Path, absent: list[str])
         f"SHA256 digest{what}\nto trust the files as they are: cd {directory} && find . -type f ! -name {LIST} "
         f"-exec sha256sum {{}} + > {LIST}"
     )
+
+
+def _irregular(folder: Path, file: Path, *, alone: bool) -> Iterator[tuple[Path, str]]:
+    """What an engine could open of a version, and wait for ever: pipes and devices, with what is wrong about them.
+
+    `alone`: only the model's file, since models in Python may have anything beside it. So may a file of no repository.
+    """
+    with suppress(OSError):
+        if fault := regular_file.fault(file.stat().st_mode):
+            yield file, fault
+    for root in () if alone else (file,) if folder.is_symlink() else dict.fromkeys((folder, file)):
+        for entry in walk(root):
+            if fault := regular_file.fault(entry.status.st_mode):
+                yield root / entry.path, fault
 
 
 # Files that change while they are read

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import internal
+from modserve.core.files import regular_file
 from modserve.core.requests.sequence import file_state
 from modserve.core.tensors.tensor import Tensor
 
@@ -39,6 +40,6 @@ def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tenso
 def _read(path: Path, label: str) -> bytes:
     """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
     try:
-        return path.read_bytes()
+        return regular_file.read_bytes(path)
     except OSError as error:
         raise internal(f"failed to open text file for read {path}: {error.strerror} ({label})") from error

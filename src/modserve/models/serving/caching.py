@@ -12,6 +12,7 @@ from pathlib import Path
 from modserve.__about__ import __version__
 from modserve.config import Draft
 from modserve.core.configuration.cache_settings import CacheSettings
+from modserve.core.files import regular_file
 from modserve.core.version import ModelId
 from modserve.resources import redis_store
 from modserve.resources.response_cache import Cache, ResponseCache
@@ -152,6 +153,6 @@ def _raise(error: OSError) -> None:
 def _add_file(digest: "hashlib.blake2b", file: Path, name: str) -> None:
     encoded = os.fsencode(name)
     digest.update(len(encoded).to_bytes(8, "big") + encoded + file.stat().st_size.to_bytes(8, "big"))
-    with file.open("rb") as stream:
+    with regular_file.open_regular(file) as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.files import regular_file
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import parse_directory
 
@@ -95,7 +96,7 @@ def _folders(name: str, path: Path) -> dict[str, Path]:
 
 def _config(folder: Path) -> bytes:
     try:
-        return (folder / CONFIG_FILE).read_bytes()
+        return regular_file.read_bytes(folder / CONFIG_FILE)
     except FileNotFoundError:
         return b""
 
