@@ -18,7 +18,7 @@ from .commands.table import COMMANDS
 from .core import secret_names
 from .core.errors import ModserveError
 from .core.runtime import unix_socket
-from .core.runtime.event_loop import new_event_loop
+from .core.runtime.event_loop import process_event_loop
 from .form import form, stale_module
 from .observability.logging import Logs
 from .process import port_conflict, supervisor
@@ -242,7 +242,7 @@ def run(
     def on_refused(error: PortError) -> None:
         _log.error("%s", port_conflict.advice(error, [word for word in words if word != _UNSUPERVISED]))
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=process_event_loop) as runner:
         if worker is None:
             return runner.run(
                 serve(

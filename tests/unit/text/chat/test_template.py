@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +301,20 @@ def test_without_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ModserveError, match=r"chat templates need Jinja2: pip install 'modserve\[text\]'") as raised:
         read_template("m", {"chat_template": "{{ 1 }}"}, tmp_path)
     assert raised.value.code is Code.UNSUPPORTED
+
+
+def test_all_who_come_at_once_without_jinja2_hear_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    start = threading.Barrier(8)
+
+    def read() -> set[Code]:
+        codes = set()
+        start.wait()
+        for _ in range(50):
+            with pytest.raises(ModserveError) as raised:
+                read_template("m", {"chat_template": "{{ 1 }}"}, None)
+            codes.add(raised.value.code)
+        return codes
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [each.result() for each in [threads.submit(read) for _ in range(8)]] == [{Code.UNSUPPORTED}] * 8
