@@ -177,7 +177,9 @@ class DownloadCache:
             self._record(source, digest, size)
 
     def _record(self, source: str, digest: str, size: int) -> None:
-        self._write(self._records / source, f"{digest} {size}\n")
+        # Who reads it meanwhile finds it empty, as if it were not there yet: a temporary file would double the cost.
+        with open(self._records / source, "wb", buffering=0) as file:
+            file.write(f"{digest} {size}\n".encode())
 
     def _write(self, path: Path, text: str) -> None:
         file, temporary = tempfile.mkstemp(dir=self._incoming)
