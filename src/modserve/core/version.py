@@ -18,6 +18,18 @@ _LIKELY = 0.75
 _USUAL: Final[dict[str, int]] = {str(version): version for version in range(1, 100)}
 """Versions as requests name them."""
 
+_FOREIGN: Final[dict[str, str]] = {
+    "lost+found": "the file system's",
+    "System Volume Information": "Windows'",
+    "$RECYCLE.BIN": "Windows'",
+    "@eaDir": "a Synology's",
+    "#recycle": "a Synology's",
+    "@Recycle": "a QNAP's",
+    "__MACOSX": "of an archive made on macOS",
+    "__pycache__": "Python's",
+}
+"""Folders that lie beside models, as they are made by systems and tools, and never are models."""
+
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 """Why a model that is being unloaded refuses a request, in Triton's words."""
 
@@ -43,6 +55,16 @@ class VersionPolicy:
             specific = set(self.specific)
             return [version for version in present if version in specific]
         return present[-self.latest :] if self.latest else present
+
+
+def may_be_model(folder: str) -> bool:
+    """Whether a folder of this name in a repository is a model's, and not hidden or somebody else's."""
+    return not folder.startswith(".") and not whose(folder)
+
+
+def whose(folder: str) -> str:
+    """What a folder is by its name that never is a model's; empty for others."""
+    return f"it is {_FOREIGN[folder]}, not a model" if folder in _FOREIGN else ""
 
 
 def parse_directory(name: str) -> int | None:

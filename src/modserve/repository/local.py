@@ -13,7 +13,7 @@ from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.file_tree import walk
 from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.texts import is_unicode, unicode_text
-from modserve.core.version import parse_directory
+from modserve.core.version import may_be_model, parse_directory, whose
 
 MODEL_FILES = frozenset(
     {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".gguf", ".h5", ".keras"}
@@ -66,9 +66,7 @@ class LocalRepository:
     def _names(self) -> list[str]:
         """The folders, but for those with names that clients could not call: bytes that are not UTF-8."""
         return [
-            path.name
-            for path in self._entries()
-            if not path.name.startswith(".") and is_unicode(path.name) and path.is_dir()
+            path.name for path in self._entries() if may_be_model(path.name) and is_unicode(path.name) and path.is_dir()
         ]
 
     def _entries(self) -> list[Path]:
@@ -135,10 +133,15 @@ class LocalRepository:
             for path in self._entries()
             if not is_unicode(path.name) and path.is_dir()
         ]
-        return unnamed + [
-            f"'{path}' is ignored: a model is a folder, such as '{path.stem}/1/model{path.suffix}'"
-            for path in self._entries()
-            if path.suffix in MODEL_FILES and path.is_file()
+        foreign = [f"'{path}' is ignored: {whose(path.name)}" for path in self._entries() if whose(path.name)]
+        return [
+            *unnamed,
+            *foreign,
+            *(
+                f"'{path}' is ignored: a model is a folder, such as '{path.stem}/1/model{path.suffix}'"
+                for path in self._entries()
+                if path.suffix in MODEL_FILES and path.is_file()
+            ),
         ]
 
 

@@ -149,10 +149,14 @@ NAMES = "its inputs are 'a', 'b'"
         (TEXTS, '{"instances": [["a", {"b64": 1}]]}',
             "instances[0][1] is an object, but input 'x' of datatype BYTES takes strings, or "
             '{"b64": "<base64>"} for bytes of any kind'),
-        (TEXTS, '{"instances": [["a"], [{"b64": "Y"}]]}', "instances[1][0] is not valid base64"),
-        (TEXTS, '{"instances": [{"x": [{"b64": "/wA"}, {"b64": "_"}]}]}', "instances[0]['x'][1] is not valid base64"),
-        (TEXTS, '{"instances": [{"b64": "Y*=="}]}', "instances[0] is not valid base64"),
-        (TEXTS, '{"instances": [{"b64": "\u00e9"}]}', "instances[0] is not valid base64"),
+        (TEXTS, '{"instances": [["a"], [{"b64": "Y"}]]}',
+            "instances[1][0] is not valid base64: it is cut: it ends with 1 of four characters and 0 of padding"),
+        (TEXTS, '{"instances": [{"x": [{"b64": "/wA"}, {"b64": "_"}]}]}', 
+            "instances[0]['x'][1] is not valid base64: it is cut: it ends with 1 of four characters and 0 of padding"),
+        (TEXTS, '{"instances": [{"b64": "Y*=="}]}',
+            "instances[0] is not valid base64: byte 0x2a at position 1 is not of Base64"),
+        (TEXTS, '{"instances": [{"b64": "\u00e9"}]}',
+            "instances[0] is not valid base64: byte 0xc3 at position 0 is not of Base64"),
         (TWO, '{"instances": [[1, 2]]}',
             "'instances' is a list of values, but model 'm' has 2 inputs: give a list of objects with the keys "
             "'a', 'b'"),

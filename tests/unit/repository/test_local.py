@@ -116,6 +116,20 @@ async def test_models_that_lie_beside_the_folders(tmp_path: Path) -> None:
     ]
 
 
+async def test_folders_of_systems_and_tools(tmp_path: Path) -> None:
+    write_model(tmp_path, "one")
+    for name in ("lost+found", "@eaDir", "__MACOSX", "__pycache__", ".git"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    repository = LocalRepository(tmp_path)
+    assert list((await scan([tmp_path])).models) == ["one"]
+    assert await repository.remarks() == [
+        f"'{tmp_path}/@eaDir' is ignored: it is a Synology's, not a model",
+        f"'{tmp_path}/__MACOSX' is ignored: it is of an archive made on macOS, not a model",
+        f"'{tmp_path}/__pycache__' is ignored: it is Python's, not a model",
+        f"'{tmp_path}/lost+found' is ignored: it is the file system's, not a model",
+    ]
+
+
 async def test_folders_whose_names_are_no_text(tmp_path: Path) -> None:
     """Nobody could call such a model, and a list that has its name could not be sent."""
     write_model(tmp_path, "caf\N{LATIN SMALL LETTER E WITH ACUTE}")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from modserve.config import FORMATS, MEASURED, from_json, names_in
 from modserve.core.errors import invalid
 from modserve.core.files.config_file import CONFIG_FILE
-from modserve.core.version import parse_directory
+from modserve.core.version import may_be_model, parse_directory
 
 
 class StandaloneModel(NamedTuple):
@@ -97,7 +97,7 @@ def is_model_directory(path: Path) -> bool:
 
 def is_repository(path: Path) -> bool:
     """Whether a directory has directories of models in it."""
-    return any(is_model_directory(each) for each in _subdirectories(path, lambda name: not name.startswith(".")))
+    return any(is_model_directory(each) for each in _subdirectories(path, may_be_model))
 
 
 def _subdirectories(path: Path, chosen: Callable[[str], bool]) -> Iterator[Path]:

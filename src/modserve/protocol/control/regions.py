@@ -1,13 +1,12 @@
 """The calls about regions of shared memory, on both wires (protocol: shared memory extensions)."""
 
-import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from modserve.core.errors import invalid
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
+from modserve.core.wire import base64_text
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject
@@ -30,8 +29,8 @@ def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
     byte_size = control_body.unsigned(_field(document, "byte_size"), _HIGHEST)
     device_id = control_body.unsigned(_field(document, "device_id"), _HIGHEST)
     try:
-        handle = base64.b64decode(coded, validate=True)
-    except (binascii.Error, ValueError):
+        handle = base64_text.decoded(coded)
+    except ValueError:
         handle = b""
     return CudaRegion(name, device_id, byte_size), handle
 

@@ -1,14 +1,13 @@
 """The model repository extension: the index, and what requests to load or unload a model say."""
 
-import base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from io import BytesIO
 from typing import Any
 
 from modserve.core.errors import invalid, unsupported
 from modserve.core.lifecycle import IndexEntry, LifecycleState
+from modserve.core.wire import base64_text
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.control import control_body
@@ -18,8 +17,6 @@ from modserve.protocol.json.json_text import JsonObject
 _CONFIG = "config"
 _FILE = "file:"
 _DEPENDENTS = "unload_dependents"
-_PIECE = 256 * 1024
-"""Characters of Base64 that are decoded in one go, in which no other thread runs: a multiple of four."""
 
 
 # The index
@@ -104,27 +101,9 @@ def _json_value(long: Mapping[str, memoryview], name: str, value: object, is_fil
     if not is_file:
         return text
     try:
-        return _decoded(long[text]) if text in long else base64.b64decode(text, validate=True)
-    except ValueError as error:  # binascii's too
+        return base64_text.decoded(long.get(text, text))
+    except ValueError as error:
         raise invalid(f"invalid value for load parameter '{name}', expected base64: {error}") from error
-
-
-def _decoded(text: memoryview) -> bytes:
-    """What long Base64 stands for. Raises ValueError."""
-    content = BytesIO()
-    start = 0
-    while start < len(text):
-        # The last piece is a long one, so that it has all of the padding that there may be.
-        stop = start + _PIECE if len(text) - start >= 2 * _PIECE else len(text)
-        piece = bytes(text[start:stop])
-        try:
-            if stop < len(text) and piece.endswith(b"="):
-                raise ValueError("Excess data after padding")
-            content.write(base64.b64decode(piece, validate=True))
-        except ValueError as error:
-            raise ValueError(f"{error} (bytes {start} to {stop} of the text)") from error
-        start = stop
-    return content.getvalue()
 
 
 def _message_value(name: str, value: pb.ModelRepositoryParameter, is_file: bool) -> str | bytes:

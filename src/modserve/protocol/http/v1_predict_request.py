@@ -4,8 +4,6 @@ Going in, ``instances`` is the row format (a list of values, or of objects by in
 ``inputs`` the column format (whole tensors, by input name or a single one). Tensors are nested lists.
 """
 
-import base64
-import binascii
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor
+from modserve.core.wire import base64_text
 from modserve.protocol import limits
 from modserve.protocol.json import cut_json, json_data, json_text, long_array
 from modserve.protocol.json.cut_json import ArrayCutter, Take
@@ -350,20 +349,12 @@ def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Ar
             array[index] = element.encode()
         elif _is_base64(element):
             try:
-                array[index] = _from_base64(element[_BASE64])
-            except ValueError:  # binascii's too
-                raise invalid(f"{place.of(index, shape)} is not valid base64") from None
+                array[index] = base64_text.decoded(element[_BASE64])
+            except ValueError as error:
+                raise invalid(f"{place.of(index, shape)} is not valid base64: {error}") from None
         else:
             raise _wrong_element(place.of(index, shape), spec, element)
     return array.reshape(shape)
-
-
-def _from_base64(text: str) -> bytes:
-    """Padding may be left out, and white space put in, as in TensorFlow Serving."""
-    compact = "".join(text.split()).rstrip("=")
-    if len(compact) % 4 == 1:
-        raise binascii.Error
-    return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
 
 
 def _wrong_element(place: str, spec: TensorSpec, element: object) -> ModserveError:

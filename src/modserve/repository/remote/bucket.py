@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from modserve.core.files.remote_place import RemotePlace
+from modserve.core.version import may_be_model
 
 from .failures import broken, reason, unreadable
 from .files import ModelFiles, RemoteFile, beside, identity, models_of, refusal, trick
@@ -53,7 +54,7 @@ class Bucket:
         except Exception as error:
             raise self._unreadable(error) from error
         names = {prefix.rstrip("/").rpartition("/")[2] for prefix in result["common_prefixes"]}
-        return {name for name in names if not name.startswith(".") and not trick(name)}
+        return {name for name in names if may_be_model(name) and not trick(name)}
 
     async def look(self, names: Collection[str] | None) -> Contents:
         if names is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from modserve.core.version import parse_directory
+from modserve.core.version import may_be_model, parse_directory
 
 MOST_CONFIG_BYTES = 16 << 20
 _MOST_PART_BYTES = 255
@@ -96,7 +96,7 @@ def models_of(files: Iterable[RemoteFile]) -> dict[str, ModelFiles]:
     seen: set[str] = set()
     for file in sorted(listed, key=lambda file: (file.path, -file.size)):
         name, slash, below = file.path.partition("/")
-        if not slash or name.startswith(".") or trick(name):
+        if not slash or not may_be_model(name) or trick(name):
             continue
         model = models.setdefault(name, ModelFiles(name))
         top, *rest = below.split("/")

@@ -227,9 +227,11 @@ async def test_a_configuration_that_is_too_large(shop: Shop, monkeypatch: pytest
 
 async def test_remarks(shop: Shop) -> None:
     shop.put("model.onnx", b"x")
-    await look(shop)
+    shop.put("__MACOSX/m/1/._model.onnx", b"x")
+    assert "__MACOSX" not in await look(shop)
     assert await shop.repository.remarks() == [
-        "'s3://bucket/models/model.onnx' is ignored: a model is a folder, such as 'NAME/1/model.onnx'"
+        "'s3://bucket/models/__MACOSX' is ignored: it is of an archive made on macOS, not a model",
+        "'s3://bucket/models/model.onnx' is ignored: a model is a folder, such as 'NAME/1/model.onnx'",
     ]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.files import regular_file
 from modserve.core.files.config_file import CONFIG_FILE
-from modserve.core.version import parse_directory
+from modserve.core.version import may_be_model, parse_directory
 
 _RECORDS = ".sagemaker"
 """Folder in the repository with a record for each model. What begins with a dot is no model."""
@@ -43,7 +43,7 @@ class ModelLinks:
 
         Raises INVALID_ARG, and ALREADY_EXISTS for a name that is taken.
         """
-        if not name or name.startswith(".") or "/" in name or "\0" in name:
+        if not name or not may_be_model(name) or "/" in name or "\0" in name:
             raise invalid(f"'model_name' cannot be the name of a model: '{name}'")
         folders = _folders(name, _checked(url))
         owners = {model: owner for owner, record in self._all().items() for model in record.models}
@@ -82,7 +82,7 @@ def _checked(url: str) -> Path:
 
 def _folders(name: str, path: Path) -> dict[str, Path]:
     """The folders of models by their names, the model `name` first. Raises INVALID_ARG."""
-    below = sorted(each for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    below = sorted(each for each in path.iterdir() if each.is_dir() and may_be_model(each.name))
     if (path / CONFIG_FILE).is_file() or any(parse_directory(each.name) is not None for each in below):
         return {name: path}
     if not below:
