@@ -1,5 +1,6 @@
 """The files beside a model that its configuration names: labels of classes, states of new sequences."""
 
+import logging
 from pathlib import Path
 
 from modserve.core.configuration.model_config import ModelConfig
@@ -7,6 +8,8 @@ from modserve.core.errors import internal
 from modserve.core.files import regular_file
 from modserve.core.requests.sequence import file_state
 from modserve.core.tensors.tensor import Tensor
+
+_log = logging.getLogger(__name__)
 
 INITIAL_STATE_FOLDER = "initial_state"
 
@@ -18,9 +21,26 @@ def read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ..
         if not output.label_filename:
             continue
         who = f"label_filename of output '{output.name}' of model '{config.name}'"
-        text = _read(directory / output.label_filename, who).decode(errors="surrogateescape")
+        path = directory / output.label_filename
+        text = _text(_read(path, who), path, who).replace("\r\n", "\n")
         labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
     return labels
+
+
+def _text(content: bytes, path: Path, label: str) -> str:
+    """The content without a byte order mark. What is not UTF-8 can be sent over gRPC only, and the log says so."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        _log.warning(
+            "%s, '%s', is not UTF-8: byte 0x%02x in line %d. HTTP requests for its classes fail; save it as UTF-8",
+            label,
+            path,
+            content[error.start],
+            line,
+        )
+        return content.decode("utf-8-sig", "surrogateescape")
 
 
 def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
