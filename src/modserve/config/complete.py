@@ -101,7 +101,7 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
     A model can batch if every tensor has a variable first dimension: that is its batch dimension.
     """
     tensors = (*description.inputs, *description.outputs)
-    if not all(tensor.shape[:1] == (-1,) for tensor in tensors):
+    if not all(tensor.shape[:1] == (-1,) for tensor in tensors if tensor.rank_known):
         if message.max_batch_size > 0:
             problems.add(
                 ("max_batch_size",),
@@ -111,6 +111,8 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
             )
         return message.max_batch_size <= 0
     if message.max_batch_size == 0 and description.default_max_batch_size > 0:
+        if not all(tensor.rank_known for tensor in tensors):
+            return True
         if obstacle := _symbols_obstacle(tensors) or description.batching_obstacle:
             problems.fill_in(
                 ("max_batch_size",),

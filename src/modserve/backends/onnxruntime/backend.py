@@ -21,7 +21,7 @@ from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
 from ..code import OperatorLibraries
 from ..options import default_max_batch_size
 from . import builds
-from .graph import depends_on_data, precision
+from .graph import depends_on_data, precision, unranked
 from .instance import OnnxRuntimeInstance
 from .onnx_file import read_file
 from .options import (
@@ -143,12 +143,13 @@ class OnnxRuntimeModel:
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
         """The inputs and the outputs."""
         session = self._first.session
-        inputs = [describe(argument) for argument in session.get_inputs()]
+        any_rank = read_file(self._own_file.path, unranked, frozenset[str]())
+        inputs = [describe(argument, any_rank) for argument in session.get_inputs()]
         # Old files list all weights among the inputs: only those count that the configuration takes for inputs.
         configured = self._source.config.inputs_by_name
         defaults = [each for each in session.get_overridable_initializers() if each.name in configured]
         inputs += [describe(argument, optional=True) for argument in defaults]
-        return tuple(inputs), tuple(describe(argument) for argument in session.get_outputs())
+        return tuple(inputs), tuple(describe(argument, any_rank) for argument in session.get_outputs())
 
     def instance(self, spec: InstanceSpec) -> OnnxRuntimeInstance:
         gpu = spec.device if _is_gpu(spec.placement) else None

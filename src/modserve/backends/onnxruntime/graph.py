@@ -1,4 +1,4 @@
-"""Reads from an ONNX file in which precision its graph computes, and whether its run time varies."""
+"""Reads from an ONNX file in which precision its graph computes, whether its run time varies, and what it leaves out."""
 
 from collections import Counter
 from math import prod
@@ -59,6 +59,27 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
             for part in fields(model, field.start, field.end)
         ):
             return True
+    return False
+
+
+def unranked(model: Buffer) -> frozenset[str]:
+    """The inputs and outputs of a serialised ONNX model of which it does not say how many dimensions they have."""
+    names: set[str] = set()
+    try:
+        for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):
+            for value in fields(model, graph.start, graph.end):
+                if value.number in (onnx.GRAPH_INPUT, onnx.GRAPH_OUTPUT) and not _has_shape(model, value):
+                    names.add(onnx.text(model, value, onnx.VALUE_NAME))
+    except (ValueError, IndexError):
+        return frozenset()
+    return frozenset(names)
+
+
+def _has_shape(model: Buffer, value: WireField) -> bool:
+    for kind in of(model, value, onnx.VALUE_TYPE):
+        for tensor in of(model, kind, onnx.TYPE_TENSOR):
+            if any(part.number == onnx.TENSOR_TYPE_SHAPE for part in fields(model, tensor.start, tensor.end)):
+                return True
     return False
 
 

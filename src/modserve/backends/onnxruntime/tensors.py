@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,8 +45,11 @@ _ADVICE = (
 """What to do about a type, by a pattern of its name."""
 
 
-def describe(argument: ort.NodeArg, *, optional: bool = False) -> DescribedTensor:
-    """An input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype."""
+def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional: bool = False) -> DescribedTensor:
+    """An input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype.
+
+    `unranked` are the names to which the file gives no shape. ONNX Runtime says the same of them as of scalars.
+    """
     match = re.fullmatch(r"(optional\()?tensor\((\w+)\)\)?", argument.type)
     datatype = _ELEMENT_TYPES.get(match[2]) if match else None
     if match is None or datatype is None:
@@ -54,7 +58,8 @@ def describe(argument: ort.NodeArg, *, optional: bool = False) -> DescribedTenso
         raise invalid(f"{what}, which has no v2 datatype{advice}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
     symbols = tuple(size if isinstance(size, str) else "" for size in argument.shape)
-    return DescribedTensor(argument.name, datatype, shape, optional or match[1] is not None, symbols)
+    rank_known = bool(shape) or argument.name not in unranked
+    return DescribedTensor(argument.name, datatype, shape, optional or match[1] is not None, symbols, rank_known)
 
 
 def to_bfloat16(array: Array) -> Value:

@@ -20,12 +20,14 @@ def specs(
     """The inputs and outputs that have a usable data type.
 
     A tensor that the model describes without any dimension has dims [1] in the configuration. With batching, an empty
-    reshape says so; without batching, Triton forbids that reshape, so only the description tells.
+    reshape says so; without batching, Triton forbids that reshape, so only the description tells. What may have any
+    number of dimensions is a scalar unless the configuration says another one.
     """
     scalars: set[str] = set()
     if description is not None and message.max_batch_size <= 0:
         described = (*description.inputs, *description.outputs)
-        scalars = {tensor.name for tensor in described if not tensor.shape}
+        ones = {tensor.name for tensor in (*message.input, *message.output) if list(tensor.dims) == [1]}
+        scalars = {each.name for each in described if not each.shape and (each.rank_known or each.name in ones)}
     return tuple(_specs(message.input, scalars)), tuple(_specs(message.output, scalars))
 
 
@@ -165,7 +167,7 @@ def _compare_side(
             head = f"unable to load model '{message.name}', configuration expects datatype {configured}"
             yield (*here, "data_type"), f"{head} for {side} '{tensor.name}', model provides {provided}"
         shape_differs = ragged.is_ragged(tensor) or (side == "output" and tensor.name in scattered)
-        if tensor.dims and shapes and not shape_differs:
+        if tensor.dims and shapes and not shape_differs and model_tensor.rank_known:
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
             text = _difference(list(dims), model_tensor, message, exact=side == "output")
             if text:

@@ -289,6 +289,8 @@ class DescribedTensor:
     optional: bool = False
     symbols: tuple[str, ...] = ()
     """The names that the file has for its variable dimensions, empty texts for others. Empty: it has none at all."""
+    rank_known: bool = True
+    """False: the file does not say how many dimensions there are, and `shape` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
