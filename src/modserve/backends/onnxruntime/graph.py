@@ -1,4 +1,4 @@
-"""Reads from an ONNX file in which precision its graph computes, whether its run time varies, and what it leaves out."""
+"""Reads from an ONNX file in which precision its graph computes, how its run time varies, and what it leaves out."""
 
 from collections import Counter
 from math import prod

@@ -26,7 +26,7 @@ def specs(
     scalars: set[str] = set()
     if description is not None and message.max_batch_size <= 0:
         described = (*description.inputs, *description.outputs)
-        ones = {tensor.name for tensor in (*message.input, *message.output) if list(tensor.dims) == [1]}
+        ones = {tensor.name for side in (message.input, message.output) for tensor in side if list(tensor.dims) == [1]}
         scalars = {each.name for each in described if not each.shape and (each.rank_known or each.name in ones)}
     return tuple(_specs(message.input, scalars)), tuple(_specs(message.output, scalars))
 
