@@ -262,6 +262,21 @@ def test_sequences_stay_where_they_began(server: ServerProcess) -> None:
     assert (refused.status, "a model with sequences" in refused.json["error"]) == (400, True)
 
 
+def test_a_version_that_the_policy_leaves_out_is_said(tmp_path: Path) -> None:
+    write_versions(tmp_path, "m", BODIES["plain"])
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text(config.read_text().replace("version_policy { all { } }", ""))
+    left_out = "version 1 in the model's folder is not served: version_policy selects 2; version_policy { all { } } in"
+    with serving(tmp_path) as server:
+        answer = infer(server, "m/versions/1")
+        assert (answer.status, left_out in answer.json["error"]) == (404, True)
+        answer = call(server, "GET", "/v2/models/m/versions/1/ready")
+        assert (answer.status, left_out in answer.json["error"]) == (404, True)
+        answer = call(server, "POST", "/v2/models/m/routing", {"split": {"1": 1, "2": 1}})
+        assert (answer.status, left_out in answer.json["error"]) == (400, True)
+        assert left_out not in infer(server, "m/versions/3").json["error"]
+
+
 def test_a_canary_that_fails_is_rolled_back(server: ServerProcess) -> None:
     rollback = {"version": "canary", "error_share": 0.2, "least_requests": 5}
     route(server, "failing", {**SPLIT, "split": {"stable": 1, "canary": 1}, "rollback": rollback})

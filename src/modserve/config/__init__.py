@@ -93,10 +93,10 @@ def check(
     problems.raise_if_any()
 
 
-def routing_note(draft: Draft, versions: Collection[int]) -> Problem | None:
+def routing_note(draft: Draft, versions: Collection[int], unserved: str) -> Problem | None:
     """A note on a configured routing to versions that are not among those to serve; None if there is none."""
     routing = features.routing.routing(draft.message)
-    reason = "" if routing is None else missing(routing, versions)
+    reason = "" if routing is None else missing(routing, versions, unserved)
     return Problem(reason, draft.source.locate(("parameters", "routing"))) if reason else None
 
 

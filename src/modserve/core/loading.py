@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 from .errors import ModserveError
 from .files.config_file import CONFIG_FILE
 from .servable import Servable
+from .version import unserved
 
 Needs: TypeAlias = Mapping[str, frozenset[int | None]]
 """The models that another one is made of, with the versions that it needs; None stands for any version."""
@@ -64,6 +65,9 @@ class Listing:
 
     Finer than `marks`: a file that was put in the place of another one is another. Empty where nobody can tell.
     """
+
+    folders: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Those of the model that are no versions."""
 
     def mark(self, version: int) -> object:
         """Equal for two listings from which a version would be loaded alike."""
@@ -165,6 +169,11 @@ class Blueprint:
     """Whether a load only reads the model's files, so that what changes in them meanwhile makes it fail."""
     failure: ModserveError | None = None
     """Why the model cannot be used; all but the listing is then empty."""
+
+    @property
+    def unserved(self) -> str:
+        """What to say of the versions that are there and not to be served."""
+        return "" if self.failure is not None else unserved(self.listing.versions, self.versions)
 
 
 class UnreadableModelError(ModserveError):

@@ -15,6 +15,8 @@ _MOST_REASON = 1000
 _MOST_COMPARED = 200
 """Names that are compared with one that nobody knows, and characters of it: each of them takes time."""
 _LIKELY = 0.75
+_MOST_LISTED = 10
+"""Versions in a message."""
 _USUAL: Final[dict[str, int]] = {str(version): version for version in range(1, 100)}
 """Versions as requests name them."""
 
@@ -70,6 +72,31 @@ def whose(folder: str) -> str:
 def parse_directory(name: str) -> int | None:
     """The version in a directory: its name as a positive integer without leading zeros. None for other directories."""
     return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
+
+
+def meant_version(folder: str) -> str:
+    """The version that a folder is likely to be meant for, called ``v1`` or ``01``; empty if it is called otherwise."""
+    digits = folder.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
+    return digits if parse_directory(digits) is not None else ""
+
+
+def not_a_version(folder: str) -> str:
+    """What to say of a folder that is likely to be meant for a version and is none; empty for others."""
+    meant = "" if parse_directory(folder) is not None else meant_version(folder)
+    return (
+        f"folder '{folder}' is not a version: versions are named by whole numbers, such as '{meant}'" if meant else ""
+    )
+
+
+def unserved(present: Iterable[int], served: Collection[int]) -> str:
+    """What to say of the versions in a model's folder that its policy leaves out; empty if it leaves out none."""
+    left = sorted(set(present).difference(served))
+    if not left:
+        return ""
+    listed = ", ".join(map(str, left[:_MOST_LISTED])) + (", …" if len(left) > _MOST_LISTED else "")
+    which = f"version {listed} in the model's folder is" if len(left) == 1 else f"versions {listed} in its folder are"
+    selected = ", ".join(map(str, served)) or "none"
+    return f"{which} not served: version_policy selects {selected}; version_policy {{ all {{ }} }} in config.pbtxt selects all"
 
 
 def parse_requested(text: str) -> int | None:

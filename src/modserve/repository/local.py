@@ -81,6 +81,7 @@ class LocalRepository:
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
         weights: dict[int | None, list[object]] = {None: []}
         links = [path] if path.is_symlink() else []
+        folders: list[str] = []
         for below, status, is_directory, is_link in walk(path, (_COMPILED,)):
             top, *rest = below.split(os.sep)
             version = parse_directory(top) if rest or is_directory else None
@@ -90,6 +91,8 @@ class LocalRepository:
                 weights.setdefault(version, []).append(self._identity(path, below, mark, status.st_ino))
             if is_link:
                 links.append(path / below)
+            if is_directory and not rest and version is None:
+                folders.append(top)
         versions = tuple(sorted(version for version in marks if version is not None))
         # After the marks, so that no change of the file is missed.
         file, content = self._custom, _content(path / self._custom, name) if self._custom else None
@@ -108,6 +111,7 @@ class LocalRepository:
             config_file=file,
             marks=by_version,
             weights=kept,
+            folders=tuple(sorted(folders)),
         )
 
     def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:

@@ -72,6 +72,11 @@ class ModelRow:
     def _failed(self) -> list[tuple[int, str]]:
         return [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
 
+    def unserved(self, version: int) -> str:
+        """Why a version that is in the model's folder is not served; empty for one that is not there."""
+        blueprint = self.blueprint
+        return "" if blueprint is None or version not in blueprint.listing.versions else blueprint.unserved
+
     def count_failure(self, version: int) -> None:
         self.failed_loads[version] = self.failed_loads.get(version, 0) + 1
 

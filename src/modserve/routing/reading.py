@@ -46,8 +46,11 @@ def read(document: object) -> Routing:
     return Routing(labels, split, _sticky(top.get("sticky", "")), shadow, rollback, allow_missing, top)
 
 
-def missing(routing: Routing, versions: Collection[int]) -> str:
-    """Where a routing names a version that is not one of `versions`, and what would be right; empty if nowhere."""
+def missing(routing: Routing, versions: Collection[int], unserved: str = "") -> str:
+    """Where a routing names a version that is not one of `versions`, and what would be right; empty if nowhere.
+
+    `unserved` says which versions are in the model's folder and not to be served.
+    """
     if routing.allow_missing:
         return ""
     named = {f"routing.labels.{label}": version for label, version in routing.labels.items()}
@@ -59,7 +62,7 @@ def missing(routing: Routing, versions: Collection[int]) -> str:
             listed = ", ".join(map(str, sorted(versions))) or "none"
             return (
                 f"{place} is version {version}, which is not there; the versions are: {listed}. "
-                '"allow_missing": true accepts versions that are to come'
+                '"allow_missing": true accepts versions that are to come' + (f"; {unserved}" if unserved else "")
             )
     return ""
 

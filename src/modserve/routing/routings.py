@@ -63,9 +63,9 @@ class Routings:
             self._routers[name] = router
         return router
 
-    def check_versions(self, name: str, document: object, versions: Collection[int]) -> None:
+    def check_versions(self, name: str, document: object, versions: Collection[int], unserved: str = "") -> None:
         """Raises INVALID_ARG for a routing to other versions than `versions`, unless it allows missing ones."""
-        reason = "" if document is None else reading.missing(reading.read(document), versions)
+        reason = "" if document is None else reading.missing(reading.read(document), versions, unserved)
         if reason:
             raise invalid(f"model '{name}': {reason}")
 

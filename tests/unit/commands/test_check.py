@@ -136,7 +136,7 @@ def test_what_only_the_engine_can_tell(folder: Path, capsys: pytest.CaptureFixtu
     assert said(capsys, "model_repository")[0] == 0
     code, out = said(capsys, "model_repository", "--load")
     assert code == 1
-    assert out.endswith("\n2 models loaded: 1 problem in 1 model, 1 note\n")
+    assert out.endswith("\n2 models loaded: 1 problem in 1 model, 2 notes\n")
     assert "\n    " not in out.partition("error:")[0]
     assert out.startswith("model_repository/broken/2: error: ")
 
@@ -457,3 +457,17 @@ def test_a_file_beside_its_version_is_one_problem(folder: Path, capsys: pytest.C
         "model_repository/m: error: move 'model.onnx' to '1/model.onnx': model files belong in the folder of their "
         "version\n    'model_repository/m' holds: model.onnx\n\n1 model checked: 1 problem in 1 model\n"
     )
+
+
+def test_versions_that_are_not_served_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = {f"m/{version}/model.onnx": MODEL for version in ("1", "2", "v3", "007")}
+    write(folder / "model_repository", model)
+    said_of = said(capsys, "model_repository")[1]
+    for text in (
+        "note: version 1 in the model's folder is not served: version_policy selects 2; version_policy { all { } } in",
+        "note: folder 'v3' is not a version: versions are named by whole numbers, such as '3'",
+        "note: folder '007' is not a version: versions are named by whole numbers, such as '7'",
+    ):
+        assert text in said_of
+    write(folder / "model_repository", {"m/config.pbtxt": "version_policy { latest { num_versions: 1 } }"})
+    assert "is not served" not in said(capsys, "model_repository")[1], "it was asked for"

@@ -1,10 +1,12 @@
 """Which directories are versions, which versions requests mean, and which are served."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from modserve.core import version
 from modserve.core.errors import Code, ModserveError
-from modserve.core.version import VersionPolicy, parse_directory, parse_requested
+from modserve.core.version import VersionPolicy, not_a_version, parse_directory, parse_requested, unserved
 
 
 @pytest.mark.parametrize(
@@ -119,3 +121,25 @@ def test_nothing_is_selected_from_nothing(policy: VersionPolicy) -> None:
 )
 def test_what_is_said_of_models_that_can_not_answer(error: ModserveError, code: Code, message: str) -> None:
     assert (error.code, error.message) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("present", "served", "text"),
+    [
+        ((1, 2), (1, 2), ""),
+        ((1, 2), (2,), "version 1 in the model's folder is not served: version_policy selects 2;"),
+        ((1, 2, 3), (), "versions 1, 2, 3 in its folder are not served: version_policy selects none;"),
+        (range(1, 30), (29,), "versions 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … in its folder are not served:"),
+    ],
+)
+def test_what_is_said_of_versions_that_are_left_out(present: Iterable[int], served: tuple[int, ...], text: str) -> None:
+    assert unserved(present, served).startswith(text)
+    assert bool(unserved(present, served)) is bool(text)
+
+
+@pytest.mark.parametrize(
+    ("folder", "meant"), [("v3", "3"), ("007", "7"), ("Version_2", "2"), ("3", ""), ("assets", ""), ("1.0", "")]
+)
+def test_what_is_said_of_folders_that_are_no_versions(folder: str, meant: str) -> None:
+    said = f"folder '{folder}' is not a version: versions are named by whole numbers, such as '{meant}'"
+    assert not_a_version(folder) == (said if meant else "")

@@ -13,7 +13,7 @@ from modserve.backends.catalogue import BY_BACKEND
 from modserve.config import FORMATS, PLATFORMS, backend_names
 from modserve.core.errors import ModserveError
 from modserve.core.files.config_file import CONFIG_FILE, misspelt_config
-from modserve.core.version import parse_directory
+from modserve.core.version import not_a_version, parse_directory
 
 from . import file_contents
 from .foreign_files import BY_SUFFIX, ForeignFile, advice
@@ -175,8 +175,8 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
     has_version = any(parse_directory(name) is not None for name in names if (directory / name).is_dir())
     for name in names:
         path = directory / name
-        if path.is_dir() and not has_version and _digits(name):
-            yield f"folder '{name}' is not a version: versions are named by whole numbers, such as '{_digits(name)}'"
+        if path.is_dir() and not has_version and (mistake := not_a_version(name)):
+            yield mistake
         elif not path.is_dir() and path.suffix in suffixes:
             yield f"move '{name}' to '1/{suffixes[path.suffix]}': model files belong in the folder of their version"
     for name in names:
@@ -235,12 +235,6 @@ def _rename(file: str, name: str) -> str:
     return (
         f"rename '{file}' to '{name}', or write default_model_filename: \"{os.path.basename(file)}\" into {CONFIG_FILE}"
     )
-
-
-def _digits(name: str) -> str:
-    """The version that a folder is likely to be meant for, called `v1` or `01`; empty if it is called otherwise."""
-    digits = name.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
-    return digits if parse_directory(digits) is not None else ""
 
 
 def _listed(directory: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -17,6 +17,7 @@ from modserve.core.files.config_file import misspelt_config
 from modserve.core.loading import Listing, Needs, UnreadableModelError
 from modserve.core.servable import Servable
 from modserve.core.statistics.metrics import MetricStore
+from modserve.core.version import not_a_version, unserved
 from modserve.execution.rate_limit import RateLimiter
 
 from ..residency.admission import Residency
@@ -90,9 +91,12 @@ class ModelReader:
             backend, config = self.backend(draft)
             cpu_instances, only_reads = self._count_cpu(draft), bool(getattr(backend, "in_place", ()))
         versions = self._selected(draft, listing)
-        if note := model_config.routing_note(draft, versions):
+        if note := model_config.routing_note(draft, versions, unserved(listing.versions, versions)):
             self._options.on_notes(draft.name, draft.source, [note])
             _log.warning("%s", draft.source.headline(note))
+        for remark in _remarks_on_versions(draft, listing, versions):
+            self._options.on_notes(draft.name, draft.source, [model_config.Problem(remark)])
+            _log.info("model '%s': %s", draft.name, remark)
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
 
@@ -237,3 +241,10 @@ def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args,
     except BaseException as error:
         _log.debug("%s", doing, exc_info=error)
         raise from_exception(error, doing) from error
+
+
+def _remarks_on_versions(draft: model_config.Draft, listing: Listing, versions: Sequence[int]) -> Iterator[str]:
+    """What is in the model's folder, seems to be a version, and is not served."""
+    if not draft.message.HasField("version_policy") and (remark := unserved(listing.versions, versions)):
+        yield remark
+    yield from filter(None, map(not_a_version, listing.folders))

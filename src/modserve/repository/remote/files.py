@@ -49,6 +49,12 @@ class ModelFiles:
         return [file for files in self.by_version.values() for file in files]
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """Those that are no versions."""
+        paths = [file.path.split("/") for file in self.by_version.get(None, ())]
+        return tuple(sorted({path[1] for path in paths if len(path) > 2}))
+
+    @property
     def filenames(self) -> list[frozenset[str]]:
         """The names in the folder of each version, and in those below it, the lowest version first."""
         paths = [[file.path.split("/")[2:] for file in self.by_version[version]] for version in self.versions]

@@ -164,6 +164,7 @@ class RemoteRepository:
             config_file=config_file,
             marks=marks,
             filenames=model.filenames,
+            folders=model.folders,
         )
         if not isinstance(content, ModserveError):
             self._last[model.name] = listing
