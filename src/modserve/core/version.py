@@ -96,7 +96,8 @@ def unserved(present: Iterable[int], served: Collection[int]) -> str:
     listed = ", ".join(map(str, left[:_MOST_LISTED])) + (", …" if len(left) > _MOST_LISTED else "")
     which = f"version {listed} in the model's folder is" if len(left) == 1 else f"versions {listed} in its folder are"
     selected = ", ".join(map(str, served)) or "none"
-    return f"{which} not served: version_policy selects {selected}; version_policy {{ all {{ }} }} in config.pbtxt selects all"
+    remedy = "version_policy { all { } } in config.pbtxt selects all"
+    return f"{which} not served: version_policy selects {selected}; {remedy}"
 
 
 def parse_requested(text: str) -> int | None:
