@@ -4,15 +4,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.files import regular_file
 from modserve.pb import inference as pb
 
-from .features import ModelContext, directory, to_model_config
+from .features import ModelContext, directory, to_model_config, validate
 from .text import override, pbtxt
-from .text.problems import ConfigurationError, FieldPath, Problem, SourceText
+from .text.problems import ConfigurationError, FieldPath, Problem, Problems, SourceText
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,28 @@ def decode(content: bytes | None, path: Path, name: str) -> Draft:
 
 def parse(text: str, path: Path, name: str) -> Draft:
     """Like `read`, for the text of a file. Reports name the `path`; its directory may tell the backend."""
-    message, source = pbtxt.parse(text, path, name)
-    return Draft(name, source, message)
+    message, source, mistakes = pbtxt.parse(text, path, name)
+    draft = Draft(name, source, message)
+    if mistakes:
+        problems = Problems(name, source, mistakes, only=lambda path: _is_read(message, path))
+        validate(draft.identified, ModelContext(name, partial=True), problems)
+        problems.raise_if_any()
+    return draft
+
+
+def _is_read(message: Message, path: FieldPath) -> bool:
+    """Whether a message has the field at a place."""
+    value: Any = message
+    for part in path:
+        if isinstance(value, Message):
+            value = {field.name: each for field, each in value.ListFields()}.get(str(part))
+        elif isinstance(part, int) and value is not None:
+            value = value[part] if part < len(value) else None
+        elif value is not None:
+            value = value.get(part)
+        if value is None:
+            return False
+    return bool(path)
 
 
 def read_override(text: str, path: Path, name: str) -> Draft:

@@ -91,8 +91,8 @@ SWITCH = scheduling(step("a", "x=IN", "y=OUT z=kind"), step("b", "x=IN", "y=TWO"
             id="no outputs",
         ),
         pytest.param(
-            HEAD + scheduling(step("a", "x=IN", "y=OUT", version=0)),
-            "step 0 of ensemble 'foo' has model_version 0, expected -1 for the latest or a version > 0",
+            HEAD + scheduling(step("a", "x=IN", "y=OUT", version=-2)),
+            "step 0 of ensemble 'foo' has model_version -2, expected -1, or none, for the latest, or a version > 0",
             id="version",
         ),
         pytest.param(
@@ -206,6 +206,14 @@ def test_conditions(key: str, value: str, expected: Condition) -> None:
     assert found is not None
     assert [each.when for each in found.steps] == [None, expected]
     assert found.steps[1].needs == {"IN", "k"}
+
+
+@pytest.mark.parametrize(("written", "version"), [("", None), (" model_version: -1", None), (" model_version: 2", 2)])
+def test_a_step_without_a_version_means_the_latest(written: str, version: int | None) -> None:
+    one = step("a", "x=IN", "y=OUT").replace(" model_version: -1", written)
+    found = finish(HEAD + scheduling(one), backend="").config.ensemble
+    assert found is not None
+    assert [each.version for each in found.steps] == [version]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,22 @@ def test_five_mistakes_are_five_problems() -> None:
     assert report(FIVE_MISTAKES) == FIVE_MISTAKES_REPORT
 
 
+def test_mistakes_of_syntax_and_of_meaning_are_reported_at_once() -> None:
+    text = (
+        "zzz: true\nmax_batch_size: -3\ninput [ { name: 'a' data_type: TYPE_FP3 dims: [ 0 ] } ]\n"
+        "version_policy { latest { num_versions: 0 } }"
+    )
+    assert headlines(text) == [
+        "1:1: unknown field 'zzz'",
+        "2:1: 'max_batch_size' must be non-negative value for foo",
+        "3:32: unknown value 'TYPE_FP3' for 'data_type'; did you mean 'TYPE_FP32'?",
+    ]
+    text = text.replace("TYPE_FP3 ", "TYPE_FP32 ")
+    assert headlines(text)[2:] == [
+        "3:49: dimension must be integer >= 1, or -1 to indicate a variable-size dimension for foo"
+    ]
+
+
 MISTAKES = {
     # Names
     "maxBatchSize: 1": ["1:1: unknown field 'maxBatchSize'; did you mean 'max_batch_size'?"],
@@ -163,7 +179,7 @@ MISTAKES = {
         "4:17: 'max_batch_size' takes an integer, found 'x'",
     ],
     "input { dims: [ 1, 2\n  name: 'a' }": ["1:15: '[' is never closed with ']'"],
-    "name: 'a' }": ["1:11: unexpected '}': there is no open block or list"],
+    "name: 'foo' }": ["1:13: unexpected '}': there is no open block or list"],
     "input [\n  name: 'a'\n]": ["2:3: expected '{' in the list of 'input', each element is a block { … }"],
     # Lists
     "input { dims: [1, 2,] }": ["1:20: a list must not end with ','"],
@@ -175,7 +191,7 @@ MISTAKES = {
         "1:1: expected a field name, found '['",
         "1:5: unexpected ']': there is no open block or list",
     ],
-    "name: 'a',;": ["1:11: expected a field name, found ';'"],
+    "name: 'foo',;": ["1:13: expected a field name, found ';'"],
 }
 
 

@@ -16,7 +16,8 @@ from ..text import suggest
 from ..text.problems import Faults, FieldPath
 from .directory import ENSEMBLE
 
-LATEST = -1
+_LATEST = (-1, 0)
+"""Versions of steps that stand for the latest: 0 is that of a step that names none."""
 _HERE: FieldPath = ("ensemble_scheduling", "step")
 PREFIX = "ensemble."
 WHEN = "ensemble.when."
@@ -35,7 +36,7 @@ def _steps(message: pb.ModelConfig) -> tuple[Step, ...]:
     return tuple(
         Step(
             step.model_name,
-            None if step.model_version == LATEST else step.model_version,
+            None if step.model_version in _LATEST else step.model_version,
             dict(sorted(step.input_map.items())),
             dict(sorted(step.output_map.items())),
             when.get(index),
@@ -76,8 +77,8 @@ def _step_faults(message: pb.ModelConfig) -> Faults:
         for part in ("model_name", "input_map", "output_map"):
             if not getattr(step, part):
                 yield (*_HERE, index), f"must specify '{part}' in {label}"
-        if step.model_version < 1 and step.model_version != LATEST:
-            expected = f"expected {LATEST} for the latest or a version > 0"
+        if step.model_version < 0 and step.model_version not in _LATEST:
+            expected = "expected -1, or none, for the latest, or a version > 0"
             yield (*_HERE, index, "model_version"), f"{label} has model_version {step.model_version}, {expected}"
 
 

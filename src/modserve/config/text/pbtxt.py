@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -20,11 +21,11 @@ _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 """The byte order marks that a file in UTF-16 begins with."""
 
 
-def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText]:
+def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText, list[Problem]]:
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
-    Raises INVALID_ARG with all problems of syntax and all unknown fields and values; of a text that is not UTF-8, with
-    the bytes alone that are to blame; of JSON, with one problem.
+    With all problems of syntax and all unknown fields and values; the message then has what could be read. Raises
+    INVALID_ARG for a text that is not UTF-8, with the bytes alone that are to blame, and with one problem for JSON.
     """
     Problems(name, SourceText(path, text), [*_foreign_bytes(text), *_json(text)]).raise_if_any()
     walk = walker.walk(text, pb.ModelConfig.DESCRIPTOR)
@@ -38,8 +39,11 @@ def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText]
         elif not any(stopped is None or problem.position <= stopped for problem in problems if problem.position):
             # None of the problems up to there explains the refusal: the walker does not know this mistake.
             problems = [*problems, Problem(refusal, stopped)]
-    Problems(name, source, problems).raise_if_any()
-    return message, source
+    if problems and not walk.unreadable:
+        message.Clear()
+        with suppress(text_format.ParseError, ValueError, TypeError, OverflowError, RecursionError):
+            text_format.Parse(text, message, allow_unknown_field=True)
+    return message, source, problems
 
 
 def _foreign_bytes(text: str) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Problems of a configuration, their places, and the report that a person reads."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -85,9 +85,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Problems:
-    """Collects problems, each of them once, and notes: what is understood and has no effect, or not the usual one."""
+    """Collects problems, each of them once, and notes: what is understood and has no effect, or not the usual one.
 
-    def __init__(self, model: str, source: SourceText, problems: Iterable[Problem] = ()) -> None:
+    With `only`, those of the fields that it is true of, beside the `problems` that there are.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        source: SourceText,
+        problems: Iterable[Problem] = (),
+        only: Callable[[FieldPath], bool] = lambda path: True,
+    ) -> None:
+        self._only = only
         self._model = model
         self._source = source
         self._problems: dict[Problem, None] = dict.fromkeys(problems)
@@ -105,7 +115,8 @@ class Problems:
 
     def add(self, path: FieldPath, text: str) -> None:
         """Adds a problem of a field; an empty path stands for the whole file."""
-        self._problems[Problem(text, self._source.locate(path))] = None
+        if self._only(path):
+            self._problems[Problem(text, self._source.locate(path))] = None
 
     def add_all(self, faults: Faults) -> None:
         for path, text in faults:
