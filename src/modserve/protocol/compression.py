@@ -12,6 +12,12 @@ _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _LEVEL = 6
 _FIRST = 1024 * 1024
 """Bytes that are inflated before more memory is reserved."""
+_CHUNK = 64 * 1024
+_LEAST_CHUNK = 64
+_MOST_MEMBERS = 100_000
+"""Of one body: each costs time, also an empty one."""
+_MEMBER = b"\x1f\x8b"
+"""How a member of gzip data begins (RFC 1952, section 2.2: a file is a series of members)."""
 
 
 class UnsupportedEncodingError(ModserveError):
@@ -26,13 +32,15 @@ class Inflater:
 
     def __init__(self, body: bytes, name: str, limit: int, too_long: Callable[[], ModserveError] | None = None) -> None:
         """`too_long`: the error for what becomes longer than `limit`, if it is not the one of HTTP."""
-        self._rest = body
+        self._rest = memoryview(body)
         self._name = name
         self._limit = limit
         self._too_long = too_long
         self._reader = zlib.decompressobj(_WINDOW_BITS[name])
         self._parts: list[bytes] = []
         self._size = 0
+        self._members = 1
+        self._chunk = _CHUNK
 
     def read(self, most: int) -> bytes | None:
         """The whole, if it has at most `most` bytes; None for more, of which as many have been inflated.
@@ -40,16 +48,22 @@ class Inflater:
         Raises INVALID_ARG for a body that is not what it claims to be, or becomes longer than the limit.
         """
         limit = min(most, self._limit)
-        while not self._reader.eof and self._size <= limit:
+        while self._size <= limit and not (self._reader.eof and not self._next_member()):
+            chunk = self._rest[: self._chunk]
             try:
-                part = self._reader.decompress(self._rest, limit + 1 - self._size)
+                part = self._reader.decompress(chunk, limit + 1 - self._size)
             except zlib.error as error:
                 text = f"failed to decompress the request body, which is not {self._name} data: {error}"
                 raise invalid(text) from None
-            self._rest = self._reader.unconsumed_tail
-            self._size += len(part)
-            self._parts.append(part)
-            if not part and not self._rest:
+            left = self._reader.unused_data if self._reader.eof else self._reader.unconsumed_tail
+            taken = len(chunk) - len(left)
+            self._rest = self._rest[taken:]
+            # What follows a member is copied: little where members are short.
+            self._chunk = max(_LEAST_CHUNK, min(_CHUNK, 4 * taken if self._reader.eof else 2 * self._chunk))
+            if part:
+                self._size += len(part)
+                self._parts.append(part)
+            elif not self._rest and not self._reader.eof:
                 break
         if self._size > self._limit:
             if self._too_long is not None:
@@ -62,9 +76,19 @@ class Inflater:
             return None
         if not self._reader.eof:
             raise invalid(f"failed to decompress the request body: the {self._name} data ends early")
-        if unused := len(self._reader.unused_data):
+        if unused := len(self._rest):
             raise invalid(f"failed to decompress the request body: {unused} bytes follow the {self._name} data")
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def _next_member(self) -> bool:
+        """Begin with another member of gzip data, if there is one."""
+        if self._name != "gzip" or self._rest[:2] != _MEMBER:
+            return False
+        self._members += 1
+        if self._members > _MOST_MEMBERS:
+            raise invalid(f"failed to decompress the request body: it has more than {_MOST_MEMBERS} gzip members")
+        self._reader = zlib.decompressobj(_WINDOW_BITS[self._name])
+        return True
 
     def read_all(self, take: Callable[[int], None] = lambda size: None) -> bytes:
         """The whole. `take` is called with the bytes that come next, before they are inflated.

@@ -1,6 +1,7 @@
 """Content codings: what is read, what is refused, and which one an answer gets."""
 
 import gzip
+import os
 import zlib
 
 import pytest
@@ -89,3 +90,46 @@ def test_a_bomb_is_not_unpacked() -> None:
 )
 def test_the_coding_of_an_answer(accepted: str | None, chosen: str | None) -> None:
     assert compression.choose(accepted) == chosen
+
+
+MEMBERS = [b"one, ", b"", b"two " * 100_000, os.urandom(200_000), b"", b"three"]
+
+
+@pytest.mark.parametrize("most", [1, 1000, 1 << 30])
+def test_several_members_are_one_body(most: int) -> None:
+    whole = b"".join(MEMBERS)
+    body = b"".join(map(gzip.compress, MEMBERS))
+    assert compression.decode(body, "gzip", len(whole)) == whole
+    inflater = compression.Inflater(body, "gzip", len(whole))
+    while (read := inflater.read(most)) is None:
+        most *= 2
+    assert read == whole
+    with pytest.raises(ModserveError, match=f"maximum allowed value of {len(whole) - 1} bytes"):
+        compression.decode(body, "gzip", len(whole) - 1)
+
+
+@pytest.mark.parametrize(
+    ("behind", "text"),
+    [
+        (b"x", "1 bytes follow the gzip data"),
+        (b"\x1f", "1 bytes follow the gzip data"),
+        (bytes(20), "20 bytes follow the gzip data"),
+        (b"\x1f\x8b", "the gzip data ends early"),
+        (gzip.compress(b"cut")[:-3], "the gzip data ends early"),
+        (b"\x1f\x8b" + bytes(20), "which is not gzip data"),
+    ],
+)
+def test_what_may_not_follow_a_member(behind: bytes, text: str) -> None:
+    with pytest.raises(ModserveError, match=text):
+        compression.decode(gzip.compress(b"one") + behind, "gzip", 1000)
+
+
+def test_members_are_counted() -> None:
+    body = gzip.compress(b"") * 100_001
+    with pytest.raises(ModserveError, match="it has more than 100000 gzip members"):
+        compression.decode(body, "gzip", 1000)
+
+
+def test_deflate_has_no_members() -> None:
+    with pytest.raises(ModserveError, match="follow the deflate data"):
+        compression.decode(zlib.compress(b"one") + zlib.compress(b"two"), "deflate", 1000)
