@@ -22,6 +22,7 @@ from model_packages import unpacked
 
 import modserve
 from modserve import Code, InferenceServer, ModserveError, Settings, cli
+from modserve.text.chat.tools import ToolChoice
 
 pytest.importorskip("openvino_genai")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -491,3 +492,27 @@ async def test_each_of_8_event_streams_hears_of_a_killed_worker(
     await eventually(lambda: server.ready)
     again = await chat(client, "Hello", max_tokens=4)
     assert again.json()["usage"]["completion_tokens"] == 4
+
+
+PAINT = {
+    "type": "object",
+    "$defs": {"Colour": {"enum": ["red", "blue"]}},
+    "properties": {"colour": {"$ref": "#/$defs/Colour"}, "again": {"$ref": "#/properties/colour"}},
+    "required": ["colour", "again"],
+}
+
+
+async def test_the_grammar_of_a_required_call_of_a_tool_whose_schema_has_references(client: httpx.AsyncClient) -> None:
+    """The model's template has no place for tools."""
+    functions = [{"name": "paint", "parameters": PAINT}]
+    schema = ToolChoice([{"type": "function", "function": each} for each in functions], required=True).schema
+    response = await chat(
+        client,
+        "Paint it!",
+        response_format={"type": "json_schema", "json_schema": {"name": "calls", "schema": schema}},
+        max_tokens=150,
+    )
+    assert response.status_code == 200, response.text
+    first = json.loads(response.json()["choices"][0]["message"]["content"])[0]
+    assert first["name"] == "paint"
+    assert {first["parameters"]["colour"], first["parameters"]["again"]} <= {"red", "blue"}

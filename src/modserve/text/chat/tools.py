@@ -11,6 +11,12 @@ from . import fields
 from .errors import field_error
 
 _MOST_TOOLS = 1024
+_NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The parameters of a function that has none."""
+_DATA = frozenset({"const", "default", "enum", "examples"})
+"""Keywords of JSON schemas with values, in which nothing is a reference."""
+_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords with schemas by names, which are no keywords."""
 
 
 class ToolChoice:
@@ -33,21 +39,47 @@ class ToolChoice:
     @property
     def schema(self) -> Mapping[str, Any] | None:
         """What the text has to be so that it is a call; None if it may be anything."""
-        functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") or _NONE for tool in self.tools}
         if self.only:
             return {"type": "object", **functions[self.only]}
         if not self.required:
             return None
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"enum": [name]}, "parameters": parameters},
-                "required": ["name", "parameters"],
-            }
-            for name, parameters in functions.items()
-        ]
-        most = {} if self.parallel else {"maxItems": 1}
-        return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
+        calls, definitions = [], {}
+        for number, (name, parameters) in enumerate(functions.items()):
+            schema, place = parameters, f"tool{number}"
+            below = _below(parameters, f"#/$defs/{place}")
+            if below != parameters:  # it refers to places in itself
+                definitions[place] = below
+                schema = {"$ref": f"#/$defs/{place}"}
+            calls.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"enum": [name]}, "parameters": schema},
+                    "required": ["name", "parameters"],
+                }
+            )
+        more: dict[str, Any] = {} if self.parallel else {"maxItems": 1}
+        if definitions:
+            more["$defs"] = definitions
+        return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **more}
+
+
+def _below(schema: Any, place: str) -> Any:
+    """A JSON schema that has been put at a place of another one: its references to itself lead there."""
+    if isinstance(schema, list):
+        return [_below(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _BY_NAME and isinstance(value, dict):
+            moved[name] = {each: _below(below, place) for each, below in value.items()}
+        else:
+            moved[name] = value if name in _DATA else _below(value, place)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:].rstrip("/")
+    return moved
 
 
 def read_tools(document: Mapping[str, Any]) -> ToolChoice:

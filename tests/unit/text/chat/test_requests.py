@@ -112,6 +112,55 @@ def test_tools() -> None:
     assert items["anyOf"][0]["properties"]["name"] == {"enum": ["add"]}
 
 
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def test_references_of_required_tools_lead_into_their_own_schemas() -> None:
+    paint = {
+        "type": "object",
+        "$defs": {"Colour": {"enum": ["#/red", {"$ref": "#/data"}]}, "enum": {"$ref": "#"}},
+        "properties": {
+            "of": {"$ref": "#/$defs/Colour"},
+            "enum": {"anyOf": [{"$ref": "#/properties/of"}, {"const": {"$ref": "#/data"}}]},
+            "$ref": {"type": "string"},
+            "other": {"$ref": "https://example.com/schema#/x"},
+        },
+    }
+    tools = [tool("paint", parameters=paint), TOOL]
+    schema: Any = chat(tools=tools, tool_choice="required").tools.schema
+    called = [each["properties"]["parameters"] for each in schema["items"]["anyOf"]]
+    assert called == [{"$ref": "#/$defs/tool0"}, TOOL["function"]["parameters"]]
+    assert schema["$defs"] == {
+        "tool0": {
+            "type": "object",
+            "$defs": {
+                "Colour": {"enum": ["#/red", {"$ref": "#/data"}]},
+                "enum": {"$ref": "#/$defs/tool0"},
+            },
+            "properties": {
+                "of": {"$ref": "#/$defs/tool0/$defs/Colour"},
+                "enum": {"anyOf": [{"$ref": "#/$defs/tool0/properties/of"}, {"const": {"$ref": "#/data"}}]},
+                "$ref": {"type": "string"},
+                "other": {"$ref": "https://example.com/schema#/x"},
+            },
+        }
+    }
+    assert tools[0] == tool("paint", parameters=paint), "templates have it as it was sent"
+    only: Any = chat(tools=tools, tool_choice=tool("paint")).tools.schema
+    assert only == paint
+
+
+@pytest.mark.parametrize("parameters", [{}, {"parameters": None}, {"parameters": {}}], ids=["absent", "null", "empty"])
+def test_a_function_without_parameters_gets_none(parameters: dict[str, Any]) -> None:
+    tools = [tool("now", **parameters)]
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    schema: Any = chat(tools=tools, tool_choice="required").tools.schema
+    assert schema["items"]["anyOf"][0]["properties"]["parameters"] == none
+    assert chat(tools=tools, tool_choice=tool("now")).tools.schema == none
+    assert chat(tools=tools).tools.tools == [tool("now", **parameters)]
+
+
 def test_prompts() -> None:
     assert completion(prompt=["a", "b"], echo=True, best_of=1).prompts == ("a", "b")
     assert completion(prompt="").prompts == ("",)

@@ -70,7 +70,9 @@ class GrammarChecker:
         with tempfile.TemporaryDirectory(prefix="modserve-grammar-") as directory:
             path = os.path.join(directory, "grammar.gguf")
             write_weightless(path, len(self._tokenizer.get_vocab()))
-            return genai.ContinuousBatchingPipeline(path, self._tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1)
+            # With one thread, the default precision of processors with AMX ends the process with a division by zero.
+            settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+            return genai.ContinuousBatchingPipeline(path, self._tokenizer, scheduler, "CPU", **settings)
 
 
 def shortened(error: BaseException) -> str:
