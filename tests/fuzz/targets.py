@@ -50,7 +50,7 @@ from modserve.protocol.json import json_text
 from modserve.protocol.response_form import ResponseForm
 from modserve.testing import builders
 from modserve.text.chat import requests as text_requests
-from modserve.text.chat.choice import Delta, TextChoice
+from modserve.text.chat.choice import Delta, TextChoice, usage_of
 from modserve.text.chat.contract import Piece
 from modserve.text.chat.item_requests import read_response_request
 from modserve.text.chat.item_writer import ItemWriter
@@ -329,9 +329,9 @@ def _written(writer: OpenAIWriter, request: text_requests.TextRequest, tools: To
                 writer.delta(choice, delta)
         if streams:
             writer.end(choice)
-            writer.done([choice], None)
+            writer.done([choice], usage_of([choice], 1))
         else:
-            writer.whole([whole], None)
+            writer.whole([whole], usage_of([choice], 1))
 
 
 _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {

@@ -126,10 +126,10 @@ def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
     return "", calls
 
 
-def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage | None:
-    """What a request has used, whose prompts have `per_prompt` choices each; None if nobody counts."""
-    read = [choice.input_tokens for choice in choices[::per_prompt]]
-    written = [choice.written for choice in choices]
-    if None in read or None in written:
-        return None
-    return Usage(sum(count or 0 for count in read), sum(count or 0 for count in written))
+def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage:
+    """What a request has used, whose prompts have `per_prompt` choices each; what nobody counts is 0.
+
+    OpenAI's clients add the numbers up, and expect no null.
+    """
+    read = [choice.input_tokens or 0 for choice in choices[::per_prompt]]
+    return Usage(sum(read), sum([choice.written or 0 for choice in choices]))

@@ -56,7 +56,7 @@ class ItemWriter:
         """Nothing: the last events follow with the usage."""
         return b""
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
         (choice,) = choices
         status = _status(choice)
         events = self._beginning()
@@ -73,7 +73,7 @@ class ItemWriter:
         response = self._response("failed", self._items, None) | failed
         return events + self._event("response.failed", {"response": response})
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
         (whole,) = wholes
         status, text, items = _status(whole.choice), whole.text, []
         if text or whole.logprobs or not whole.calls:
@@ -154,7 +154,7 @@ class ItemWriter:
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
-            "usage": usage and _usage(usage),
+            "usage": None if usage is None else _usage(usage),
             **self._repeated,
         }
 

@@ -52,13 +52,13 @@ class OpenAIWriter(Protocol):
     def end(self, choice: TextChoice) -> bytes:
         """A choice is over."""
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
         """All choices are over: the end of a stream."""
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
         """The document of a request that does not stream."""
 
 
@@ -74,10 +74,10 @@ class _Events:
     def choice(self, members: dict[str, Any]) -> bytes:
         return self._before + orjson.dumps(members) + self._after
 
-    def done(self, usage: Usage | None) -> bytes:
+    def done(self, usage: Usage) -> bytes:
         if not self._with_usage:
             return _DONE
-        said = orjson.dumps(usage and usage.document)
+        said = orjson.dumps(usage.document)
         return self._before + b'],"usage":' + said + b"}\n\n" + _DONE
 
 
@@ -108,13 +108,13 @@ class ChatWriter:
     def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, {}, reason=choice.finish_reason)
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
         return self._events.done(usage)
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         return error_event(error, status, message)
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
         choices = []
         for whole in wholes:
             text = whole.text
@@ -169,13 +169,13 @@ class CompletionWriter:
     def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, "", reason=choice.finish_reason)
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage | None) -> bytes:
+    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
         return self._events.done(usage)
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         return error_event(error, status, message)
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage | None) -> bytes:
+    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
         choices = [
             {
                 "index": whole.choice.index,
@@ -201,6 +201,6 @@ class CompletionWriter:
         return said
 
 
-def _document(id: str, kind: str, request: TextRequest, choices: list[dict[str, Any]], usage: Usage | None) -> bytes:
+def _document(id: str, kind: str, request: TextRequest, choices: list[dict[str, Any]], usage: Usage) -> bytes:
     head = {"id": id, "object": kind, "created": int(time.time()), "model": request.model}
-    return orjson.dumps({**head, "choices": choices, "usage": usage and usage.document})
+    return orjson.dumps({**head, "choices": choices, "usage": usage.document})

@@ -195,9 +195,9 @@ def test_usage() -> None:
         each.add(Piece(b"", None, 10 * (index // 2 + 1), 1), False)
         each.add(Piece(b"", None, None, 2), True)
     usage = usage_of(choices, 2)
-    assert usage is not None
     assert usage.document == {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
-    assert usage_of([TextChoice(0, request)], 1) is None
+    nobody_counts = usage_of([TextChoice(0, request)], 1)
+    assert nobody_counts.document == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
 def test_log_probabilities() -> None:

@@ -51,7 +51,7 @@ class TextGeneration:
         calls[0].on_close = self.count_tokens  # whoever ends it, and when
 
     @property
-    def usage(self) -> Usage | None:
+    def usage(self) -> Usage:
         return usage_of(self.choices, self._per_prompt)
 
     def count_tokens(self) -> None:
