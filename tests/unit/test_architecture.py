@@ -47,7 +47,7 @@ RULES = {
     "core.statistics": rule("core.errors core.requests", "mypy_extensions"),
     "core.servable": rule("core.configuration core.requests core.residency core.statistics core.version"),
     "core.recording": rule("core.requests core.servable"),
-    "core.loading": rule("core.errors core.files core.servable"),
+    "core.loading": rule("core.errors core.files core.servable core.version"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb routing", "google.protobuf"),
     "access": rule("core protocol.restricted", "jwt yaml"),

@@ -61,10 +61,10 @@ class VersionPolicy:
 
 def may_be_model(folder: str) -> bool:
     """Whether a folder of this name in a repository is a model's, and not hidden or somebody else's."""
-    return not folder.startswith(".") and not whose(folder)
+    return not folder.startswith(".") and not folder_owner(folder)
 
 
-def whose(folder: str) -> str:
+def folder_owner(folder: str) -> str:
     """What a folder is by its name that never is a model's; empty for others."""
     return f"it is {_FOREIGN[folder]}, not a model" if folder in _FOREIGN else ""
 

@@ -55,11 +55,11 @@ class Inflater:
             except zlib.error as error:
                 text = f"failed to decompress the request body, which is not {self._name} data: {error}"
                 raise invalid(text) from None
-            left = self._reader.unused_data if self._reader.eof else self._reader.unconsumed_tail
-            taken = len(chunk) - len(left)
-            self._rest = self._rest[taken:]
+            tail = self._reader.unused_data if self._reader.eof else self._reader.unconsumed_tail
+            size = len(chunk) - len(tail)
+            self._rest = self._rest[size:]
             # What follows a member is copied: little where members are short.
-            self._chunk = max(_LEAST_CHUNK, min(_CHUNK, 4 * taken if self._reader.eof else 2 * self._chunk))
+            self._chunk = max(_LEAST_CHUNK, min(_CHUNK, 4 * size if self._reader.eof else 2 * self._chunk))
             if part:
                 self._size += len(part)
                 self._parts.append(part)

@@ -13,7 +13,7 @@ from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.file_tree import walk
 from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.texts import is_unicode, unicode_text
-from modserve.core.version import may_be_model, parse_directory, whose
+from modserve.core.version import folder_owner, may_be_model, parse_directory
 
 MODEL_FILES = frozenset(
     {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".gguf", ".h5", ".keras"}
@@ -137,7 +137,9 @@ class LocalRepository:
             for path in self._entries()
             if not is_unicode(path.name) and path.is_dir()
         ]
-        foreign = [f"'{path}' is ignored: {whose(path.name)}" for path in self._entries() if whose(path.name)]
+        foreign = [
+            f"'{path}' is ignored: {folder_owner(path.name)}" for path in self._entries() if folder_owner(path.name)
+        ]
         return [
             *unnamed,
             *foreign,

@@ -72,10 +72,17 @@ class ModelRow:
     def _failed(self) -> list[tuple[int, str]]:
         return [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
 
-    def unserved(self, version: int) -> str:
-        """Why a version that is in the model's folder is not served; empty for one that is not there."""
-        blueprint = self.blueprint
-        return "" if blueprint is None or version not in blueprint.listing.versions else blueprint.unserved
+    @property
+    def unserved(self) -> str:
+        """What to say of the versions that are in the model's folder and not to be served."""
+        return "" if self.blueprint is None else self.blueprint.unserved
+
+    def absence(self, version: int) -> str:
+        """Why there is no such version; empty if it is in no folder."""
+        if self.problem and self.latest is None:
+            return first_paragraph(self.problem)
+        present = () if self.blueprint is None else self.blueprint.listing.versions
+        return self.unserved if version in present else ""
 
     def count_failure(self, version: int) -> None:
         self.failed_loads[version] = self.failed_loads.get(version, 0) + 1

@@ -88,8 +88,7 @@ class ModelTable:
         if version is None:
             return no_available_versions(name, model.failure_in_short)
         if version not in model.versions:
-            problem = first_paragraph(model.problem) if model.latest is None else ""
-            return unknown_version(name, version, problem or model.unserved(version))
+            return unknown_version(name, version, model.absence(version))
         state = model.versions[version].state
         if state.state is LifecycleState.LOADING:
             return still_loading(name, version)
@@ -108,7 +107,7 @@ class ModelTable:
         if row is not None:
             return row.state
         if version is not None:
-            raise unknown_version(name, version, model.unserved(version))
+            raise unknown_version(name, version, model.absence(version))
         return (
             VersionState(LifecycleState.LOADING)
             if self._is_coming(name)
@@ -140,8 +139,7 @@ class ModelTable:
         self.latest(name)
         rows = self.models[name].versions.items()
         present = [number for number, row in rows if row.servable or row.state.state is LifecycleState.LOADING]
-        blueprint = self.models[name].blueprint
-        self.routings.check_versions(name, document, present, "" if blueprint is None else blueprint.unserved)
+        self.routings.check_versions(name, document, present, self.models[name].unserved)
 
     def finishing(self, name: str, version: int | None) -> Servable | None:
         """The servables that have open sequences, READY or not, as one; of one version, or of all for None."""

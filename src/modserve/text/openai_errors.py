@@ -13,16 +13,20 @@ _TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permissio
 class RequestFieldError(ModserveError):
     """A mistake of the client's, in one field of its request: `param` names it, as in ``input[3]``.
 
-    `slug` is what OpenAI calls the code, such as ``model_not_found``; empty for none.
+    `slug` is what OpenAI calls the code, such as ``model_not_found``; empty for none. `summary` is for the log in place
+    of a message that may quote the request.
     """
 
-    def __init__(self, message: str, param: str = "", slug: str = "", code: Code = Code.INVALID_ARG) -> None:
+    def __init__(
+        self, message: str, param: str = "", slug: str = "", code: Code = Code.INVALID_ARG, summary: str = ""
+    ) -> None:
         super().__init__(code, message)
+        self.summary = summary or self.message
         self.param = param
         self.slug = slug
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(RequestFieldError, code=self.code), (self.message, self.param, self.slug)
+        return partial(RequestFieldError, code=self.code, summary=self.summary), (self.message, self.param, self.slug)
 
 
 def error_type(status: int) -> str:

@@ -454,10 +454,53 @@ FORMS: dict[str, dict[str, Any]] = {
 async def test_a_schema_that_the_engine_cannot_compile(talk: Talk, param: str, stream: bool) -> None:
     path = "/v1/responses" if param == "text.format" else "/v1/chat/completions"
     await talk.chat(1, path, stream=stream, **FORMS[param])
-    message = "sampling parameter 'structured_outputs.json' cannot be compiled: Unsupported type 'objekt'"
-    talk.end(invalid(message))
+    talk.end(invalid("sampling parameter 'structured_outputs.json' cannot be compiled: Unsupported type 'objekt'"))
     status, error = await talk.error()
+    message = f"'{param}' cannot be compiled: Unsupported type 'objekt'"
     assert (status, error["param"], error["message"]) == (400, param, message)
+
+
+TOO_LONG = "text_input has 9000 tokens, but the model's context ('max_model_len') has 8192"
+REFUSALS: list[tuple[str, dict[str, Any], str, str, str | None, str]] = [
+    ("chat/completions", {}, TOO_LONG, "messages", "context_length_exceeded", TOO_LONG),
+    ("completions", {"prompt": "a"}, TOO_LONG, "prompt", "context_length_exceeded", TOO_LONG),
+    ("responses", {"input": "a"}, TOO_LONG, "input", "context_length_exceeded", TOO_LONG),
+    ("responses", {"input": "a"}, "sampling parameter 'max_tokens' is 0", "max_output_tokens", None, "is 0"),
+    ("chat/completions", {}, "sampling parameter 'logit_bias' is not supported", "logit_bias", None, "not supported"),
+    (
+        "chat/completions",
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        "sampling parameter 'structured_outputs.json' cannot be compiled: no",
+        "tools",
+        None,
+        "'tools' cannot be compiled: no",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "said", "param", "code", "message"), REFUSALS)
+async def test_what_an_engine_refuses_names_the_field_that_was_sent(
+    talk: Talk, path: str, fields: dict[str, Any], said: str, param: str, code: str | None, message: str
+) -> None:
+    await talk.chat(1, f"/v1/{path}", **fields)
+    talk.end(invalid(said))
+    status, error = await talk.error()
+    assert (status, error["param"], error["code"]) == (400, param, code)
+    assert message.replace("text_input", f"'{param}'") in error["message"]
+
+
+async def test_nothing_of_a_schema_is_in_the_log_or_among_the_failures(
+    talk: Talk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log leaves out what is too much in a second."""
+    caplog.set_level("INFO")
+    await talk.chat(1, "/v1/chat/completions", **FORMS["response_format"])
+    talk.end(invalid("sampling parameter 'structured_outputs.json' cannot be compiled: no 'secret' in {...}"))
+    assert "'secret'" in (await talk.error())[1]["message"]
+    latest = talk.context.server.failure_log.recent.latest()
+    assert any("'response_format' cannot be compiled" in each.message for each in latest)
+    assert not any("secret" in each.message for each in latest)
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\\ud800"}', b"\xff"])

@@ -10,7 +10,7 @@ from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.remote_place import RemotePath, RemotePlace
 from modserve.core.loading import DirectoryLease, Listing
-from modserve.core.version import whose
+from modserve.core.version import folder_owner
 
 from .cache import Placed
 from .failures import StoreError
@@ -102,7 +102,8 @@ class RemoteRepository:
 
     async def remarks(self) -> Sequence[str]:
         return [
-            f"'{self.place}/{name}' is ignored: " + (whose(name) or "a model is a folder, such as 'NAME/1/model.onnx'")
+            f"'{self.place}/{name}' is ignored: "
+            + (folder_owner(name) or "a model is a folder, such as 'NAME/1/model.onnx'")
             for name in self._beside
         ]
 

@@ -1,6 +1,8 @@
 """Errors as OpenAI's clients read them."""
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import orjson
 
@@ -8,10 +10,33 @@ from modserve.core.errors import Code, ModserveError
 
 from ..openai_errors import RequestFieldError, error_body
 
+CONTEXT_LENGTH: Final = "context_length_exceeded"
+"""OpenAI's code for a prompt that is too long, by which its clients know it."""
+_PARAMETER: Final = re.compile(r"(?:sampling parameter '(\w+)(?:\.\w+)*'|\b(text_input)(?= (?:has|is) ))")
+"""How engines name what they refuse: a sampling parameter, or a member of it, or the prompt."""
+_TOO_LONG: Final = re.compile(r"has \d+ tokens, but the model's context")
+
 
 def field_error(param: str, message: str) -> RequestFieldError:
     """INVALID_ARG of a field."""
     return RequestFieldError(message, param)
+
+
+def of_engine(error: ModserveError, fields: Mapping[str, str]) -> ModserveError:
+    """What an engine finds wrong with a parameter, as the fault of the field that a client sent for it.
+
+    `fields` are those with other names than their parameters.
+    """
+    if error.code is not Code.INVALID_ARG or isinstance(error, RequestFieldError):
+        return error
+    match = _PARAMETER.search(error.message)
+    if match is None:
+        return error
+    name = match[1] or match[2]
+    param = fields.get(name, name)
+    message = f"{error.message[: match.start()]}'{param}'{error.message[match.end() :]}"
+    slug = CONTEXT_LENGTH if _TOO_LONG.search(message) else ""
+    return RequestFieldError(message, param, slug, summary=message.partition(": ")[0])  # the rest may quote a schema
 
 
 class TemplateError(ModserveError):

@@ -26,6 +26,9 @@ _NUMBERS: dict[str, tuple[type, int | float, int | float]] = {
 The bounds are not just `float`, of which the compiled form would make floats: 2**63 - 1 is none.
 """
 
+_ABOVE = frozenset({"top_p", "repetition_penalty"})
+"""Their least value is none: engines take no token, or divide by it."""
+
 SAMPLING: frozenset[str] = frozenset(
     {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}
 )
@@ -130,6 +133,8 @@ def _number(name: str, value: object, kind: type, least: int | float, most: int 
     if type(value) is not int and not (kind is float and type(value) is float):
         raise wrong_type(name, "a whole number" if kind is int else "a number", value)
     assert isinstance(value, int | float), "one of these types: this is a bug"
+    if name in _ABOVE and value <= least:
+        raise field_error(name, f"'{name}' must be above {least} and at most {most}, not {value}")
     if not least <= value <= most:
         raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
     return value

@@ -180,7 +180,7 @@ WRONG_BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 2.1}, "temperature", "'temperature' must be between 0 and 2, not 2.1"),
     ({"temperature": "hot"}, "temperature", "'temperature' must be a number, not a string"),
     ({"temperature": True}, "temperature", "'temperature' must be a number, not a boolean"),
-    ({"top_p": -1}, "top_p", "between 0 and 1"),
+    ({"top_p": -1}, "top_p", "must be above 0 and at most 1"),
     ({"top_k": 1.5}, "top_k", "must be a whole number"),
     ({"max_tokens": 0}, "max_tokens", "between 1 and"),
     ({"max_completion_tokens": -1}, "max_completion_tokens", "between 1 and"),

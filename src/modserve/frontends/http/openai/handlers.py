@@ -19,8 +19,8 @@ from modserve.protocol.http import generate
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
-from modserve.text.chat.contract import STRUCTURE
-from modserve.text.chat.errors import TemplateError, error_document, field_error
+from modserve.text.chat.contract import STRUCTURE, TEXT_INPUT
+from modserve.text.chat.errors import TemplateError, error_document, field_error, of_engine
 from modserve.text.chat.item_requests import ResponseRequest, read_response_request
 from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
@@ -29,6 +29,11 @@ from modserve.text.openai_errors import RequestFieldError
 
 from .generation import streamed_response, submit, whole_response
 from .text_models import TextModels
+
+_CHAT_FIELDS: Mapping[str, str] = {STRUCTURE: "response_format", TEXT_INPUT: "messages"}
+_COMPLETION_FIELDS = {TEXT_INPUT: "prompt"}
+_RESPONSE_FIELDS: Mapping[str, str] = {STRUCTURE: "text.format", TEXT_INPUT: "input", "max_tokens": "max_output_tokens"}
+"""What engines call otherwise than clients."""
 
 T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
 
@@ -45,13 +50,13 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
     surface = _Surface(context, streams, TextModels(context.server, context.limits))
 
     async def chat_completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
-        name = ""
+        name, fields = "", _CHAT_FIELDS
         try:
             chat, size = await _read(context, request, requests.read_chat)
-            name = chat.text.model
+            name, fields = chat.text.model, _fields(_CHAT_FIELDS, chat)
             return await _converse(surface, request, chat, size, lambda id: ChatWriter(id, chat.text))
         except ModserveError as error:
-            return failure_response(context, request, _placed(error, "response_format"), name)
+            return failure_response(context, request, of_engine(error, fields), name)
 
     async def completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
         name = ""
@@ -60,16 +65,16 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
             name = completion.text.model
             return await _complete(surface, request, completion)
         except ModserveError as error:
-            return failure_response(context, request, error, name)
+            return failure_response(context, request, of_engine(error, _COMPLETION_FIELDS), name)
 
     async def responses(request: CompleteRequest) -> WholeResponse | ResponseStream:
-        name = ""
+        name, fields = "", _RESPONSE_FIELDS
         try:
             read, size = await _read(context, request, read_response_request)
-            name = read.chat.text.model
+            name, fields = read.chat.text.model, _fields(_RESPONSE_FIELDS, read.chat)
             return await _converse(surface, request, read.chat, size, lambda id: ItemWriter(id, read))
         except ModserveError as error:
-            return failure_response(context, request, _placed(error, "text.format"), name)
+            return failure_response(context, request, of_engine(error, fields), name)
 
     calls: dict[str, Handler] = {
         "/chat/completions": chat_completions,
@@ -77,6 +82,11 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
         "/responses": responses,
     }
     return {prefix + path: call for path, call in calls.items() for prefix in ("/v1", "/openai/v1")}
+
+
+def _fields(usual: Mapping[str, str], chat: ChatRequest) -> Mapping[str, str]:
+    """The form of a text is that of the format, or of the calls that it has to be."""
+    return {**usual, STRUCTURE: "tools"} if chat.tools.required else usual
 
 
 async def _converse(
@@ -148,18 +158,12 @@ async def _read(
         memory.release()
 
 
-def _placed(error: ModserveError, form: str) -> ModserveError:
-    """What the engine finds wrong with the form that a text is to have is the fault of the field `form`."""
-    if error.code is Code.INVALID_ARG and STRUCTURE in error.message and not isinstance(error, RequestFieldError):
-        return field_error(form, error.message)
-    return error
-
-
 def failure_response(context: CallContext, request: CompleteRequest, error: ModserveError, model: str) -> WholeResponse:
     """A failure of a request for `model`, as OpenAI's clients read it."""
     status, message = failures.spelling(error).http, failures.public_message(error)
     if error.code is not Code.CANCELLED:  # nobody waits for the response
-        logged = error.summary if isinstance(error, TemplateError) else error.message  # nothing of the conversation
+        # Nothing of the conversation, nor of its tools and formats.
+        logged = error.summary if isinstance(error, TemplateError | RequestFieldError) else error.message
         context.server.failure_log.record("HTTP", model, None, "", status, logged, request.note.request_id)
     document = error_document(error, status, message)
     return WholeResponse(orjson.dumps(document), status, tuple(failures.headers(error).items()))

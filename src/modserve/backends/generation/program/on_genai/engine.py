@@ -19,6 +19,8 @@ from .generation import GenaiOutput
 from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
 
+_MOST_ADDED = 64
+"""Tokens that a tokenizer puts around a text."""
 _LONGEST = 1 << 31
 
 
@@ -73,7 +75,9 @@ class GenerationEngine:
     def tokens_of(self, text: str) -> list[int]:
         """Raises RequestError. A prompt that begins with the token for beginnings does not get another one."""
         special = not (self._bos and text.startswith(self._bos))
-        ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist() if text else []
+        most = len(text.encode()) + _MOST_ADDED  # or the tokenizer cuts it, and nobody knows how long it is
+        encoded = self._tokenizer.encode(text, add_special_tokens=special, max_length=most) if text else None
+        ids = [] if encoded is None else encoded.input_ids.data[0].tolist()
         if not ids:
             raise RequestError("text_input is empty: it has no token to go on from")
         if self._context and len(ids) >= self._context:
