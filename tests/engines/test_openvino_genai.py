@@ -458,10 +458,13 @@ async def test_refusals_of_the_engine_as_openais_clients_read_them(client: httpx
         schema = await chat(client, "a", response_format=format, stream=stream)
         error = schema.json()["error"]
         assert (schema.status_code, error["param"]) == (400, "response_format")
-        assert "'structured_outputs.json' cannot be compiled: Unsupported type" in error["message"]
-        context = await chat(client, "word " * 2000, stream=stream)
-        assert context.status_code == 400
-        assert "but the model's context ('max_model_len') has 1024" in context.json()["error"]["message"]
+        assert "'response_format' cannot be compiled: Unsupported type" in error["message"]
+        context = await chat(client, "word " * 20_000, stream=stream)
+        error = context.json()["error"]
+        assert (context.status_code, error["param"], error["code"]) == (400, "messages", "context_length_exceeded")
+        counted = re.search(r"has (\d+) tokens, but the model's context \('max_model_len'\) has 1024", error["message"])
+        assert counted is not None
+        assert 20_000 < int(counted[1]) < 20_100
         cache = await chat(client, "word " * 400, stream=stream)
         error = cache.json()["error"]
         assert (cache.status_code, error["type"]) == (503, "server_error")
