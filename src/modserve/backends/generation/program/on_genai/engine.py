@@ -19,8 +19,8 @@ from .generation import GenaiOutput
 from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
 
-_MOST_ADDED = 64
-"""Tokens that a tokenizer puts around a text."""
+_PART = 2048
+"""Characters of a text that no tokenizer cuts."""
 _LONGEST = 1 << 31
 
 
@@ -75,16 +75,26 @@ class GenerationEngine:
     def tokens_of(self, text: str) -> list[int]:
         """Raises RequestError. A prompt that begins with the token for beginnings does not get another one."""
         special = not (self._bos and text.startswith(self._bos))
-        most = len(text.encode()) + _MOST_ADDED  # or the tokenizer cuts it, and nobody knows how long it is
-        encoded = self._tokenizer.encode(text, add_special_tokens=special, max_length=most) if text else None
-        ids = [] if encoded is None else encoded.input_ids.data[0].tolist()
+        ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist() if text else []
         if not ids:
             raise RequestError("text_input is empty: it has no token to go on from")
         if self._context and len(ids) >= self._context:
+            count = max(len(ids), self._length_of(text))
             raise RequestError(
-                f"text_input has {len(ids)} tokens, but the model's context ('max_model_len') has {self._context}"
+                f"text_input has {count} tokens, but the model's context ('max_model_len') has {self._context}"
             )
         return list(ids)
+
+    def _length_of(self, text: str) -> int:
+        """The tokens of a text, of which the tokenizer gives no more than it was made for: in parts, by words."""
+        count = start = 0
+        while start < len(text):
+            space = text.rfind(" ", start + 1, start + _PART)
+            end = space if space > 0 and start + _PART < len(text) else start + _PART
+            part = self._tokenizer.encode(text[start:end], add_special_tokens=False)
+            count += len(part.input_ids.data[0].tolist())
+            start = end
+        return count
 
     def check(self, sampling: SamplingParameters) -> None:
         """Raises RequestError for a grammar that the engine cannot compile."""
