@@ -200,8 +200,9 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(server: ServerPro
         (
             ["speaker", "--temperature=0.5", "PARAMETERS", "--max-tokens=9"],
             None,
-            '{"max_tokens": 9, "temperature": 0.5}\n',
+            '{"max_tokens": 9, "temperature": 0.5, "top_p": 0.9}\n',
         ),
+        (["speaker", "PARAMETERS"], None, '{"max_tokens": 1024, "temperature": 0.7, "top_p": 0.9}\n'),
         (["speaker", "--system=be", "hi"], None, "<system> be <user> hi <bos>\n"),
     ],
 )

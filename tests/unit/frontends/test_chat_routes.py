@@ -658,6 +658,7 @@ async def test_models(talk: Talk) -> None:
     assert (pure["object"], names) == ("list", sorted(NAMES))
     assert union == {"models": [*sorted([*NAMES, "simple"])], **pure}
     assert (one["id"], one["object"], one["owned_by"]) == ("speaker", "model", "modserve")
+    assert one["suggested_sampling"] == {"temperature": 0.7, "top_p": 0.9, "max_tokens": 1024}
     assert both == {**both, **one, "name": "speaker", "ready": True}
     talk.client.send(request("GET", "/openai/v1/models/nosuch"))
     answer = (await talk.client.receive(5))[-1]

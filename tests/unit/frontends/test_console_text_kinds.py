@@ -26,20 +26,21 @@ SAMPLING = TensorSpec("sampling_parameters", dtypes.BYTES, (1,), optional=True)
 LENGTH = TensorSpec("max_tokens", dtypes.INT32, (1,), optional=True)
 TEMPLATE = "{{ messages[0].content }}"
 BERT = "BertForSequenceClassification"
-CHAT: dict[str, Any] = {"version": "1", "trouble": "", "kind": "chat", "sampling": [], "max_tokens": None}
+CHAT: dict[str, Any] = {"version": "1", "trouble": "", "kind": "chat", "sampling": [], "suggested": {}}
+USUAL = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 1024}
 NO_TEXTS = {"version": "1", "trouble": "", "kind": ""}
 
 ROWS: dict[str, tuple[ModelConfig, dict[str, Any], dict[str, Any]]] = {
     "template": (
         generator("text_input", SAMPLING, chat_template=TEMPLATE),
         {},
-        {**CHAT, "sampling": ["temperature", "max_tokens"]},
+        {**CHAT, "sampling": ["temperature", "max_tokens"], "suggested": USUAL},
     ),
     "template in a file": (generator(), {"tokenizer_config.json": {"chat_template": TEMPLATE}}, CHAT),
     "no template": (
         generator("text_input", default_max_tokens="7"),
         {},
-        {**CHAT, "kind": "completion", "max_tokens": 7},
+        {**CHAT, "kind": "completion"},
     ),
     "a function": (generator("question", LENGTH), {}, {**CHAT, "sampling": ["max_tokens"]}),
     "messages": (generator("messages"), {}, CHAT),

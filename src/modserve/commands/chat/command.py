@@ -18,7 +18,7 @@ from ..destination import Destination, openai_destination
 from ..errors import RefusedError
 from ..remote_server import RemoteServer, connect
 from ..syntax import INTERRUPTED, UsageError, add_destination, number_type, option, parser, reading
-from .completions import ChatResponse, check
+from .completions import ChatResponse, check, suggested_sampling
 from .conversation import Conversation, converse, note, readable
 
 _DESCRIPTION = """\
@@ -48,11 +48,16 @@ PARSER.add_argument("model", metavar="MODEL", help="The model's name, or the pla
 PARSER.add_argument("prompt", metavar="PROMPT", nargs="?", default="", help="A message, for one answer.")
 _GROUP = PARSER.add_argument_group("the chat")
 option(_GROUP, "--system TEXT", "The system message.")
-option(_GROUP, "--max-tokens N", "The longest answer, in tokens. [default: the server's choice]", type=reading(_count))
+option(
+    _GROUP,
+    "--max-tokens N",
+    "The longest answer, in tokens. [default: what suits the model, or 1024]",
+    type=reading(_count),
+)
 option(
     _GROUP,
     "--temperature T",
-    "0 always takes the most probable token; more is more varied. [default: the server's choice]",
+    "0 always takes the most probable token; more is more varied. [default: what suits the model, or 0.7]",
     type=number_type("a number from 0 to 2", lambda value: 0 <= value <= 2),
 )
 _GROUP.add_argument(
@@ -71,10 +76,11 @@ def work(options: Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters than a model
     sampling = {name: getattr(options, name) for name in ("max_tokens", "temperature")}
     with _model(options.model, place) as (server, model):
+        suggested = suggested_sampling(server, place.address.prefix, model)
         conversation = Conversation(
             server,
             model,
-            {name: value for name, value in sampling.items() if value is not None},
+            {**suggested, **{name: value for name, value in sampling.items() if value is not None}},
             system=readable(options.system),
             verbose=options.verbose,
         )

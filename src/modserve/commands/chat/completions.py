@@ -74,7 +74,19 @@ def check(server: RemoteServer, prefix: str, model: str) -> None:
     """Raises RefusedError, with the server's reason, if it has no such model that is ready."""
     rows = json.loads(server.page(f"{prefix}{_MODELS}")).get("data") or ()
     if model not in {row.get("id") for row in rows}:  # or it has the model by another name
-        server.page(f"{prefix}{_MODELS}/{urllib.parse.quote(model, safe='')}")
+        server.page(_model_page(prefix, model))
+
+
+def suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
+    """The sampling parameters that the server suggests for a model; none if it has no such thing to say."""
+    with contextlib.suppress(RefusedError, ValueError, AttributeError):
+        document = json.loads(server.page(_model_page(prefix, model)))
+        return dict(document.get("suggested_sampling") or {})
+    return {}
+
+
+def _model_page(prefix: str, model: str) -> str:
+    return f"{prefix}{_MODELS}/{urllib.parse.quote(model, safe='')}"
 
 
 def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,8 @@ const conversations = new Map(); // by name of a model: { messages, draft, setti
 const MOST_TEXT = 200_000; // characters of an answer
 const FRAME = 20; // ms
 const FIELDS = { // of the settings: their attributes and what they are called
-  temperature: ["Temperature", { type: "number", min: 0, max: 2, step: "any", placeholder: "the model's" }],
-  max_tokens: ["Max tokens", { type: "number", min: 1, step: 1, placeholder: "the model's" }],
+  temperature: ["Temperature", { type: "number", min: 0, max: 2, step: "any" }],
+  max_tokens: ["Max tokens", { type: "number", min: 1, step: 1 }],
 };
 const ROLES = { user: "You", assistant: "Model", system: "System" };
 
@@ -72,7 +72,8 @@ function chatBox(row, surface) {
     const shower = new TextShower(turns, words.firstChild, () => write(status, figures.text));
     try {
       const messages = state.system.trim() ? [{ role: "system", content: state.system }, ...before, question] : [...before, question];
-      const body = { model: row.name, stream: true, stream_options: { include_usage: true }, ...state.settings,
+      const body = { model: row.name, stream: true, stream_options: { include_usage: true },
+        ...surface.suggested, ...state.settings,
         ...(isChat ? { messages } : { prompt: text }) };
       await generate(isChat ? "v1/chat/completions" : "v1/completions", body, signal, (piece, usage) => {
         figures.count(piece, usage);
@@ -110,8 +111,7 @@ function turnOf({ role, content }) {
 function chatSettings(state, surface, isChat) {
   const fields = surface.sampling.map((name) => {
     const [title, attributes] = FIELDS[name];
-    const field = element("input", { ...attributes, ...(name === "max_tokens" && surface.max_tokens
-      ? { placeholder: surface.max_tokens } : {}), "data-setting": name });
+    const field = element("input", { ...attributes, placeholder: surface.suggested[name] ?? "the model's", "data-setting": name });
     field.value = state.settings[name] ?? "";
     field.addEventListener("input", () => {
       delete state.settings[name];

@@ -11,6 +11,7 @@ from modserve.server import Server
 from modserve.text import description
 from modserve.text.chat.contract import TEXT_INPUT, Contract, contract_of
 from modserve.text.chat.prompts import TextModel
+from modserve.text.chat.suggestions import suggested_sampling
 
 _SAMPLING = ("temperature", "max_tokens")
 """The sampling parameters for which the page has fields."""
@@ -48,7 +49,7 @@ async def _generation(servable: Servable, folder: Path | None, contract: Contrac
     return {
         "kind": "chat" if is_chat else "completion",
         "sampling": [name for name in _SAMPLING if contract.takes(name)],
-        "max_tokens": contract.default_max_tokens,
+        "suggested": await offload.on_thread(suggested_sampling, contract, folder),
     }
 
 

@@ -4,10 +4,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from modserve.core.errors import ModserveError
 from modserve.frontends import offload
 from modserve.protocol.json.json_text import JsonObject
 from modserve.server import Server
 from modserve.text.chat.contract import contract_of
+from modserve.text.chat.suggestions import suggested_sampling
 
 _TOKENIZER = "tokenizer.json"
 """Models for the other calls of texts have it."""
@@ -15,9 +17,21 @@ _STARTED = int(time.time())
 """Stands for when a model was made, of which nothing is known."""
 
 
-def model_json(name: str) -> JsonObject:
-    """One model."""
+def _model_json(name: str) -> JsonObject:
     return {"id": name, "object": "model", "created": _STARTED, "owned_by": "modserve"}
+
+
+async def model_json(server: Server, name: str) -> JsonObject:
+    """One model. If it is READY and generates text, with the sampling parameters that suit it."""
+    try:
+        servable = server.model(name)
+    except ModserveError:
+        return _model_json(name)
+    contract = contract_of(servable.config)
+    if contract is None:
+        return _model_json(name)
+    suggested = await offload.on_thread(suggested_sampling, contract, server.folder(servable.id))
+    return _model_json(name) | ({"suggested_sampling": suggested} if suggested else {})
 
 
 async def list_json(server: Server) -> JsonObject:
@@ -30,7 +44,7 @@ async def list_json(server: Server) -> JsonObject:
         elif (folder := server.folder(servable.id)) is not None:
             folders[name] = folder
     names |= await offload.on_thread(_with_tokenizer, folders)
-    return {"object": "list", "data": [model_json(name) for name in sorted(names)]}
+    return {"object": "list", "data": [_model_json(name) for name in sorted(names)]}
 
 
 def _with_tokenizer(folders: Mapping[str, Path]) -> set[str]:

@@ -51,7 +51,7 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
         except ModserveError as error:
             complete = await complete_request(request, context.options)
             return response_to(request, failure_response(context, complete, error, model))
-        return json_response(model_json(model))
+        return json_response(await model_json(server, model))
 
     failures_of = errors_of(*FAILURES, body="OpenAIErrorAnswer")
     for path, call in handlers.items():

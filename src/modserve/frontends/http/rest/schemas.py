@@ -101,7 +101,7 @@ _BODIES: dict[str, tuple[str, str]] = {
     "ModelReady": ("name: string, ready: boolean", ""),
     "ModelStatus": (
         "name: string, ready: boolean, model_version_status: [VersionStatus], error?: string, id: string, "
-        "object: string, created: integer, owned_by: string",
+        "object: string, created: integer, owned_by: string, suggested_sampling?: object",
         "KServe's `name` and `ready` beside TensorFlow Serving's `model_version_status`, the latest version first, and "
         "what OpenAI's API says of a model.",
     ),
@@ -123,7 +123,10 @@ _BODIES: dict[str, tuple[str, str]] = {
         "shadow?: object",
         "The routing, and for each of its routes the version, the share of the requests and their number.",
     ),
-    "OpenAIModel": ("id: string, object: string, created: integer, owned_by: string", ""),
+    "OpenAIModel": (
+        "id: string, object: string, created: integer, owned_by: string, suggested_sampling?: object",
+        "`suggested_sampling` has the sampling parameters that suit a model that generates text.",
+    ),
     "OpenAIModels": ("object: string, data: [OpenAIModel]", "The READY models that take text."),
     "OpenAIErrorAnswer": ("error: object", "The error has `message`, `type`, `param` and `code`."),
     "RankingRequestBody": (

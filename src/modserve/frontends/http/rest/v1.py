@@ -107,7 +107,7 @@ def _add_models(router: APIRouter, server: Server) -> None:
         entries = _entries(server, model)
         ready = await server.check_model_ready(model, None)
         status = v1_models.model_json(model, ready, entries)
-        return json_response(status | openai_models.model_json(model), 200 if ready else 503)
+        return json_response(status | await openai_models.model_json(server, model), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:
         """The state of one version, whatever it is."""
