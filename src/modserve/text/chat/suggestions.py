@@ -33,7 +33,7 @@ def suggested_sampling(contract: Contract, folder: Path | None) -> dict[str, obj
     A model that takes its parameters one by one, as a function does, has values of its own for those that the file does
     not name. Reads files.
     """
-    suggested = _said(folder)
+    suggested = _configured(folder)
     if SAMPLING_PARAMETERS in contract.specs:
         if _CHOICE.isdisjoint(suggested):
             suggested |= _USUAL_CHOICE
@@ -41,7 +41,7 @@ def suggested_sampling(contract: Contract, folder: Path | None) -> dict[str, obj
     return {name: value for name, value in suggested.items() if contract.takes(name)}
 
 
-def _said(folder: Path | None) -> dict[str, object]:
+def _configured(folder: Path | None) -> dict[str, object]:
     """In the names of sampling parameters. A file that cannot be read, or a value that no request may have, says
     nothing."""
     for place in () if folder is None else (folder, folder.parent):
