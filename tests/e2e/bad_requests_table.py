@@ -1176,7 +1176,7 @@ HTTP: dict[str, Row] = {
     "v1: no base64": Row(
         post("/v1/models/identity_BYTES:predict", {"instances": [[{"b64": "?"}]]}),
         INVALID,
-        "instances[0][0] is not valid base64",
+        "instances[0][0] is not valid base64: byte 0x3f at position 0 is not of Base64",
     ),
     "v1: a number too large": Row(
         post("/v1/models/identity_INT8:predict", {"instances": [[128]]}),
@@ -1489,7 +1489,7 @@ CONTROL: dict[str, Row] = {
     "load: no base64": Row(
         post("/v2/repository/models/simple/load", {"parameters": {"config": "{}", "file:1/x": "?"}}),
         INVALID,
-        "invalid value for load parameter 'file:1/x', expected base64: Only base64 data is allowed",
+        "invalid value for load parameter 'file:1/x', expected base64: byte 0x3f at position 0 is not of Base64",
     ),
     "load: a file outside": Row(
         post("/v2/repository/models/simple/load", {"parameters": {"config": "{}", "file:../x": "QUJD"}}),

@@ -124,11 +124,11 @@ def test_settings_reach_the_model(server: ServerProcess, browser: webdriver.Chro
         browser.find_element(By.CSS_SELECTOR, f'[data-setting="{name}"]').send_keys(value)
     say(browser, "PARAMETERS")
     until(lambda: over(browser) and len(turns(browser)) == 2)
-    assert turns(browser)[1] == '{"max_tokens": 40, "temperature": 0.5}'
+    assert turns(browser)[1] == '{"max_tokens": 40, "temperature": 0.5, "top_p": 0.9}'
     browser.find_element(By.CSS_SELECTOR, '[data-setting="max_tokens"]').send_keys(Keys.BACKSPACE, Keys.BACKSPACE)
     say(browser, "PARAMETERS")
     until(lambda: over(browser) and len(turns(browser)) == 4)
-    assert turns(browser)[3] == '{"temperature": 0.5}'
+    assert turns(browser)[3] == '{"max_tokens": 1024, "temperature": 0.5, "top_p": 0.9}', "what suits the model"
     browser.find_element(By.XPATH, "//button[text()='New chat']").click()
     say(browser, "hello")
     until(lambda: over(browser) and len(turns(browser)) == 2)

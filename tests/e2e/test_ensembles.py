@@ -22,7 +22,7 @@ from wire import Answer, channel, http, metric, stub
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 PROTOCOLS = ("http", "grpc")
-ERRORS = [r"cannot be loaded"]
+ERRORS = [r"cannot be loaded", r"model 'picky': execution failed: onnxruntime refused the request"]
 
 
 def ensemble(repository: Path, name: str, head: str, *steps: tuple[str, Mapping[str, str], Mapping[str, str]]) -> None:

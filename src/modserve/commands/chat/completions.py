@@ -108,9 +108,9 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 def figures(response: ChatResponse) -> str:
     """Its speed in a line."""
-    tokens = response.usage.get("completion_tokens")
-    unit = "piece" if tokens is None else "token"
-    parts = [plural(response.pieces if tokens is None else tokens, unit)]
+    tokens = response.usage.get("completion_tokens")  # 0 where nobody counts
+    unit = "token" if tokens else "piece"
+    parts = [plural(tokens or response.pieces, unit)]
     if per_token := response.seconds_per_token:
         parts.append(f"{1 / per_token:,.1f} {unit}s/s")
     parts.append(f"the first after {response.first * 1e3:,.0f} ms")
