@@ -90,7 +90,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServerProcess]:
-    errors = [f"'{name}'" for name in BAD]
+    errors = [*(f"'{name}'" for name in BAD), "execution failed: TensorFlow refused the request"]
     # With TensorFlow there are many more Python objects, which are all gone through when the models have loaded.
     options = ["--strict-readiness=false"]
     with serving(repository, options=options, errors=errors) as running:
