@@ -31,6 +31,9 @@ class Panel(NamedTuple):
     stacked: bool = False
 
 
+_ESTIMATED = "Estimated within a bucket; 'modserve top' and the console are exact to 2 %."
+
+
 def _quantiles(metric: str, by: str = "") -> dict[str, str]:
     """Three of them, or those of each label's values."""
     if by:
@@ -359,7 +362,7 @@ def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
         "id": number,
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.text,
+        "description": " ".join(filter(None, (panel.text, _ESTIMATED * ("histogram_quantile" in str(panel.queries))))),
         "datasource": _SOURCE,
         "gridPos": {"x": x, "y": y, "w": panel.width, "h": 4 if panel.kind == "stat" else _HEIGHT},
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},

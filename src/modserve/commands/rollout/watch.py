@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from modserve.core.errors import ModserveError
+from modserve.core.statistics.sketch import Sketch
 
 from ..top.figures import ModelCounts, TopSnapshot
 from .rule import WatchCounts
@@ -98,7 +99,7 @@ def _since(now: ModelCounts, before: ModelCounts) -> WatchCounts:
         now.requests - before.requests,
         now.failures - before.failures,
         now.seconds - before.seconds,
-        {bound: count - before.buckets.get(bound, 0) for bound, count in now.buckets.items()},
+        now.durations.since(before.durations) or Sketch(),
     )
 
 
