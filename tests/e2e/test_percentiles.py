@@ -1,4 +1,4 @@
-"""The percentiles that people see, beside those that clients measure: of `modserve top`, of the console, two workers."""
+"""The percentiles that people see, by `modserve top` and in the console, beside those that clients measure."""
 
 import http.client
 import json
@@ -9,7 +9,6 @@ import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from python_models import tensors, write_python

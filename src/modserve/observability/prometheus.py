@@ -255,7 +255,7 @@ def sketch_families(servables: Iterable[Servable]) -> Iterator[Family]:
         families.breathe()
         sketch, labels = servable.statistics.request_histogram.sketch, _labels(servable)
         if sketch is not None and sketch.counts:
-            rows = sorted(list(sketch.counts.items()))
+            rows = sorted(sketch.counts.copy().items())
             fine.add((labels.having("seconds", repr(middle_of(bucket) / _NS)), count) for bucket, count in rows)
             longest.add([(labels.text, sketch.most / _NS)])
     yield from (fine, longest)
