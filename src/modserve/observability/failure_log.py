@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
+from modserve.core.runtime.failures import guarded
+
 from .log_text import MOST_MESSAGE, MOST_NAME, escaped, quoted
 from .recent_failures import RecentFailures
 
@@ -67,7 +69,7 @@ class FailureLog:
             self._left_out += 1
             if self._left_out == 1:
                 later = self._call_later or asyncio.get_running_loop().call_later
-                later(self._second + 1.0 - now, self._log_left_out)
+                later(self._second + 1.0 - now, guarded("failure_log", self._log_left_out))
             return
         self._lines += 1
         parts = [f"{protocol} request failed"]
