@@ -15,7 +15,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest, ParameterValue, label
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.tensor import Shape, Tensor
+from modserve.core.tensors.tensor import Shape, Tensor, format_shape
 from modserve.protocol import limits, parameters
 from modserve.protocol.control import control_body
 from modserve.protocol.http import infer_response
@@ -138,31 +138,30 @@ def _shape(spec: TensorSpec, dims: Shape, value: object, count: int) -> Shape:
     if len(nested) == len(dims) > 1:
         return nested
     shape = list(dims)
+    elements = count
     for size in dims:
         if size != -1:
             count, over = divmod(count, size) if size else (count, count)
             if over:
-                raise _no_shape(spec)
+                raise _no_shape(spec, dims, elements)
     for index in reversed(range(len(shape))):
         if shape[index] == -1:
             shape[index], count = count, 1
     if count != 1:
-        raise _no_shape(spec)
+        raise _no_shape(spec, dims, elements)
     return tuple(shape)
 
 
-def _no_shape(spec: TensorSpec) -> ModserveError:
-    return invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+def _no_shape(spec: TensorSpec, dims: Shape, elements: int) -> ModserveError:
+    return invalid(
+        f"The schema can not convert input '{spec.name}' to tensor with proper shape: "
+        f"its value has {elements} element{'' if elements == 1 else 's'}, and the input's shape is {format_shape(dims)}"
+    )
 
 
 def _tensor(spec: TensorSpec, shape: Shape, value: object) -> Tensor:
-    """Raises INVALID_ARG, with Triton's text and behind it what the input takes."""
-    try:
-        return json_data.to_tensor(spec.name, spec.datatype, shape, value if isinstance(value, list) else [value])
-    except ModserveError as error:
-        if f"'{spec.name}'" in error.message:
-            raise
-        raise invalid(f"{error.message}: input '{spec.name}' takes {spec.datatype.name}") from None
+    """Raises INVALID_ARG."""
+    return json_data.to_tensor(spec.name, spec.datatype, shape, value if isinstance(value, list) else [value])
 
 
 class _Pairs:

@@ -12,7 +12,7 @@ from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, response_form, shared_memory
 from modserve.protocol.http.json_heads import Header, HttpInput, JsonHeads
 from modserve.protocol.json import json_data, large_json
-from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, described, parse_object, unable
 from modserve.protocol.response_form import ResponseForm
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -199,7 +199,7 @@ _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
 def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], ResponseForm]:
     value = document.get("outputs", [])
     if type(value) is not list:
-        raise unable("outputs", JsonTypeError("array"))
+        raise unable("outputs", JsonTypeError("array", what=f"'outputs' is {described(value)}"))
     if not value:
         return (), response_form.BINARY if binary_output else response_form.JSON
     if len(value) > _MOST_TENSORS:
@@ -208,8 +208,8 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
     binary: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, RegionSlice] = {}
-    for element in value:
-        name = _string(element, "name")
+    for index, element in enumerate(value):
+        name = _string(element, "name", f"outputs[{index}]")
         names.append(name)
         options = element.get("parameters")
         if options is None:
@@ -244,17 +244,18 @@ def _inputs(
     value = document.get("inputs")
     if type(value) is not list:
         if "inputs" not in document:
-            raise unable("inputs", _missing("inputs"))
-        raise unable("inputs", JsonTypeError("array"))
+            raise unable("inputs", _missing("inputs", "the request"))
+        raise unable("inputs", JsonTypeError("array", what=f"'inputs' is {described(value)}"))
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("inputs", len(value))
     inputs: dict[str, HttpInput] = {}
     places: dict[str, tuple[HttpInput, RegionSlice]] = {}
-    for element in value:
-        name = _string(element, "name")
+    for index, element in enumerate(value):
+        name = _string(element, "name", f"inputs[{index}]")
         if name in inputs or name in places:
             raise invalid(f"{label(request_id)}input '{name}' already exists in request")
-        datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
+        type_name = _string(element, "datatype", f"input '{name}'")
+        datatype = dtypes.BY_NAME.get(type_name, dtypes.INVALID)
         shape = _shape(name, element)
         size = _binary_size(element)
         tensor: Tensor | None = None
@@ -263,34 +264,49 @@ def _inputs(
             continue
         if size is None:
             if datatype is dtypes.INVALID:
-                raise invalid(f"invalid datatype for input {name}")
+                raise invalid(f"invalid datatype for input {name}: '{type_name[:32]}', expected {_expected(type_name)}")
             tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
         inputs[name] = HttpInput(name, datatype, shape, size or 0, tensor)
     return tuple(inputs.values()), tuple(places.values())
 
 
-def _string(element: object, key: str) -> str:
+_OTHER_NAMES = {"FLOAT": "FP32", "DOUBLE": "FP64", "BOOLEAN": "BOOL", "STRING": "BYTES", "STR": "BYTES"}
+"""Of datatypes, beside numpy's and those of model configurations."""
+
+
+def _expected(type_name: str) -> str:
+    """The datatype that is meant by a name of another library; all of them where that is unclear."""
+    plain = type_name.upper().removeprefix("TORCH.").removeprefix("TYPE_")
+    plain = _OTHER_NAMES.get(plain, plain.replace("FLOAT", "FP"))
+    return plain if plain in dtypes.BY_NAME else f"one of {', '.join(dtypes.BY_NAME)}"
+
+
+def _string(element: object, key: str, place: str) -> str:
+    """A member of the object at `place`, which messages name."""
     if type(element) is not dict:
-        raise unable(key, JsonTypeError("object"))
+        raise unable(key, JsonTypeError("object", what=f"{place} is {described(element)}"))
     value = element.get(key)
     if type(value) is not str:
-        raise unable(key, _missing(key) if key not in element else JsonTypeError("string"))
+        error = JsonTypeError("string", what=f"'{key}' of {place} is {described(value)}")
+        raise unable(key, error if key in element else _missing(key, place))
     return value
 
 
-def _missing(key: str) -> ValueError:
-    return ValueError(f"attempt to access non-existing object member '{key}'")
+def _missing(key: str, place: str) -> ValueError:
+    return ValueError(f"attempt to access non-existing object member '{key}': {place} has no '{key}'")
 
 
 def _shape(name: str, element: JsonObject) -> Shape:
     value = element.get("shape")
     if type(value) is not list:
-        raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array"))
+        error = JsonTypeError("array", what=f"'shape' of input '{name}' is {described(value)}")
+        raise unable("shape", error if "shape" in element else _missing("shape", f"input '{name}'"))
     if len(value) > _HIGHEST_RANK:
         raise limits.too_many_dimensions(name, len(value))
     for size in value:
         if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
-            raise unable("shape", _UNSIGNED)
+            what = f"'shape' of input '{name}' has {described(size)}"
+            raise unable("shape", JsonTypeError("unsigned-integer", what=what))
     return tuple(value)
 
 

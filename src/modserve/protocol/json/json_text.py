@@ -17,10 +17,24 @@ MAX_DEPTH = 100
 
 
 class JsonTypeError(ValueError):
-    """A JSON value of the wrong type; the text is Triton's."""
+    """A JSON value of the wrong type; the text is Triton's, followed by `what` is wrong and where."""
 
-    def __init__(self, is_not: str, expected: str = "") -> None:
-        super().__init__(f"attempt to access JSON non-{is_not} as {expected or is_not}")
+    def __init__(self, is_not: str, expected: str = "", what: str = "") -> None:
+        super().__init__(f"attempt to access JSON non-{is_not} as {expected or is_not}" + (f": {what}" if what else ""))
+
+
+def described(value: object) -> str:
+    """A JSON value, for messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        text = str(value)
+        return f"the number {text if len(text) <= 32 else text[:32] + '...'}"
+    if isinstance(value, list):
+        return "a list"
+    return "a string" if isinstance(value, str) else "an object"
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
