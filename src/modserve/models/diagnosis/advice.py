@@ -16,7 +16,7 @@ from modserve.core.files.config_file import CONFIG_FILE, misspelt_config
 from modserve.core.version import not_a_version, parse_directory
 
 from . import file_contents
-from .foreign_files import BY_SUFFIX, ForeignFile, advice
+from .foreign_files import BY_SUFFIX, PICKLED, ForeignFile, advice
 
 _MLFLOW = "MLmodel"
 _MOST_NAMES = 10
@@ -206,13 +206,13 @@ def _foreign_in(directory: Path, installed: Collection[str]) -> list[str]:
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
-    """A line for each kind of file that no engine here takes, or not as it is."""
+    """A line for each kind of file that no engine here takes, or not as it is, or, as pickles, only if allowed."""
     lines: dict[ForeignFile, str] = {}
     served = _by_suffix(installed)
     for file in files:
         suffix = Path(file).suffix.lower()
         kind = BY_SUFFIX.get(suffix)
-        if kind is not None and suffix not in served:
+        if kind is not None and (suffix not in served or kind is PICKLED):
             lines.setdefault(kind, advice(file, kind, installed))
     return list(lines.values())
 

@@ -26,15 +26,16 @@ _SKL2ONNX = "convert a scikit-learn model to ONNX with skl2onnx.to_onnx(model, X
 _PYTHON = "load it in a model.py"
 _TREES = "convert the model to ONNX with onnxmltools"
 
+PICKLED = ForeignFile(
+    "a pickled Python object",
+    ".pkl .pickle .joblib",
+    "sklearn",
+    "skops.io.dump(model, 'model.skops') saves a scikit-learn model so that no code runs when it is loaded (a "
+    "pickle, called 'model.pkl' or 'model.joblib', loads only where the operator allows it)",
+    f"{_SKL2ONNX}; or {_PYTHON}",
+)
 KINDS = (
-    ForeignFile(
-        "a pickled Python object",
-        ".pkl .pickle .joblib",
-        "sklearn",
-        "skops.io.dump(model, 'model.skops') saves a scikit-learn model so that no code runs when it is loaded (a "
-        "pickle, called 'model.pkl', loads only where the operator allows it)",
-        f"{_SKL2ONNX}; or {_PYTHON}",
-    ),
+    PICKLED,
     ForeignFile(
         "a Keras file",
         ".h5 .keras .hdf5",
