@@ -136,6 +136,22 @@ def test_what_an_installed_engine_takes_in_another_form(tmp_path: Path) -> None:
     assert "pip install" not in text
 
 
+@pytest.mark.parametrize("ending", ["joblib", "pkl", "pickle"])
+def test_a_pickle_with_another_name(tmp_path: Path, ending: str) -> None:
+    text = advice.layout(made(tmp_path, {f"1/iris.{ending}": b"x"}), [*INSTALLED, "sklearn"])
+    assert f"rename '1/iris.{ending}' to '1/model.{ending}', or write default_model_filename: \"iris.{ending}\"" in text
+    assert f"'1/iris.{ending}' is a pickled Python object: skops.io.dump" in text
+    assert "loads only where the operator allows it" in text
+
+
+@pytest.mark.parametrize("ending", ["joblib", "pkl", "pickle"])
+def test_a_pickle_that_is_served_by_itself(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"iris.{ending}"
+    file.write_bytes(b"x")
+    model = one_file.model_file(file, ["sklearn"])
+    assert (model.name, model.filename, model.backend) == ("iris", file.name, "sklearn")
+
+
 def test_a_python_file_with_another_name(tmp_path: Path) -> None:
     directory = made(tmp_path, {"1/my_model.py": b"x"})
     text = advice.layout(directory, [*INSTALLED, "python"])
