@@ -289,6 +289,7 @@ _BODIES: tuple[Callable[[bytes], object], ...] = (
     lambda body: regions.register_cuda_json("region", body),
     lambda body: config.read_override(body.decode(errors="replace"), Path("/nosuch/config.pbtxt"), "model"),
     lambda body: compression.decode(body, "gzip", 100_000),
+    lambda body: config.check(config.parse(body.decode("utf-8", "surrogateescape"), Path("/nosuch/config.pbtxt"), "m")),
 )
 
 

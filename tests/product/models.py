@@ -107,6 +107,9 @@ class Kind:
     chats: bool = False
     """Its tensors are texts, so that it generates text."""
 
+    unasked: bool = False
+    """Its engine describes it, and it batches though no configuration asks for that; its batches mix their requests."""
+
     @property
     def input(self) -> str:
         return "input_ids" if self.takes_texts else "IN"
@@ -114,7 +117,9 @@ class Kind:
     def text(self, variation: Variation) -> str:
         if not self.ensemble:
             tensors = (
-                CHAT_TENSORS
+                ""
+                if self.unasked
+                else CHAT_TENSORS
                 if self.chats
                 else TEXT_TENSORS
                 if self.takes_texts
@@ -196,6 +201,7 @@ MODELS: Final[dict[str, Kind]] = {
         decoupled=True,
         chats=True,
     ),
+    "unasked": Kind('backend: "puppet"\n', varies=("count", "delay_ms", "queue_size", "timeout_ms"), unasked=True),
     "caller": Kind('backend: "calling" max_batch_size: 4\n', varies=QUEUE, needs=("plain",)),
     "greedy": Kind(BATCHES, Variation(resources=2), (*QUEUE, "resources"), _GREEDY),
     "modest": Kind(BATCHES, varies=(*QUEUE, "resources"), group=_MODEST),

@@ -163,3 +163,30 @@ def test_a_drain_does_not_count_what_its_clients_have_left() -> None:
         report = world.draining.result()
         assert (report.drained, report.in_flight) == (True, {})
         assert world.executions
+
+
+def test_a_batch_that_nobody_asked_for_mixes_its_requests() -> None:
+    """Its requests run again, each by itself; whoever left meanwhile does not, and from then on nothing is merged."""
+    with World() as world:
+        world.submit("unasked")
+        world.run()  # it runs, and the others are merged behind it
+        first, gone, last = (world.submit("unasked") for _ in range(3))
+        world.run()
+        world.finish()
+        world.run()
+        assert [len(each.inputs["IN"]) for each in world.executions] == [3]
+        world.cancel(-2)
+        world.finish()
+        world.run()
+        for _ in range(2):
+            assert [len(each.inputs["IN"]) for each in world.executions] == [1]
+            world.finish()
+            world.run()
+        assert (first.responses, gone.responses, last.responses) == (1, 0, 1)
+        more = [world.submit("unasked") for _ in range(3)]
+        world.run()
+        for _ in more:
+            assert [len(each.inputs["IN"]) for each in world.executions] == [1]
+            world.finish()
+            world.run()
+        assert [each.responses for each in more] == [1, 1, 1]

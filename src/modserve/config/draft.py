@@ -118,7 +118,7 @@ def parse(text: str, path: Path, name: str) -> Draft:
 
 
 def _is_read(message: Message, path: FieldPath) -> bool:
-    """Whether a message has the field at a place."""
+    """Return True if the message has the field at this path."""
     value: Any = message
     for part in path:
         if isinstance(value, Message):

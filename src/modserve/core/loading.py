@@ -67,7 +67,7 @@ class Listing:
     """
 
     folders: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Those of the model that are no versions."""
+    """Folders in the model's directory that are not versions."""
 
     def mark(self, version: int) -> object:
         """Equal for two listings from which a version would be loaded alike."""
@@ -172,7 +172,7 @@ class Blueprint:
 
     @property
     def unserved(self) -> str:
-        """What to say of the versions that are there and not to be served."""
+        """Message about versions in the folder that the policy leaves out; empty if there are none."""
         return "" if self.failure is not None else unserved(self.listing.versions, self.versions)
 
 

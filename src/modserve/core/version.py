@@ -30,7 +30,7 @@ _FOREIGN: Final[dict[str, str]] = {
     "__MACOSX": "of an archive made on macOS",
     "__pycache__": "Python's",
 }
-"""Folders that lie beside models, as they are made by systems and tools, and never are models."""
+"""Folders that operating systems and tools make beside models, and their owners."""
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 """Why a model that is being unloaded refuses a request, in Triton's words."""
@@ -60,12 +60,12 @@ class VersionPolicy:
 
 
 def may_be_model(folder: str) -> bool:
-    """Whether a folder of this name in a repository is a model's, and not hidden or somebody else's."""
-    return not folder.startswith(".") and not folder_owner(folder)
+    """Return False for hidden folders and those of operating systems and tools."""
+    return not folder.startswith(".") and folder not in _FOREIGN
 
 
 def folder_owner(folder: str) -> str:
-    """What a folder is by its name that never is a model's; empty for others."""
+    """Explain to whom a folder belongs that never is a model, such as ``lost+found``; empty for others."""
     return f"it is {_FOREIGN[folder]}, not a model" if folder in _FOREIGN else ""
 
 
@@ -74,30 +74,24 @@ def parse_directory(name: str) -> int | None:
     return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
 
 
-def meant_version(folder: str) -> str:
-    """The version that a folder is likely to be meant for, called ``v1`` or ``01``; empty if it is called otherwise."""
-    digits = folder.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
-    return digits if parse_directory(digits) is not None else ""
-
-
 def not_a_version(folder: str) -> str:
-    """What to say of a folder that is likely to be meant for a version and is none; empty for others."""
-    meant = "" if parse_directory(folder) is not None else meant_version(folder)
-    return (
-        f"folder '{folder}' is not a version: versions are named by whole numbers, such as '{meant}'" if meant else ""
-    )
+    """Message about a folder that looks like a version and is none, such as ``v1`` or ``01``; empty for others."""
+    digits = folder.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
+    if digits == folder or parse_directory(digits) is None:
+        return ""
+    return f"folder '{folder}' is not a version: versions are named by whole numbers, such as '{digits}'"
 
 
 def unserved(present: Iterable[int], served: Collection[int]) -> str:
-    """What to say of the versions in a model's folder that its policy leaves out; empty if it leaves out none."""
+    """Message about the versions in a model's folder that its policy leaves out; empty if it leaves out none."""
     left = sorted(set(present).difference(served))
     if not left:
         return ""
     listed = ", ".join(map(str, left[:_MOST_LISTED])) + (", …" if len(left) > _MOST_LISTED else "")
-    which = f"version {listed} in the model's folder is" if len(left) == 1 else f"versions {listed} in its folder are"
+    subject = f"version {listed} in the model's folder is" if len(left) == 1 else f"versions {listed} in its folder are"
     selected = ", ".join(map(str, served)) or "none"
     remedy = "version_policy { all { } } in config.pbtxt selects all"
-    return f"{which} not served: version_policy selects {selected}; {remedy}"
+    return f"{subject} not served: version_policy selects {selected}; {remedy}"
 
 
 def parse_requested(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Notices that an output's other dimensions depend on what shared its batch, in models that batch unasked."""
+"""Detects batches that change the shape of their rows, for models that batch without being configured to."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,18 +10,18 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Shape
 
 _MOST: Final = 256
-"""Of the shapes of requests whose outputs' shapes are remembered."""
+"""Request shapes whose output shapes are remembered."""
 
 
 class UnprovenError(ModserveError):
-    """A batch may have mixed its requests: what each of them gives on its own will show it."""
+    """The requests of a batch have to run alone once, to see whether the batch changed their outputs."""
 
 
 class ItemShapes:
-    """What the outputs' variable dimensions were, by the shape of a request.
+    """Output shapes without the batch dimension, by the shape of the request.
 
-    Rows that know nothing of each other give the same dimensions in any company. Those that change with it are refused,
-    and so is, as long as nothing is known of it, a dimension as large as the batch.
+    Independent rows have the same shape in every batch. A batch with another shape than before is an error, and so is
+    the first one in which a dimension equals the number of rows, until the requests have run alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -29,22 +29,23 @@ class ItemShapes:
         self._names = [spec.name for spec in config.outputs if -1 in spec.dims]
         self._known: dict[object, dict[str, Shape]] = {}
 
-    def look(self, responses: Sequence[InferenceResponse], members: Sequence[Inflight]) -> None:
-        """Remember the shapes of an execution. Of several requests: raises INTERNAL if others were known, and
-        `UnprovenError` if none were and these may come of the batch."""
+    def check(self, responses: Sequence[InferenceResponse], members: Sequence[Inflight]) -> None:
+        """Compare an execution with those before. Raises INTERNAL for a batch that differs, `UnprovenError` for one
+        that may. An execution of one request is only remembered."""
         if not self._names:
             return
-        rows = sum([inflight.batch_size for inflight in members])
+        shapes = {
+            name: response.outputs[name].shape[1:]
+            for response in responses
+            for name in self._names
+            if name in response.outputs
+        }
         key = members[0].shape_key
-        known = self._known.get(key)
-        if known is None:
-            known = {}
-        shapes: dict[str, Shape] = {}
-        for response in responses:
-            for name in self._names:
-                if name in response.outputs:
-                    shapes[name] = response.outputs[name].shape[1:]
+        known = self._known.get(key, {})
+        if known == shapes:
+            return
         if len(members) > 1:
+            rows = sum([inflight.batch_size for inflight in members])
             for name, shape in shapes.items():
                 self._check(name, shape, known.get(name), rows)
         if len(self._known) >= _MOST and key not in self._known:
@@ -52,9 +53,9 @@ class ItemShapes:
         self._known[key] = {**known, **shapes}
 
     def _check(self, name: str, shape: Shape, before: Shape | None, rows: int) -> None:
-        if (before is None and rows not in shape) or before == shape:
+        if before == shape or (before is None and rows not in shape):
             return
         what = f"output '{name}' of model '{self._model}' has rows of shape {list(shape)} in a batch of {rows} rows"
         if before is None:
-            raise UnprovenError(Code.INTERNAL, f"{what}, which may come of the batch")
+            raise UnprovenError(Code.INTERNAL, f"{what}, possibly because of the batch")
         raise internal(f"{what}, but of {list(before)} for other requests of the same shape")

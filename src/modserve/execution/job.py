@@ -167,7 +167,7 @@ class Work:
         if self._layout is None:
             responses = split(outputs, rows, config, self._model.version)
             if self._item_shapes is not None:
-                self._item_shapes.look(responses, rows)
+                self._item_shapes.check(responses, rows)
         else:
             responses = self._layout.split(outputs, rows, self._model.version)
         if config.state_outputs:

@@ -15,9 +15,9 @@ _FIRST = 1024 * 1024
 _CHUNK = 64 * 1024
 _LEAST_CHUNK = 64
 _MOST_MEMBERS = 100_000
-"""Of one body: each costs time, also an empty one."""
+"""Per body. Even an empty member costs time."""
 _MEMBER = b"\x1f\x8b"
-"""How a member of gzip data begins (RFC 1952, section 2.2: a file is a series of members)."""
+"""Magic number of a gzip member; a file is a series of members (RFC 1952, section 2.2)."""
 
 
 class UnsupportedEncodingError(ModserveError):
@@ -58,7 +58,7 @@ class Inflater:
             tail = self._reader.unused_data if self._reader.eof else self._reader.unconsumed_tail
             size = len(chunk) - len(tail)
             self._rest = self._rest[size:]
-            # What follows a member is copied: little where members are short.
+            # zlib copies what follows a member: feed it little where members are short.
             self._chunk = max(_LEAST_CHUNK, min(_CHUNK, 4 * size if self._reader.eof else 2 * self._chunk))
             if part:
                 self._size += len(part)
@@ -81,7 +81,7 @@ class Inflater:
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     def _next_member(self) -> bool:
-        """Begin with another member of gzip data, if there is one."""
+        """Start the next gzip member; False if there is none."""
         if self._name != "gzip" or self._rest[:2] != _MEMBER:
             return False
         self._members += 1

@@ -74,11 +74,11 @@ class ModelRow:
 
     @property
     def unserved(self) -> str:
-        """What to say of the versions that are in the model's folder and not to be served."""
+        """Message about versions in the model's folder that its policy leaves out; empty if there are none."""
         return "" if self.blueprint is None else self.blueprint.unserved
 
     def absence(self, version: int) -> str:
-        """Why there is no such version; empty if it is in no folder."""
+        """Reason why there is no such version; empty if the repository does not have it."""
         if self.problem and self.latest is None:
             return first_paragraph(self.problem)
         present = () if self.blueprint is None else self.blueprint.listing.versions

@@ -47,9 +47,9 @@ def read(document: object) -> Routing:
 
 
 def missing(routing: Routing, versions: Collection[int], unserved: str = "") -> str:
-    """Where a routing names a version that is not one of `versions`, and what would be right; empty if nowhere.
+    """Message about a version in the routing that is not one of `versions`; empty if there is none.
 
-    `unserved` says which versions are in the model's folder and not to be served.
+    `unserved` is added to it: the message about versions that the policy leaves out.
     """
     if routing.allow_missing:
         return ""

@@ -27,7 +27,7 @@ class RequestWindow:
         self._most = most
         self._span_ns = span_ns
         self._entries: deque[tuple[int, int, bool]] = deque()
-        """When each ended, how long it took, and whether it failed."""
+        """End, duration and failure of each request."""
         self.failures = 0
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class RequestWindow:
 
     @property
     def began_ns(self) -> int:
-        """When the first of them began; 0 if there are none."""
+        """Start of the first request; 0 if there are none."""
         return self._entries[0][0] - self._entries[0][1] if self._entries else 0
 
     def _drop(self) -> None:
@@ -64,10 +64,10 @@ class RequestWindow:
 
 
 def verdict(rule: Rollback, canary: RequestWindow, baseline: RequestWindow | None) -> str:
-    """Why the version is to lose its weight, with figures; empty if it may go on.
+    """Reason with figures why the canary loses its weight; empty if it keeps it.
 
-    What the baseline did before the canary's requests is forgotten: both are compared over the same time, in which a
-    client's bad requests, or a machine that is slow, concern both.
+    Drops the baseline's requests from before the canary's first one. Over the same time, bad requests of a client and a
+    slow machine affect both.
     """
     count = len(canary)
     if count < rule.least_requests:

@@ -36,7 +36,7 @@ from .shadow import ShadowTraffic
 _log = logging.getLogger(__name__)
 
 _MORE_OF_BASELINE = 10
-"""How many requests of the baseline are kept for each of the canary, which usually gets fewer in the same time."""
+"""Requests kept of the baseline per request of the canary, which usually gets fewer in the same time."""
 _NOT_ITS_FAULT = frozenset({Code.INVALID_ARG, Code.CANCELLED})
 """Failures that say nothing of the version: mistakes of clients, and their absence."""
 

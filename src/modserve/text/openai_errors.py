@@ -13,8 +13,8 @@ _TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permissio
 class RequestFieldError(ModserveError):
     """A mistake of the client's, in one field of its request: `param` names it, as in ``input[3]``.
 
-    `slug` is what OpenAI calls the code, such as ``model_not_found``; empty for none. `summary` is for the log in place
-    of a message that may quote the request.
+    `slug` is OpenAI's error code, such as ``model_not_found``; empty for none. The log gets `summary` where the message
+    may quote the request.
     """
 
     def __init__(

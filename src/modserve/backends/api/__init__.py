@@ -37,10 +37,9 @@ from .requests import Values as Values
 
 
 def refused(engine: str, reason: str) -> ModserveError:
-    """An engine cannot run inputs that have the shapes and data types of the model's configuration.
+    """Return INTERNAL, for inputs that match the model's configuration and that the engine still cannot run.
 
-    The model's failure, as in Triton's backends (INTERNAL): a version that does it for requests which others answer is
-    rolled back, and alerts count it.
+    Triton's backends use the same code. It makes this the model's failure: rollbacks and alerts count it.
     """
     return internal(f"{engine} refused the request: {reason}")
 

@@ -1,4 +1,4 @@
-"""Reads from an ONNX file in which precision its graph computes, how its run time varies, and what it leaves out."""
+"""Reads an ONNX file: the precision of its graph, whether its run time varies, and which tensors have no rank."""
 
 from collections import Counter
 from math import prod
@@ -63,7 +63,7 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
 
 
 def unranked(model: Buffer) -> frozenset[str]:
-    """The inputs and outputs of a serialised ONNX model of which it does not say how many dimensions they have."""
+    """Names of the inputs and outputs without a shape in a serialised ONNX model."""
     names: set[str] = set()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):

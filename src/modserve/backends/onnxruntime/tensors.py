@@ -46,9 +46,9 @@ _ADVICE = (
 
 
 def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional: bool = False) -> DescribedTensor:
-    """An input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype.
+    """Describe an input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype.
 
-    `unranked` are the names to which the file gives no shape. ONNX Runtime says the same of them as of scalars.
+    `unranked`: names without a shape in the file, which ONNX Runtime reports as if they were scalars.
     """
     match = re.fullmatch(r"(optional\()?tensor\((\w+)\)\)?", argument.type)
     datatype = _ELEMENT_TYPES.get(match[2]) if match else None

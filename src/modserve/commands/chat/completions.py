@@ -78,7 +78,7 @@ def check(server: RemoteServer, prefix: str, model: str) -> None:
 
 
 def suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
-    """The sampling parameters that the server suggests for a model; none if it has no such thing to say."""
+    """Sampling parameters that the server suggests for a model; empty if it suggests none."""
     with contextlib.suppress(RefusedError, ValueError, AttributeError):
         document = json.loads(server.page(_model_page(prefix, model)))
         return dict(document.get("suggested_sampling") or {})

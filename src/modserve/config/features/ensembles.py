@@ -17,7 +17,7 @@ from ..text.problems import Faults, FieldPath
 from .directory import ENSEMBLE
 
 _LATEST = (-1, 0)
-"""Versions of steps that stand for the latest: 0 is that of a step that names none."""
+"""Values of `model_version` that mean the latest; protobuf gives a step without one 0."""
 _HERE: FieldPath = ("ensemble_scheduling", "step")
 PREFIX = "ensemble."
 WHEN = "ensemble.when."

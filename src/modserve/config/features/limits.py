@@ -6,9 +6,8 @@ from typing import Any
 from modserve.core.configuration.model_config import ModelLimits
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath
-from ..text.suggest import did_you_mean
-from .parameters import MAX, ParameterSetting, choice, fault, values, whole_number
+from ..text.problems import Faults
+from .parameters import MAX, ParameterSetting, choice, faults, values, whole_number
 
 PREFIXES = ("limits.", "tenants.")
 
@@ -20,17 +19,11 @@ _SETTINGS: Mapping[str, ParameterSetting] = {
 
 
 def validate(message: pb.ModelConfig) -> Faults:
-    for key, parameter in message.parameters.items():
-        if not key.startswith(PREFIXES):
-            continue
-        path: FieldPath = ("parameters", key)
-        if key not in _SETTINGS:
-            hint = did_you_mean(key, _SETTINGS, f"known parameters are: {', '.join(_SETTINGS)}")
-            yield path, f"unknown parameter '{key}'; {hint}"
-        elif text := fault(key, parameter.string_value, _SETTINGS[key].read):
-            yield path, text
-        elif message.HasField("ensemble_scheduling") and key.startswith("limits."):
-            yield path, f"parameter '{key}' has no meaning for an ensemble: set it for the models of its steps"
+    yield from faults(message, PREFIXES, _SETTINGS)
+    for key in message.parameters if message.HasField("ensemble_scheduling") else ():
+        if key.startswith("limits.") and key in _SETTINGS:
+            text = f"parameter '{key}' has no meaning for an ensemble: set it for the models of its steps"
+            yield ("parameters", key), text
 
 
 def limits(message: pb.ModelConfig) -> ModelLimits:

@@ -7,6 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from modserve.pb import inference as pb
 
+from ..text.problems import Faults
+from ..text.suggest import did_you_mean
+
 Reader = Callable[[str], Any]
 """Makes a value from the text of a parameter. Raises ValueError with a description of the texts that it takes."""
 
@@ -70,6 +73,18 @@ def fault(key: str, text: str, read: Reader) -> str:
     except ValueError as error:
         return f"parameter '{key}' is '{text}', expected {error}"
     return ""
+
+
+def faults(message: pb.ModelConfig, prefixes: tuple[str, ...], settings: Mapping[str, ParameterSetting]) -> Faults:
+    """Yield the parameters with these prefixes that are not among the `settings`, or cannot be read."""
+    for key, parameter in message.parameters.items():
+        if not key.startswith(prefixes):
+            continue
+        if key not in settings:
+            hint = did_you_mean(key, settings, f"known parameters are: {', '.join(settings)}")
+            yield ("parameters", key), f"unknown parameter '{key}'; {hint}"
+        elif text := fault(key, parameter.string_value, settings[key].read):
+            yield ("parameters", key), text
 
 
 def values(message: pb.ModelConfig, settings: Mapping[str, ParameterSetting]) -> dict[str, Any]:

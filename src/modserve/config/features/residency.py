@@ -6,9 +6,8 @@ from typing import Any
 from modserve.core.residency import LoadMode, ResidencyRules
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath
-from ..text.suggest import did_you_mean
-from .parameters import MAX, ParameterSetting, choice, fault, values, whole_number
+from ..text.problems import Faults
+from .parameters import MAX, ParameterSetting, choice, faults, values, whole_number
 
 PREFIX = "residency."
 
@@ -20,17 +19,11 @@ _SETTINGS: Mapping[str, ParameterSetting] = {
 
 
 def validate(message: pb.ModelConfig) -> Faults:
-    for key, parameter in message.parameters.items():
-        if not key.startswith(PREFIX):
-            continue
-        path: FieldPath = ("parameters", key)
-        if key not in _SETTINGS:
-            hint = did_you_mean(key, _SETTINGS, f"known parameters are: {', '.join(_SETTINGS)}")
-            yield path, f"unknown parameter '{key}'; {hint}"
-        elif text := fault(key, parameter.string_value, _SETTINGS[key].read):
-            yield path, text
-        elif message.HasField("ensemble_scheduling"):
-            yield path, f"parameter '{key}' has no meaning for an ensemble, which has no memory of its own"
+    yield from faults(message, (PREFIX,), _SETTINGS)
+    for key in message.parameters if message.HasField("ensemble_scheduling") else ():
+        if key in _SETTINGS:
+            text = f"parameter '{key}' has no meaning for an ensemble, which has no memory of its own"
+            yield ("parameters", key), text
 
 
 def rules(message: pb.ModelConfig) -> ResidencyRules:

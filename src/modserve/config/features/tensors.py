@@ -20,8 +20,8 @@ def specs(
     """The inputs and outputs that have a usable data type.
 
     A tensor that the model describes without any dimension has dims [1] in the configuration. With batching, an empty
-    reshape says so; without batching, Triton forbids that reshape, so only the description tells. What may have any
-    number of dimensions is a scalar unless the configuration says another one.
+    reshape says so; without batching, Triton forbids that reshape, so only the description tells. A tensor of unknown
+    rank is a scalar only if its dims are [1].
     """
     scalars: set[str] = set()
     if description is not None and message.max_batch_size <= 0:

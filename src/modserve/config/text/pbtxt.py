@@ -24,8 +24,8 @@ _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText, list[Problem]]:
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
-    With all problems of syntax and all unknown fields and values; the message then has what could be read. Raises
-    INVALID_ARG for a text that is not UTF-8, with the bytes alone that are to blame, and with one problem for JSON.
+    Returns all problems of syntax, unknown fields and unknown values beside it; the message then holds what could be
+    read. Raises INVALID_ARG for a text that is not UTF-8, with the offending bytes, and with one problem for JSON.
     """
     Problems(name, SourceText(path, text), [*_foreign_bytes(text), *_json(text)]).raise_if_any()
     walk = walker.walk(text, pb.ModelConfig.DESCRIPTOR)

@@ -87,7 +87,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class Problems:
     """Collects problems, each of them once, and notes: what is understood and has no effect, or not the usual one.
 
-    With `only`, those of the fields that it is true of, beside the `problems` that there are.
+    `only` decides by field which new problems count; the initial `problems` always do.
     """
 
     def __init__(

@@ -5,9 +5,8 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from modserve.core.files import regular_file
-
 from ..errors import invalid
+from . import regular_file
 
 SIZES = {"md5": 16, "sha1": 20, "sha256": 32, "sha512": 64}
 """The algorithms, and the bytes of their digests."""

@@ -1,4 +1,4 @@
-"""Opens files that somebody else puts there: only regular ones. Reading a pipe or a device may never end."""
+"""Opens regular files only. Reading a pipe or a device that somebody put into a repository may never end."""
 
 import errno
 import io
@@ -16,12 +16,11 @@ _KINDS: Final = (
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:
-    """The file, to be read. Raises OSError, also for what is no regular file; does not wait for anybody."""
-    # A pipe that nobody writes to would otherwise hold who opens it.
-    try:
+    """Open a file for reading. Raises OSError for everything but a regular file. Never waits."""
+    try:  # O_NONBLOCK: opening a pipe would wait for its writer
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # nobody can open a socket
+        if error.errno == errno.ENXIO:  # a socket
             check_regular(path)
         raise
     try:
@@ -33,23 +32,23 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The content of a regular file. Raises OSError."""
+    """Read a regular file. Raises OSError."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The same as text in UTF-8, with line breaks as ``\\n``. Raises OSError and UnicodeDecodeError."""
+    """Read a regular file as UTF-8, with line breaks as ``\\n``. Raises OSError and UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_regular(path: str | Path) -> None:
-    """For what another library opens by its path. Raises OSError for what is neither a regular file nor a folder."""
+    """Raise OSError unless the path, which another library will open, is a regular file or a folder."""
     _check(os.stat(path).st_mode, path, may_be_folder=True)
 
 
 def fault(mode: int) -> str:
-    """Why what has this mode, in the form of `os.stat`, must not be opened; empty for a regular file or a folder."""
+    """Explain why a file of this `st_mode` must not be opened; empty for a regular file or a folder."""
     kind = next((name for holds, name in _KINDS if holds(mode)), "")
     return f"it is {kind}, expected a regular file" if kind else ""
 

@@ -16,14 +16,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def process_event_loop() -> asyncio.AbstractEventLoop:
-    """The same for a process that ends with its loop: it does not wait for a thread that reads for ever, from a file
-    system that does not answer for instance."""
+    """Event loop of a server's process. Closing it does not wait for threads that are stuck in a read."""
     loop = new_event_loop()
-    loop.set_default_executor(_LeavingExecutor(thread_name_prefix="asyncio"))
+    loop.set_default_executor(_AbandoningExecutor(thread_name_prefix="asyncio"))
     return loop
 
 
-class _LeavingExecutor(ThreadPoolExecutor):
+class _AbandoningExecutor(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As if nobody waited: asyncio's runner does so without a limit in Python 3.11."""
+        """Return at once. `asyncio.Runner` asks to wait, in Python 3.11 without a limit."""
         super().shutdown(wait=False, cancel_futures=cancel_futures)

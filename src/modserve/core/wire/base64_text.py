@@ -1,4 +1,4 @@
-"""Reads Base64 as people and programs write it: in lines, with either alphabet, with or without padding."""
+"""Lenient Base64 decoder: line breaks, both alphabets of RFC 4648, padding optional."""
 
 import base64
 import re
@@ -6,14 +6,14 @@ from io import BytesIO
 from typing import Final
 
 _PIECE: Final = 256 * 1024
-"""Characters that are decoded in one go, in which no other thread runs."""
+"""Characters decoded in one go, which holds the interpreter."""
 _SPACE: Final = b" \t\r\n"
 _ONE_ALPHABET: Final = bytes.maketrans(b"-_", b"+/")
 _FOREIGN: Final = re.compile(rb"[^A-Za-z0-9+/\-_= \t\r\n]")
 
 
 def decoded(text: str | bytes | memoryview) -> bytes:
-    """The bytes that a text stands for. Raises ValueError with what is wrong, and where."""
+    """Decode a text. Raises ValueError with the position of what is wrong."""
     view = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     content = BytesIO()
     rest = b""

@@ -170,14 +170,17 @@ def _without_digest(name: str, version: int, directory: Path, absent: list[str])
 
 
 def _irregular(folder: Path, file: Path, *, alone: bool) -> Iterator[tuple[Path, str]]:
-    """What an engine could open of a version, and wait for ever: pipes and devices, with what is wrong about them.
+    """Yield the pipes and devices of a version that an engine could open and then wait for ever, with the reason.
 
-    `alone`: only the model's file, since models in Python may have anything beside it. So may a file of no repository.
+    `alone`: look at the model's file only, since a model in Python may keep anything beside it. The same holds for a
+    file that is in no repository, whose version folder is a link.
     """
     with suppress(OSError):
         if fault := regular_file.fault(file.stat().st_mode):
             yield file, fault
-    for root in () if alone else (file,) if folder.is_symlink() else dict.fromkeys((folder, file)):
+    if alone:
+        return
+    for root in (file,) if folder.is_symlink() else dict.fromkeys((folder, file)):
         for entry in walk(root):
             if fault := regular_file.fault(entry.status.st_mode):
                 yield root / entry.path, fault

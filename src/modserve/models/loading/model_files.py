@@ -28,7 +28,8 @@ def read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ..
 
 
 def _text(content: bytes, path: Path, label: str) -> str:
-    """The content without a byte order mark. What is not UTF-8 can be sent over gRPC only, and the log says so."""
+    """Decode a label file without its byte order mark. Logs a warning for bytes that are not UTF-8: JSON cannot carry
+    them."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -244,7 +244,7 @@ def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args,
 
 
 def _remarks_on_versions(draft: model_config.Draft, listing: Listing, versions: Sequence[int]) -> Iterator[str]:
-    """What is in the model's folder, seems to be a version, and is not served."""
+    """Yield a message for versions that are not served, and for each folder that only looks like a version."""
     if not draft.message.HasField("version_policy") and (remark := unserved(listing.versions, versions)):
         yield remark
     yield from filter(None, map(not_a_version, listing.folders))

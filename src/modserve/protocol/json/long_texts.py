@@ -13,12 +13,12 @@ WORTHWHILE = 64 * 1024
 _MOST_QUOTES = 100_000
 """That are looked at. The rest is left as it is then."""
 
-_OTHERWISE = (b"\\", b"\n", b"\r", b"\t")
-"""With these a text is not what it looks like, or no JSON: the parser says it."""
+_LEFT_IN = (b"\\", b"\n", b"\r", b"\t")
+"""Texts with an escape, or with a control character that JSON forbids, are left to the parser."""
 
 
 class CutJson(NamedTuple):
-    """A document with marks, which nobody can know, in place of some texts without escapes and line breaks."""
+    """A document in which unguessable marks replace long texts without escapes."""
 
     rest: bytes
     texts: dict[str, memoryview]
@@ -63,7 +63,7 @@ def _long_texts(document: bytes) -> list[tuple[int, int]]:
         while (end := document.find(b'"', at)) >= 0 and _is_escaped(document, at, end) and quotes < _MOST_QUOTES:
             at = end + 1
             quotes += 1
-        if end - start >= WORTHWHILE and all(document.find(each, start, end) < 0 for each in _OTHERWISE):
+        if end - start >= WORTHWHILE and all(document.find(each, start, end) < 0 for each in _LEFT_IN):
             places.append((start, end))
         quotes += 1
         end = document.find(b'"', end + 1) if end >= 0 else -1

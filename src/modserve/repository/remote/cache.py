@@ -177,7 +177,7 @@ class DownloadCache:
             self._record(source, digest, size)
 
     def _record(self, source: str, digest: str, size: int) -> None:
-        # Who reads it meanwhile finds it empty, as if it were not there yet: a temporary file would double the cost.
+        # No temporary file, which would double the cost: a reader in between finds it empty, as if it were missing.
         with open(self._records / source, "wb", buffering=0) as file:
             file.write(f"{digest} {size}\n".encode())
 

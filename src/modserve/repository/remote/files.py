@@ -50,7 +50,7 @@ class ModelFiles:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Those that are no versions."""
+        """Folders of the model that are not versions."""
         paths = [file.path.split("/") for file in self.by_version.get(None, ())]
         return tuple(sorted({path[1] for path in paths if len(path) > 2}))
 

@@ -127,9 +127,9 @@ def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
 
 
 def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage:
-    """What a request has used, whose prompts have `per_prompt` choices each; what nobody counts is 0.
+    """Token counts of a request whose prompts have `per_prompt` choices each.
 
-    OpenAI's clients add the numbers up, and expect no null.
+    A model that does not count has 0: OpenAI's clients add the numbers up and fail on null.
     """
     read = [choice.input_tokens or 0 for choice in choices[::per_prompt]]
     return Usage(sum(read), sum([choice.written or 0 for choice in choices]))

@@ -11,9 +11,9 @@ from modserve.core.errors import Code, ModserveError
 from ..openai_errors import RequestFieldError, error_body
 
 CONTEXT_LENGTH: Final = "context_length_exceeded"
-"""OpenAI's code for a prompt that is too long, by which its clients know it."""
+"""OpenAI's error code for a prompt that exceeds the context."""
 _PARAMETER: Final = re.compile(r"(?:sampling parameter '(\w+)(?:\.\w+)*'|\b(text_input)(?= (?:has|is) ))")
-"""How engines name what they refuse: a sampling parameter, or a member of it, or the prompt."""
+"""An engine's name for what it refuses: a sampling parameter, a member of one, or the prompt."""
 _TOO_LONG: Final = re.compile(r"has \d+ tokens, but the model's context")
 
 
@@ -23,9 +23,9 @@ def field_error(param: str, message: str) -> RequestFieldError:
 
 
 def of_engine(error: ModserveError, fields: Mapping[str, str]) -> ModserveError:
-    """What an engine finds wrong with a parameter, as the fault of the field that a client sent for it.
+    """Attribute an engine's refusal of a sampling parameter to the field of the request that set it.
 
-    `fields` are those with other names than their parameters.
+    `fields` maps parameters to the fields that have other names.
     """
     if error.code is not Code.INVALID_ARG or isinstance(error, RequestFieldError):
         return error

@@ -27,7 +27,7 @@ The bounds are not just `float`, of which the compiled form would make floats: 2
 """
 
 _ABOVE = frozenset({"top_p", "repetition_penalty"})
-"""Their least value is none: engines take no token, or divide by it."""
+"""Numbers that must exceed their lower bound: at 0 an engine samples nothing, or divides by it."""
 
 SAMPLING: frozenset[str] = frozenset(
     {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}

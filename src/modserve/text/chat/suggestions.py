@@ -1,13 +1,13 @@
-"""The sampling parameters that suit a model, for programs that talk to it on behalf of people."""
+"""Suggested sampling parameters of a model, for `modserve chat` and the console."""
 
 import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from modserve.core.files import regular_file
+from modserve.core.errors import ModserveError
 
+from ..files import read_json
 from ..openai_errors import RequestFieldError
 from . import fields
 from .contract import SAMPLING_PARAMETERS, Contract
@@ -28,10 +28,9 @@ _USUAL_MAX_TOKENS: Final = 1024
 
 
 def suggested_sampling(contract: Contract, folder: Path | None) -> dict[str, object]:
-    """What ``generation_config.json`` in the folder of the version or the model says, else usual values.
+    """Read ``generation_config.json`` in the version's or the model's folder, and add usual values for what it omits.
 
-    A model that takes its parameters one by one, as a function does, has values of its own for those that the file does
-    not name. Reads files.
+    Adds none for a function, which takes parameters one by one and has its own defaults. Blocking: reads files.
     """
     suggested = _configured(folder)
     if SAMPLING_PARAMETERS in contract.specs:
@@ -42,20 +41,17 @@ def suggested_sampling(contract: Contract, folder: Path | None) -> dict[str, obj
 
 
 def _configured(folder: Path | None) -> dict[str, object]:
-    """In the names of sampling parameters. A file that cannot be read, or a value that no request may have, says
-    nothing."""
+    """Sampling parameters of the file. Ignores an unreadable file, and values that no request may have."""
+    config = None
     for place in () if folder is None else (folder, folder.parent):
-        try:
-            config = json.loads(regular_file.read_bytes(place / _FILE))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if not isinstance(config, dict):
-            continue
-        said: dict[str, object] = {}
-        for name, parameter in _NUMBERS.items():
-            with contextlib.suppress(RequestFieldError):
-                said |= fields.sampling({parameter: config.get(name)}, "max_tokens")
-        if config.get("do_sample") is False:
-            said["temperature"] = 0
-        return said
-    return {}
+        with contextlib.suppress(ModserveError):
+            config = config or read_json(place, _FILE)
+    if config is None:
+        return {}
+    sampling: dict[str, object] = {}
+    for name, parameter in _NUMBERS.items():
+        with contextlib.suppress(RequestFieldError):
+            sampling |= fields.sampling({parameter: config.get(name)}, "max_tokens")
+    if config.get("do_sample") is False:
+        sampling["temperature"] = 0
+    return sampling

@@ -12,11 +12,11 @@ from .errors import field_error
 
 _MOST_TOOLS = 1024
 _NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The parameters of a function that has none."""
+"""Schema of the parameters of a function without any."""
 _DATA = frozenset({"const", "default", "enum", "examples"})
-"""Keywords of JSON schemas with values, in which nothing is a reference."""
+"""JSON schema keywords whose values are data: a ``$ref`` in them is no reference."""
 _BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-"""Keywords with schemas by names, which are no keywords."""
+"""JSON schema keywords that map names, which are not keywords, to schemas."""
 
 
 class ToolChoice:
@@ -47,9 +47,9 @@ class ToolChoice:
         calls, definitions = [], {}
         for number, (name, parameters) in enumerate(functions.items()):
             schema, place = parameters, f"tool{number}"
-            below = _below(parameters, f"#/$defs/{place}")
-            if below != parameters:  # it refers to places in itself
-                definitions[place] = below
+            relocated = _relocated(parameters, f"#/$defs/{place}")
+            if relocated != parameters:  # it has references to itself
+                definitions[place] = relocated
                 schema = {"$ref": f"#/$defs/{place}"}
             calls.append(
                 {
@@ -64,21 +64,21 @@ class ToolChoice:
         return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **more}
 
 
-def _below(schema: Any, place: str) -> Any:
-    """A JSON schema that has been put at a place of another one: its references to itself lead there."""
+def _relocated(schema: Any, place: str) -> Any:
+    """Rewrite a JSON schema that becomes part of another one at `place`, so that its references lead there."""
     if isinstance(schema, list):
-        return [_below(each, place) for each in schema]
+        return [_relocated(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
     moved: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _BY_NAME and isinstance(value, dict):
-            moved[name] = {each: _below(below, place) for each, below in value.items()}
+            moved[name] = {each: _relocated(below, place) for each, below in value.items()}
         else:
-            moved[name] = value if name in _DATA else _below(value, place)
+            moved[name] = value if name in _DATA else _relocated(value, place)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:].rstrip("/")
+        moved["$ref"] = place + reference[1:]
     return moved
 
 

@@ -33,7 +33,7 @@ from .text_models import TextModels
 _CHAT_FIELDS: Mapping[str, str] = {STRUCTURE: "response_format", TEXT_INPUT: "messages"}
 _COMPLETION_FIELDS = {TEXT_INPUT: "prompt"}
 _RESPONSE_FIELDS: Mapping[str, str] = {STRUCTURE: "text.format", TEXT_INPUT: "input", "max_tokens": "max_output_tokens"}
-"""What engines call otherwise than clients."""
+"""Request fields by the engine's name for them, where the names differ."""
 
 T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
 
@@ -85,7 +85,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 def _fields(usual: Mapping[str, str], chat: ChatRequest) -> Mapping[str, str]:
-    """The form of a text is that of the format, or of the calls that it has to be."""
+    """Field names for `of_engine`: the tools, not the response format, constrain a required call."""
     return {**usual, STRUCTURE: "tools"} if chat.tools.required else usual
 
 

@@ -20,7 +20,7 @@ from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
 
 _PART = 2048
-"""Characters of a text that no tokenizer cuts."""
+"""Characters: texts of this length are below every tokenizer's maximum."""
 _LONGEST = 1 << 31
 
 
@@ -86,7 +86,7 @@ class GenerationEngine:
         return list(ids)
 
     def _length_of(self, text: str) -> int:
-        """The tokens of a text, of which the tokenizer gives no more than it was made for: in parts, by words."""
+        """Count the tokens of a text in parts, since the tokenizer truncates long ones."""
         count = start = 0
         while start < len(text):
             space = text.rfind(" ", start + 1, start + _PART)
