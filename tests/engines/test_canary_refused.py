@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ from onnx import TensorProto, helper
 from onnx_repository import write
 from server_process import ServerProcess, serving
 from wire import Answer, http
+
+from modserve.core.runtime.log_limit import LINES_PER_SECOND
 
 pytest.importorskip("onnxruntime")
 
@@ -46,6 +49,10 @@ def statuses(server: ServerProcess, index: int, count: int) -> list[int]:
     return [call(server, "infer", document).status for _ in range(count)]
 
 
+def failure_lines(server: ServerProcess) -> int:
+    return server.log.count("model 'table': execution failed: onnxruntime refused the request")
+
+
 def canary_is_back(server: ServerProcess) -> bool:
     answer = http(server.http_port, "GET", "/v2/models/table/routing")
     return "rolled_back" in answer.json["routes"][1]
@@ -60,5 +67,10 @@ def test_what_only_the_canary_refuses_rolls_it_back(server: ServerProcess) -> No
 
 def test_what_both_versions_refuse_does_not(server: ServerProcess) -> None:
     assert call(server, "routing", ROUTING).status == 200
-    assert statuses(server, 500, 40) == [500] * 40
+    before, begun = failure_lines(server), time.monotonic()
+    assert statuses(server, 500, 200) == [500] * 200
     assert not canary_is_back(server)
+    seconds = int(time.monotonic() - begun) + 2  # those that it was in, in part
+    lines = failure_lines(server) - before
+    assert 0 < lines <= seconds * LINES_PER_SECOND * 2, "each version has its own limit"
+    assert "Traceback" not in server.log

@@ -234,12 +234,13 @@ class InstancePool(InstanceSet):
             self._settlement.refuse_late(job.late)
         left = [inflight for inflight in job.members if not inflight.settled]
         settled = [inflight for inflight in job.members if inflight.settled]
-        _log.warning(
-            "model '%s': a batch of %d requests failed; each runs once more on its own: %s",
-            self._model.name,
-            len(job.members),
-            job.error.message,
-        )
+        if self._settlement.log_limit.allows():
+            _log.warning(
+                "model '%s': a batch of %d requests failed; each runs once more on its own: %s",
+                self._model.name,
+                len(job.members),
+                job.error.message,
+            )
         if settled:
             self._settlement.count_cancelled(settled)
         forget_frames(job.error)

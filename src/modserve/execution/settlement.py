@@ -14,6 +14,7 @@ from modserve.core.requests import request_ids
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.runtime.log_limit import LogLimit
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 
@@ -48,6 +49,8 @@ class Settlement:
         self._loop = loop
         self._has_sequences = config.sequence_batching is not None
         self._decoupled = config.decoupled
+        self.log_limit = LogLimit(time.monotonic)
+        """For failures that bad requests may cause; the metrics count all of them."""
         self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
         """Those of very large batches whose responses are still to be given, in order."""
 
@@ -240,7 +243,7 @@ class Settlement:
         _log.exception("model '%s': %s failed", self._model.name, doing)
 
     def _log_failure(self, error: ModserveError, members: list[Inflight]) -> None:
-        if error.code is Code.INTERNAL:
+        if error.code is Code.INTERNAL and self.log_limit.allows():
             ids = request_ids.listed([member.request for member in members])
             name, text = self._model.name, "model '%s': execution failed: %s [X-Request-ID %s]"
             extra = {"fields": {"model": name, "request_id": ids}}

@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
+
+from modserve.core.runtime.log_limit import LogLimit
 
 from .log_text import MOST_MESSAGE, MOST_NAME, escaped, quoted
 from .recent_failures import RecentFailures
 
 _log = logging.getLogger(__name__)
 
-LINES_PER_SECOND = 10
-"""Further failures are counted, and their number is logged once the second is over."""
-
 
 class FailureLog:
-    """Writes at most `LINES_PER_SECOND` lines a second at level INFO. For the event loop's thread.
+    """Writes as many lines at level INFO as a `LogLimit` allows, and then how many more there were. For the event
+    loop's thread.
 
     `enabled`: it writes at all. `clock` returns seconds. `call_later` takes a delay in seconds and a callback; the
     default is the running loop's.
@@ -29,17 +28,14 @@ class FailureLog:
         enabled: bool = True,
     ) -> None:
         self._enabled = enabled
-        self._clock = clock
+        self._limit = LogLimit(clock)
         self._call_later = call_later
-        self._second = -math.inf
-        """The start of the second whose lines are counted."""
-        self._lines = 0
         self._left_out = 0
         self.recent = RecentFailures()
         """All of them, whatever is logged."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._lines} lines in this second, {self._left_out} left out)"
+        return f"{type(self).__name__}({self._left_out} left out)"
 
     def record(
         self,
@@ -60,16 +56,12 @@ class FailureLog:
         self.recent.add(protocol, model, version, id, status, message)
         if not self._enabled or not _log.isEnabledFor(logging.INFO):
             return
-        now = self._clock()
-        if now - self._second >= 1.0:
-            self._second, self._lines = now, 0
-        if self._lines >= LINES_PER_SECOND:
+        if not self._limit.allows():
             self._left_out += 1
             if self._left_out == 1:
                 later = self._call_later or asyncio.get_running_loop().call_later
-                later(self._second + 1.0 - now, self._log_left_out)
+                later(self._limit.rest, self._log_left_out)
             return
-        self._lines += 1
         parts = [f"{protocol} request failed"]
         if model:
             parts.append(f"model {quoted(model)}")

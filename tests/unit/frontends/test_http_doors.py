@@ -46,7 +46,7 @@ V1 = {
     "protocol.http.v1_models",
     "protocol.http.v1_predict_request",
     "protocol.http.v1_predict_response",
-    *("text.chat.errors", "text.chat.fields", "text.chat.suggestions", "text.openai_errors"),
+    *("text.chat.errors", "text.chat.fields", "text.chat.suggestions", "text.files", "text.openai_errors"),
 }
 TEXTS = {
     "frontends.http.parts",

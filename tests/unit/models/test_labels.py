@@ -1,6 +1,5 @@
 """The labels of classes, as editors on all systems write them."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -26,17 +25,18 @@ CONFIG = config(outputs=(TensorSpec("OUT", dtypes.FP32, (3,), label_filename="la
         ("Käse\n".encode(), ("Käse",)),
     ],
 )
-def test_labels(tmp_path: Path, content: bytes, labels: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+def test_labels(tmp_path: Path, content: bytes, labels: tuple[str, ...]) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
-    assert read_labels(tmp_path, CONFIG) == {"OUT": labels}
-    assert caplog.records == []
+    warnings: list[str] = []
+    assert read_labels(tmp_path, CONFIG, warnings.append) == {"OUT": labels}
+    assert warnings == []
 
 
-def test_labels_that_are_not_utf8_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+def test_labels_that_are_not_utf8_are_said(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes("cat\r\nKäse\r\n".encode("latin-1"))
-    assert read_labels(tmp_path, CONFIG) == {"OUT": ("cat", "K\udce4se")}
-    assert caplog.messages == [
+    warnings: list[str] = []
+    assert read_labels(tmp_path, CONFIG, warnings.append) == {"OUT": ("cat", "K\udce4se")}
+    assert warnings == [
         f"label_filename of output 'OUT' of model 'model', '{tmp_path}/labels.txt', is not UTF-8: byte 0xe4 in line 2. "
         "HTTP requests for its classes fail; save it as UTF-8"
     ]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from modserve.observability.failure_log import LINES_PER_SECOND, FailureLog
+from modserve.core.runtime.log_limit import LINES_PER_SECOND
+from modserve.observability.failure_log import FailureLog
 
 
 class Time:

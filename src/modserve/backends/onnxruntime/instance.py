@@ -73,7 +73,7 @@ class OnnxRuntimeInstance:
             if (division := division_by_zero(text)) is not None:
                 raise invalid(f"the request makes the graph divide an integer by 0, in node '{division}'") from None
             if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
-                raise refused("onnxruntime", text) from error
+                raise refused("onnxruntime", text) from None
             if (lost := gpu_failures.lost(text)) is not None:
                 raise lost from error
             if any(part in text for part in _NO_MEMORY) or gpu_failures.is_full(text):

@@ -102,7 +102,7 @@ class OpenVinoInstance:
             text = one_line(str(error))
             if is_about_memory(text):
                 raise internal(f"openvino has not enough memory for this execution: {text}") from error
-            raise refused("openvino", text) from error
+            raise refused("openvino", text) from None
         finally:
             self._let_go(lent, tensors)
 

@@ -221,7 +221,7 @@ class SklearnInstance:
                 fast = self._fast.compute(method, rows) if self._fast is not None else None
                 result = self._slow(method, rows) if fast is None else fast
             except (ValueError, TypeError, KeyError) as error:  # how estimators refuse what does not fit
-                raise refused("scikit-learn", " ".join(str(error).split())) from error
+                raise refused("scikit-learn", " ".join(str(error).split())) from None
             values[name] = result.astype(self._types.get(name, result.dtype), copy=False)
         return values
 

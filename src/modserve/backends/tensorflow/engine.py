@@ -321,7 +321,7 @@ class TensorFlowInstance:
                 call = self._prepare(names, outputs)
             return dict(zip(outputs, call(*inputs.values()), strict=True))
         except tf.errors.OpError as error:
-            raise refused("TensorFlow", _text(error)) from error
+            raise refused("TensorFlow", _text(error)) from None
 
     def allocate(self, name: str, datatype: Datatype, shape: Shape) -> Array | None:
         """Memory that TensorFlow need not copy."""

@@ -1,6 +1,6 @@
 """The files beside a model that its configuration names: labels of classes, states of new sequences."""
 
-import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from modserve.core.configuration.model_config import ModelConfig
@@ -9,39 +9,32 @@ from modserve.core.files import regular_file
 from modserve.core.requests.sequence import file_state
 from modserve.core.tensors.tensor import Tensor
 
-_log = logging.getLogger(__name__)
-
 INITIAL_STATE_FOLDER = "initial_state"
 
 
-def read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file. Raises as `_read`."""
+def read_labels(
+    directory: Path, config: ModelConfig, warn: Callable[[str], None] = lambda text: None
+) -> dict[str, tuple[str, ...]]:
+    """The lines of each output's label file. Raises as `_read`. Warns of files that are not UTF-8."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.outputs:
         if not output.label_filename:
             continue
         who = f"label_filename of output '{output.name}' of model '{config.name}'"
         path = directory / output.label_filename
-        text = _text(_read(path, who), path, who).replace("\r\n", "\n")
+        content = _read(path, who)
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            warn(
+                f"{who}, '{path}', is not UTF-8: byte 0x{content[error.start]:02x} in line {line}. HTTP requests for its "
+                "classes fail; save it as UTF-8"
+            )
+            text = content.decode("utf-8-sig", "surrogateescape")
+        text = text.replace("\r\n", "\n")
         labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
     return labels
-
-
-def _text(content: bytes, path: Path, label: str) -> str:
-    """Decode a label file without its byte order mark. Logs a warning for bytes that are not UTF-8: JSON cannot carry
-    them."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        _log.warning(
-            "%s, '%s', is not UTF-8: byte 0x%02x in line %d. HTTP requests for its classes fail; save it as UTF-8",
-            label,
-            path,
-            content[error.start],
-            line,
-        )
-        return content.decode("utf-8-sig", "surrogateescape")
 
 
 def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:

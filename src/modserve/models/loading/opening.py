@@ -11,7 +11,7 @@ from pathlib import Path
 from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
-from modserve.core.configuration.model_config import ModelDescription
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError
 from modserve.core.statistics.metrics import StoredMetrics
 
@@ -72,7 +72,7 @@ class Opener:
         if draft.is_ensemble:
             admit(None, path, version, path / str(version))
             ensemble = self._finish(draft, None)
-            return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
+            return LoadedEnsemble(ensemble, self._labels(draft, path, ensemble.config))
         backend, provisional = self._reader.backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
         places = place(provisional, backend)
@@ -99,7 +99,7 @@ class Opener:
         check_unchanged = admit_again()
         if getattr(backend, "in_place", ()):
             check_unchanged = _nothing_to_check  # whoever lends the files looks, and the load begins once more
-        labels = read_labels(path, provisional)
+        labels = self._labels(draft, path, provisional)
         initial_states = read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
@@ -221,6 +221,13 @@ class Opener:
         complete = self._completed(draft, backend, description, path)
         self._tell(draft, complete)
         return complete
+
+    def _labels(self, draft: model_config.Draft, path: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+        def warn(text: str) -> None:
+            self._options.on_notes(draft.name, draft.source, [model_config.Problem(text)])
+            _log.warning("%s", text)
+
+        return read_labels(path, config, warn)
 
     def _tell(self, draft: model_config.Draft, complete: model_config.Complete) -> None:
         self._options.on_notes(draft.name, draft.source, complete.notes)
