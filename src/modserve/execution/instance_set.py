@@ -86,9 +86,9 @@ class InstanceSet:
         return [(instance.name, instance.engine) for instance in self._instances.values() if not instance.gone]
 
     @property
-    def numbers(self) -> dict[str, int]:
-        """The numbers of the instances, lost ones included, by name."""
-        return {instance.name: number for number, instance in self._instances.items()}
+    def names(self) -> dict[int, str]:
+        """The names of the instances, lost ones included, by number."""
+        return {number: instance.name for number, instance in self._instances.items()}
 
     @property
     def awaited(self) -> bool:

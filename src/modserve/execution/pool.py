@@ -72,7 +72,7 @@ class InstancePool(InstanceSet):
         if execution_timeout_ns and clock is not None:
             self._limit = ExecutionLimit(execution_timeout_ns, clock, self._give_up)
         self._may_inline = may_inline and self._limit is None
-        self._prefetches = prefetches
+        self.prefetches = prefetches
         self._loop_thread = LoopThreadTime()
         self._prefetch = Prefetch(loop, self._offer_prefetch)
         self._begin(engines)
@@ -132,7 +132,7 @@ class InstancePool(InstanceSet):
                 self._limit.started(slot, job)
             slot.start(job)
             learner = self._settlement.learner
-            if slot.takes_early and self._prefetches and learner is not None:
+            if slot.takes_early and self.prefetches and learner is not None:
                 self._prefetch.started(slot, job, learner.expect(batch))
             return
         thread = self._loop_thread

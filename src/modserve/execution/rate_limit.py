@@ -48,6 +48,8 @@ class ResourceTurn:
     """It advances by the weight with each turn; who is behind comes first."""
     since: int = field(default=0)
     """Among those with the same clock, who came first."""
+    held: Mapping[_Key, int] = field(default_factory=dict)
+    """What it has while GRANTED or RUNNING: its needs when it got them, which may have changed meanwhile."""
 
 
 def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> list[ResourceTurn]:
@@ -81,6 +83,7 @@ class RateLimiter:
         }
         self._soon = soon
         self._turns: list[ResourceTurn] = []
+        self._promised: list[ResourceTurn] = []
         self._most: dict[_Key, int] = {}
         self._used: dict[_Key, int] = {}
         self._waiting: list[ResourceTurn] = []
@@ -92,12 +95,38 @@ class RateLimiter:
 
     def add(self, turns: Sequence[ResourceTurn]) -> None:
         """The instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
-        most = self._limits([*self._turns, *turns])
+        self._check_all(turns, self._turns)
+        self._turns += turns
+        self._most = self._limits(self._turns)
+
+    def promise(self, turns: Sequence[ResourceTurn], in_place_of: Sequence[ResourceTurn]) -> None:
+        """What instances will need after a change, for which `replace` cannot fail then. Raises as `add`.
+
+        Until then it changes nothing but what others may need: `break_promise` takes it back.
+        """
+        former = set(map(id, in_place_of))
+        self._check_all(turns, [turn for turn in self._turns if id(turn) not in former])
+        self._promised += turns
+
+    def break_promise(self, turns: Sequence[ResourceTurn]) -> None:
+        """The change does not happen, or has."""
+        gone = set(map(id, turns))
+        self._promised = [turn for turn in self._promised if id(turn) not in gone]
+
+    def replace(self, former: Sequence[ResourceTurn], now: Sequence[ResourceTurn]) -> None:
+        """Turns of a version go and come, all at once. Those in both may have other needs than before."""
+        staying = set(map(id, now))
+        gone = [turn for turn in former if id(turn) not in staying]
+        known = set(map(id, former))
+        self._turns += [turn for turn in now if id(turn) not in known]
+        self.remove(gone)
+        self._most = self._limits(self._turns)
+
+    def _check_all(self, turns: Sequence[ResourceTurn], others: Sequence[ResourceTurn]) -> None:
+        most = self._limits([*others, *self._promised, *turns])
         for turn in turns:
             for (name, device), count in turn.needs.items():
                 self._check(name, device, count, most)
-        self._turns += turns
-        self._most = most
 
     def _check(self, name: str, device: int, count: int, most: Mapping[_Key, int]) -> None:
         """With Triton's texts."""
@@ -165,7 +194,7 @@ class RateLimiter:
         if turn.state is TurnState.WAITING:
             self._waiting.remove(turn)
         elif turn.state is not TurnState.IDLE:
-            for key, count in turn.needs.items():
+            for key, count in turn.held.items():
                 self._used[key] -= count
         turn.state = TurnState.IDLE
         self._look_soon()
@@ -177,7 +206,8 @@ class RateLimiter:
         return all(self._used.get(key, 0) + count <= self._most[key] for key, count in turn.needs.items())
 
     def _take(self, turn: ResourceTurn) -> None:
-        for key, count in turn.needs.items():
+        turn.held = turn.needs
+        for key, count in turn.held.items():
             self._used[key] = self._used.get(key, 0) + count
         self._clock = max(self._clock, turn.clock)
         turn.clock += turn.weight

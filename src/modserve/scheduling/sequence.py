@@ -19,12 +19,13 @@ failure, a time-out or a cancellation of one request aborts the whole sequence: 
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
 
-from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import Code, ModserveError, cancelled, invalid, unavailable
 from modserve.core.requests.inflight import Inflight
@@ -45,9 +46,8 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import STOPPING
 
-from . import batching
 from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot
+from .sequence_lane import DirectLane, Lane, OneSlot, oldest_lane
 from .sequence_places import PlaceShares, Sequence
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class SequenceRequest:
 class SequenceScheduler(Generic[SlotT]):
     """Implements `scheduling.Scheduler`, and what the owner of a runner with numbered slots tells its scheduler.
 
-    `state_files` has the initial states that come from files, by input name. `on_end` is called when a sequence ends.
+    `state_files` has the initial states that come from files, by input name. `on_end` is called when a sequence ends,
+    and `on_left` with the number of an instance that `change` removed, when the last sequence there has ended.
     """
 
     def __init__(
@@ -77,10 +78,12 @@ class SequenceScheduler(Generic[SlotT]):
         on_drop: OnDrop,
         state_files: Mapping[str, Tensor],
         on_end: Callable[[], None] = lambda: None,
+        on_left: Callable[[int], None] = lambda number: None,
     ) -> None:
         assert config.sequence_batching is not None, "made for models that have it: this is a bug"
         self._batching: SequenceBatching = config.sequence_batching
         self._model = config.name
+        self._runner = runner
         self._clock = clock
         self._on_drop = on_drop
         self._controls = ControlTensors(self._batching.controls, config.batching)
@@ -93,12 +96,16 @@ class SequenceScheduler(Generic[SlotT]):
         self._numbers = itertools.count(1)
         self._stopped = False
         self._on_end = on_end
+        self._on_left = on_left
         strategy = self._batching.strategy
         candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
-        rows = candidates if candidates > 0 else max(1, config.max_batch_size)
-        slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
-        self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in slots]
-        self._places = PlaceShares(rows, runner.count)
+        self._max_batch_size = config.max_batch_size
+        self._rows = candidates if candidates > 0 else max(1, config.max_batch_size)
+        self._lanes = {number: self._lane(number) for number in range(runner.count)}
+        """By the numbers of their instances."""
+        self._leaving: dict[int, int] = {}
+        """How many sequences there are still on instances that get no more."""
+        self._places = PlaceShares(self._rows, runner.count)
 
     def __repr__(self) -> str:
         return f"SequenceScheduler({len(self._live)} sequences, {self._places.waiting} of them in the backlog)"
@@ -212,7 +219,7 @@ class SequenceScheduler(Generic[SlotT]):
             member.sequence.running = True
 
     def dispatch(self) -> None:
-        for lane in self._lanes:
+        for lane in list(self._lanes.values()):
             lane.dispatch()
 
     def batch_done(self, batch: list[Inflight]) -> None:
@@ -255,7 +262,7 @@ class SequenceScheduler(Generic[SlotT]):
     def close(self, error: ModserveError) -> None:
         self._stopped = True
         self.fail_waiting(error)
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             lane.close(error)
 
     def fail_waiting(self, error: ModserveError) -> None:
@@ -282,6 +289,8 @@ class SequenceScheduler(Generic[SlotT]):
         del self._live[sequence]
         self._on_end()
         following = self._places.end(sequence, self._clock.now_ns())
+        if sequence.place is not None and sequence.place[1] in self._leaving:
+            self._leave_lane(sequence.place[1])
         if following is not None:
             self._advance(following)
 
@@ -342,14 +351,43 @@ class SequenceScheduler(Generic[SlotT]):
 
     # Lanes
 
-    def _lane(self, slot: OneSlot[SlotT], rows: int, max_batch_size: int) -> Lane[SlotT]:
+    def change(self, added: Collection[int], removed: Collection[int]) -> list[int]:
+        """Sequences get places on other instances. What is on the removed ones goes on there until its end, as in
+        Triton (core, SequenceBatchScheduler::Update).
+
+        The numbers of those without sequences; `on_left` is called for the others when they have none.
+        """
+        placed = Counter(sequence.place[1] for sequence in self._live if sequence.place is not None)
+        empty = [number for number in removed if not placed[number]]
+        for number in removed:
+            self._places.remove(number)
+            self._leaving[number] = placed[number]
+        for number in empty:
+            self._end_lane(number)
+        now_ns = self._clock.now_ns()
+        for number in added:
+            self._lanes[number] = self._lane(number)
+        for number in added:
+            for sequence in self._places.add(number, now_ns):
+                self._advance(sequence)
+        return empty
+
+    def _leave_lane(self, number: int) -> None:
+        self._leaving[number] -= 1
+        if not self._leaving[number]:
+            self._end_lane(number)
+            self._on_left(number)
+
+    def _end_lane(self, number: int) -> None:
+        del self._leaving[number]
+        self._lanes.pop(number).close(unavailable(STOPPING))  # nothing waits there
+
+    def _lane(self, number: int) -> Lane[SlotT]:
+        slot = OneSlot(self._runner, number, self._on_run)
         strategy = self._batching.strategy
-        if not isinstance(strategy, OldestStrategy):
-            return DirectLane(strategy, rows, slot, self._clock, self._dropped, self._filler)
-        policy = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_ns)
-        rule = batching.dynamic(policy, max_batch_size)
-        size = batching.ripe_size(policy, max_batch_size)
-        return OldestLane(rule, slot, self._clock, self._dropped, policy, ripe_size=size)
+        if isinstance(strategy, OldestStrategy):
+            return oldest_lane(strategy, self._max_batch_size, slot, self._clock, self._dropped)
+        return DirectLane(strategy, self._rows, slot, self._clock, self._dropped, self._filler)
 
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias
 
-from modserve.core.configuration.sequence_config import DirectStrategy
+from modserve.core.configuration.model_config import DynamicBatching
+from modserve.core.configuration.sequence_config import DirectStrategy, OldestStrategy
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.requests.inflight import Inflight
 
+from . import batching
 from .batching import MARGIN_NS, Reason, WaitUntil
 from .queued import TURN_NS, QueuedScheduler
 from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
@@ -41,6 +43,15 @@ class OldestLane(QueuedScheduler[SlotT]):
 
     def offer(self, row: int, inflight: Inflight) -> None:
         self.enqueue(inflight)
+
+
+def oldest_lane(
+    strategy: OldestStrategy, max_batch_size: int, slot: OneSlot[SlotT], clock: Clock, on_drop: OnDrop
+) -> OldestLane[SlotT]:
+    policy = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_ns)
+    rule = batching.dynamic(policy, max_batch_size)
+    size = batching.ripe_size(policy, max_batch_size)
+    return OldestLane(rule, slot, clock, on_drop, policy, ripe_size=size)
 
 
 @dataclass(frozen=True, slots=True)

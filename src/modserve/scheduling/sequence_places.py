@@ -81,7 +81,7 @@ class SequenceAccount:
 
 
 class PlaceShares:
-    """The places of `count` instances with `rows` each, and the sequences that have one or wait for one."""
+    """The places of instances with `rows` each, numbered from 0, and the sequences that have one or wait for one."""
 
     def __init__(self, rows: int, count: int) -> None:
         self.waiting = 0
@@ -110,6 +110,18 @@ class PlaceShares:
                 _RETRY_NS,
                 too_many=True,
             )
+
+    def add(self, number: int, now_ns: int) -> list[Sequence]:
+        """Another instance has places. The sequences that waited, and have one now."""
+        self._free.add(number)
+        placed: list[Sequence] = []
+        while self.waiting and (place := self._free.take()) is not None:
+            placed.append(self._next(place, now_ns))
+        return placed
+
+    def remove(self, number: int) -> None:
+        """An instance gets no more sequences; those that have a place there keep it."""
+        self._free.remove(number)
 
     def begin(self, sequence: Sequence, tenant: Tenant | None, now_ns: int) -> None:
         """A sequence begins: it gets a place, or waits."""
@@ -143,12 +155,16 @@ class PlaceShares:
         if not self.waiting:
             self._free.give_back(place)
             return None
+        self._charge(sequence, account, now_ns)
+        return self._next(place, now_ns) if self._free.has(place) else None
+
+    def _charge(self, sequence: Sequence, account: SequenceAccount, now_ns: int) -> None:
+        """A tenant has held a place while others waited."""
         since_ns = max(sequence.placed_ns, self._contention_ns)
         account.used = self._used(account) + (now_ns - since_ns) / account.weight
         if account.turn is not None:
             self._leave(account.turn)
             self._enter(account)
-        return self._next(place, now_ns)
 
     def _next(self, place: tuple[int, int], now_ns: int) -> Sequence:
         turn = self._turns[0]
@@ -208,26 +224,45 @@ def _give(sequence: Sequence, place: tuple[int, int], now_ns: int) -> None:
 
 
 class FreePlaces:
-    """The free places of `count` instances, each a row and the number of an instance. The first ones are taken first.
+    """The free places of instances, each a row and the number of an instance. The first ones are taken first.
 
-    There may be millions of places, of which few are ever used: those from `_used` on are not listed anywhere.
+    There may be millions of places, of which few are ever used: of each instance, those behind the first one that was
+    never taken (`_fresh`) are not listed anywhere.
     """
 
-    __slots__ = ("_count", "_returned", "_total", "_used")
+    __slots__ = ("_free", "_fresh", "_rows")
 
     def __init__(self, rows: int, count: int) -> None:
-        self._count = count
-        self._total = rows * count
-        self._used = 0
-        self._returned: list[tuple[int, int]] = []
+        self._rows = rows
+        self._free: list[tuple[int, int]] = []
+        self._fresh: dict[int, int] = {}
+        for number in range(count):
+            self.add(number)
+
+    def add(self, number: int) -> None:
+        self._fresh[number] = 0
+        heapq.heappush(self._free, (0, number))
+
+    def remove(self, number: int) -> None:
+        del self._fresh[number]
+        self._free = [place for place in self._free if place[1] != number]
+        heapq.heapify(self._free)
+
+    def has(self, place: tuple[int, int]) -> bool:
+        """Whether a place belongs to an instance that gets sequences."""
+        return place[1] in self._fresh
 
     def take(self) -> tuple[int, int] | None:
-        if self._returned:
-            return heapq.heappop(self._returned)
-        if self._used == self._total:
+        if not self._free:
             return None
-        self._used += 1
-        return divmod(self._used - 1, self._count)
+        place = heapq.heappop(self._free)
+        row, number = place
+        if row == self._fresh[number]:
+            self._fresh[number] = row + 1
+            if row + 1 < self._rows:
+                heapq.heappush(self._free, (row + 1, number))
+        return place
 
     def give_back(self, place: tuple[int, int]) -> None:
-        heapq.heappush(self._returned, place)
+        if self.has(place):
+            heapq.heappush(self._free, place)

@@ -13,7 +13,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving import model
-from modserve.models.serving.model import OpenedModel
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing.builders import RecordingSink, config, request, tensor
 

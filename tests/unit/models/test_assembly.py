@@ -15,7 +15,8 @@ from modserve.core.servable import SequenceKeeper, Servable
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import Model, OpenedModel
+from modserve.models.serving.model import Model
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock

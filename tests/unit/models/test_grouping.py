@@ -7,7 +7,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.normalize import Signature
 from modserve.models.loading.assembly import by_parameters, grouped
-from modserve.models.serving.model import Accept
+from modserve.models.serving.opened_model import Accept
 from modserve.testing import RecordingSink, config, inflight, request
 
 

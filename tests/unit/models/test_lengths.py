@@ -20,7 +20,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import OpenedModel
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.observability import prometheus
 from modserve.observability.families import render
 from modserve.protocol.control.statistics import batches_json

@@ -41,7 +41,8 @@ from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.ensemble import EnsembleModel
-from modserve.models.serving.model import Model, OpenedModel
+from modserve.models.serving.model import Model
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock

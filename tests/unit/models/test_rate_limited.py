@@ -18,7 +18,8 @@ from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.loading.assembly import bare_model
-from modserve.models.serving.model import Model, OpenedModel
+from modserve.models.serving.model import Model
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 

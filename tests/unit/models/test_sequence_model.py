@@ -29,7 +29,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
-from modserve.models.serving.model import OpenedModel
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.models.serving.sequence_model import SequenceModel
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor

@@ -20,7 +20,8 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.warming import Sample
 from modserve.models.loading.assembly import bare_model
-from modserve.models.serving.model import Model, OpenedModel
+from modserve.models.serving.model import Model
+from modserve.models.serving.opened_model import OpenedModel
 from modserve.models.serving.warm_up import make_samples
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, instance_spec

@@ -325,12 +325,12 @@ class Backend(Protocol):
     threads may use an instance, one at a time; very short executions of instances that are not `data_dependent` can
     then skip a hop.
 
-    Two more attributes are optional. `parallel_instances` (bool, False by default): `BackendModel.instance` may be
+    Three more attributes are optional. `parallel_instances` (bool, False by default): `BackendModel.instance` may be
     called on several threads at once, for instances that are slow to make. `in_place` (a set of field names, empty by
     default): fields of the configuration that may change while a model is open, since nothing made of it depends on
     them. Use `QUEUES`, or `INSTANCES` if instances may also be made and closed at any time. The server then applies
     such a change without opening the model again. A backend with `in_place` must only read the model's files: if they
-    change while it opens a model, the load fails.
+    change while it opens a model, the load fails. With `writes_files` (bool, False by default) it may write there.
 
     One more method is optional: ``code_in(config: ModelConfig, path: Path) -> str`` names, in words, the code of the
     model repository that the engine would run to load the model at `path`; empty if none. With ``--deny-code`` the

@@ -42,6 +42,8 @@ class PythonBackend:
     default_cpu_instances = 1
     any_thread = False
     parallel_instances = True
+    in_place = frozenset({"instance_group", "version_policy"})  # `initialize` gets all others, and may read them
+    writes_files = True
     known_options = options.BACKEND_OPTIONS
 
     def gpu_count(self) -> int:

@@ -26,7 +26,8 @@ from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.scheduler import Clock, LoopClock
 
 from ..serving.cached import CachedModel
-from ..serving.model import Accept, Model, OpenedModel, QueueConfig
+from ..serving.model import Model
+from ..serving.opened_model import Accept, OpenedModel, QueueConfig
 from ..serving.sequence_model import SequenceModel
 from ..serving.wrappers import ModelWrapper, OrderedModel, find
 

@@ -2,7 +2,7 @@
 
 | field | how |
 |---|---|
-| `instance_group`: `count` | new ones warm up and serve, others finish what they have and are closed; a new queue |
+| `instance_group` | new ones warm up and serve, others finish what they have and are closed; a new queue |
 | `dynamic_batching` | a new queue; what waits in the old one runs first |
 | `model_warmup` | instances that are made from now on run it |
 | `response_cache` | what keeps the responses is put before the model, or taken away |
@@ -13,21 +13,25 @@ Everything else makes the version load anew, and so does what its backend does n
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from modserve import config as model_config
 from modserve.backends.api import INSTANCES, Executor, InstanceSpec
 from modserve.core.servable import Servable
 from modserve.execution.instance import Instance
+from modserve.execution.rate_limit import ResourceTurn
 from modserve.resources.response_cache import Cache
 from modserve.scheduling.scheduler import Clock
 
-from ..serving.model import Model, OpenedModel
+from ..serving.model import Model
+from ..serving.opened_model import OpenedModel
 from .assembly import queue_config, wrapped
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
 """The fields that make a new queue."""
+_OF_GROUPS: Final = frozenset({"name", "count", "kind", "gpus", "rate_limiter"})
+"""The fields of a group that say how many instances there are, where, and when they run."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Revision:
 
     fields: tuple[str, ...]
     opened: OpenedModel
-    specs: Mapping[int, InstanceSpec]
+    specs: dict[int, InstanceSpec]
     """Of the instances that stay, by number."""
     removed: tuple[int, ...]
     added: Sequence[tuple[InstanceSpec, Executor]]
@@ -51,18 +55,37 @@ def changed_fields(before: bytes, now: model_config.Complete, allowed: Collectio
         return None
     if "dynamic_batching" in fields and not ("dynamic_batching" in old and "dynamic_batching" in new):
         return None  # instances are made otherwise for models whose requests share batches
-    if not _NEEDS_QUEUE.isdisjoint(fields) and any("rate_limiter" in each for each in _groups(old) + _groups(new)):
-        return None  # who has which resources goes by the instances that a model has when it loads
-    if "instance_group" in fields and ("sequence_batching" in new or _groups(old) != _groups(new)):
-        return None  # sequences keep their instances
+    if "instance_group" in fields and _making(old) != _making(new):
+        return None
     return fields
 
 
-def _groups(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[dict[str, object]]:
-    """The groups of instances without their counts, which alone may change."""
-    return [
-        {name: value for name, value in each.items() if name != "count"} for each in config.get("instance_group", ())
-    ]
+def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
+    """What the groups of instances say of how each of their instances is made, beside where it runs."""
+    groups = [{name: each[name] for name in each.keys() - _OF_GROUPS} for each in config.get("instance_group", ())]
+    return sorted({json.dumps(each, sort_keys=True) for each in groups})
+
+
+def matched(
+    former: Mapping[int, InstanceSpec], now: Sequence[InstanceSpec]
+) -> tuple[dict[int, InstanceSpec], list[InstanceSpec]]:
+    """The instances that stay, by number, and those that are to be made.
+
+    Any instance does for another one in the same place, that of its own name first. It keeps its name, as in Triton
+    (core, TritonModel::PrepareInstances), which its engine has heard.
+    """
+    left = dict(former)
+    staying: dict[int, InstanceSpec] = {}
+    new = list(now)
+    for by_name in (True, False):
+        for spec in list(new):
+            for number, each in left.items():
+                if each.placement == spec.placement and (not by_name or each.name == spec.name):
+                    staying[number] = replace(spec, name=each.name)
+                    new.remove(spec)
+                    del left[number]
+                    break
+    return staying, new
 
 
 class ModelChange:
@@ -74,6 +97,7 @@ class ModelChange:
         model: Model,
         revision: Revision,
         instances: Sequence[Instance],
+        needs: Mapping[int, ResourceTurn] | None,
         clock: Clock,
         cache: Cache | None,
         around: Callable[[Servable], Servable] | None,
@@ -83,6 +107,7 @@ class ModelChange:
         self._model = model
         self._revision = revision
         self._instances = instances
+        self._needs = needs
         self._clock = clock
         self._cache = cache
         self._around = around
@@ -90,15 +115,16 @@ class ModelChange:
     def apply(self) -> Servable:
         revision = self._revision
         specs = revision.opened.specs
-        specs.clear()  # what makes lost instances anew reads these
-        specs.update(revision.specs)
+        specs.update(revision.specs)  # what makes lost instances anew reads these
         specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
         new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queue_config(revision.opened.config)
-        self._model.change(revision.opened, new, self._instances, revision.removed)
+        self._model.change(revision.opened, new, self._instances, revision.removed, self._needs)
         model = wrapped(self._model, self._clock, self._cache, self._servable)
         return model if self._around is None else self._around(model)
 
     async def discard(self) -> None:
+        if self._needs is not None:
+            self._model.break_promise(self._needs)
         for instance in self._instances:
             self._model.pool.dismiss(instance)
 
@@ -114,14 +140,19 @@ async def prepare(
     """Put the new instances into the pool and warm them up. Raises why one is not fit to serve."""
     pool = model.pool
     instances: list[Instance] = []
+    needs: Mapping[int, ResourceTurn] | None = None
     try:
         for spec, engine in revision.added:
             instances.append(pool.new_instance(spec.name, engine))
+        specs = revision.specs | {each.number: spec for each, (spec, _) in zip(instances, revision.added, strict=True)}
+        needs = model.promise(revision.opened.config, specs)
         await model.warm(instances, revision.opened)
     except BaseException:
+        if needs is not None:
+            model.break_promise(needs)
         for instance in instances:
             pool.dismiss(instance)
         for _, engine in revision.added[len(instances) :]:
             engine.close()
         raise
-    return ModelChange(servable, model, revision, instances, clock, cache, around)
+    return ModelChange(servable, model, revision, instances, needs, clock, cache, around)

@@ -51,6 +51,11 @@ def gpu_count(name: str, backend: Backend) -> int:
     return count
 
 
+def only_reads(backend: Backend) -> bool:
+    """Whether loading a model never writes to the model's files, so that one that changes was changed by others."""
+    return bool(getattr(backend, "in_place", ())) and not getattr(backend, "writes_files", False)
+
+
 def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
     """How many instances run on the CPU."""
     return sum(placement.kind is not InstanceKind.GPU for _, placement in places)

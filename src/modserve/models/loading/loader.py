@@ -19,7 +19,8 @@ from modserve.scheduling.scheduler import LoopClock
 from ..residency.growth import Growth
 from ..serving.calls import CallControl, ModelCalls
 from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from ..serving.model import Model, OpenedModel
+from ..serving.model import Model
+from ..serving.opened_model import OpenedModel
 from .assembly import bare_model, wrapped
 from .changing import Revision, prepare
 from .opening import Opener, close_instances, close_untaken
@@ -154,7 +155,7 @@ class Loader:
         cache = await self._options.caches.of(model.id, path, design.draft, design.needs, self._executor)
         doing = f"failed to change model '{design.draft.name}' version {version}"
         revising = self._executor.submit(
-            mapped, doing, self._opener.revise, design.draft, path, model.opened, model.pool.numbers
+            mapped, doing, self._opener.revise, design.draft, path, version, model.opened, model.staying
         )
         try:
             revision = await asyncio.wrap_future(revising)

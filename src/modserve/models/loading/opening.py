@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
+from modserve.backends.api import Backend, BackendModel, Executor, InstanceSpec, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError
@@ -18,15 +18,16 @@ from modserve.core.statistics.metrics import StoredMetrics
 from ..serving.calls import ModelCalls
 from ..serving.engine_report import engine_report
 from ..serving.ensemble import LoadedEnsemble
-from ..serving.model import OpenedModel
+from ..serving.opened_model import OpenedModel
 from ..serving.warm_up import make_samples
-from .changing import Revision, changed_fields
+from .changing import Revision, changed_fields, matched
 from .instances import (
     count_cpu,
     description_of,
     gpu_count,
     make_instances,
     make_replacement,
+    only_reads,
     place,
     specs_of,
     threads_for,
@@ -97,7 +98,7 @@ class Opener:
         )
         admit_again = functools.partial(admit, backend, path, version, source.path)
         check_unchanged = admit_again()
-        if getattr(backend, "in_place", ()):
+        if only_reads(backend):
             check_unchanged = _nothing_to_check  # whoever lends the files looks, and the load begins once more
         labels = self._labels(draft, path, provisional)
         initial_states = read_initial_states(path, provisional)
@@ -148,30 +149,41 @@ class Opener:
         )
 
     def revise(
-        self, draft: model_config.Draft, path: Path, former: OpenedModel, numbers: Mapping[str, int]
+        self,
+        draft: model_config.Draft,
+        path: Path,
+        version: int,
+        former: OpenedModel,
+        before: Mapping[int, InstanceSpec],
     ) -> Revision | None:
         """Make ready what another configuration needs of an open engine. None if it has to be opened again.
 
-        `numbers` are those of the instances that there are, by name. The files at `path` are as they were.
+        `before` are the instances that may stay, by number. The files at `path` are as they were.
         """
-        if draft.is_ensemble or draft.backend != former.config.backend or len(numbers) != len(former.specs):
-            return None  # the last would be two groups of one name
-        backend, _ = self._reader.backend(draft)
+        if draft.is_ensemble or draft.backend != former.config.backend:
+            return None
+        backend, provisional = self._reader.backend(draft)
         engine = former.engine
         complete = self._completed(draft, backend, former.description, path)
         fields = changed_fields(former.message, complete, getattr(backend, "in_place", ()))
         if fields is None or (complete.config.default_batch_size and not former.config.default_batch_size):
             return None  # the last has not been tried
-        self._tell(draft, complete)
         specs = specs_of(complete, place(complete.config, backend))
+        if not {spec.placement for spec in before.values()}.issuperset(spec.placement for spec in specs):
+            return None  # engines may go by where they were to run when they were opened
+        self._tell(draft, complete)
         sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
         samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
-        placed = {spec.name: spec.placement for spec in former.specs.values()}
-        staying = {numbers[spec.name]: spec for spec in specs if placed.get(spec.name) == spec.placement}
-        new = [spec for spec in specs if placed.get(spec.name) != spec.placement]
+        staying, new = matched(before, specs)
         instances: list[tuple[str, Executor]] = []
+        check_unchanged = _nothing_to_check
+        if new and not only_reads(backend):  # they read the files again
+            filename = provisional.default_model_filename or backend.default_model_filename
+            file = path / str(version) / filename
+            check_unchanged = self._options.guard.admit(draft, backend, path, version, file)
         try:
             make_instances(engine, new, threads, instances)
+            check_unchanged()
         except BaseException:
             close_instances(instances)
             raise
@@ -185,7 +197,7 @@ class Opener:
             warmed_at_a_time=threads,
         )
         added = [(spec, instance) for spec, (_, instance) in zip(new, instances, strict=True)]
-        removed = tuple(number for number in numbers.values() if number not in staying)
+        removed = tuple(number for number in before if number not in staying)
         return Revision(fields, opened, staying, removed, added)
 
     def _tried(

@@ -24,7 +24,7 @@ from ..residency.admission import Residency
 from ..residency.growth import Growth
 from ..serving.caching import VersionCaches
 from . import examination
-from .instances import count_cpu, place
+from .instances import count_cpu, only_reads, place
 from .integrity import Guard
 
 _log = logging.getLogger(__name__)
@@ -86,10 +86,10 @@ class ModelReader:
         draft = self.read(listing)
         self._check(draft, listing)
         if draft.is_ensemble:
-            config, cpu_instances, only_reads = draft.provisional(), 0, False
+            config, cpu_instances, reads = draft.provisional(), 0, False
         else:
             backend, config = self.backend(draft)
-            cpu_instances, only_reads = self._count_cpu(draft), bool(getattr(backend, "in_place", ()))
+            cpu_instances, reads = self._count_cpu(draft), only_reads(backend)
         versions = self._selected(draft, listing)
         if note := model_config.routing_note(draft, versions, unserved(listing.versions, versions)):
             self._options.on_notes(draft.name, draft.source, [note])
@@ -98,7 +98,7 @@ class ModelReader:
             self._options.on_notes(draft.name, draft.source, [model_config.Problem(remark)])
             _log.info("model '%s': %s", draft.name, remark)
         needs = config.ensemble.needs if config.ensemble is not None else {}
-        return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
+        return Design(draft, versions, needs, cpu_instances * len(versions), reads)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
         """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.

@@ -6,32 +6,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
 
-from modserve.backends.api import BackendModel, Executor, InstanceSpec
-from modserve.core.configuration.model_config import ModelConfig, ModelDescription
+from modserve.backends.api import InstanceSpec
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics, failure_reason
+from modserve.core.statistics.model_statistics import FailureReason, failure_reason
 from modserve.core.tenants import waiting_by_tenant
-from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.inline import may_run_inline
 from modserve.execution.instance import Instance
 from modserve.execution.limited import LimitedPool
 from modserve.execution.pool import InstancePool
-from modserve.execution.rate_limit import RateLimiter, turns
-from modserve.execution.revival import Make
-from modserve.execution.warming import MakeSamples, Sample
+from modserve.execution.rate_limit import RateLimiter, ResourceTurn, turns
+from modserve.execution.warming import Sample
 from modserve.scheduling.batch_policy import BatchPolicy
 from modserve.scheduling.batching import ripe_size
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
 
 from .closing import close_aside
+from .opened_model import OpenedModel, QueueConfig
 from .readiness import ReadinessCheck
 from .service import Service, ServiceEvent, after
 from .warm_up import warm_up
@@ -42,59 +40,6 @@ _ABANDONED_NS = 5_000_000_000
 """How long a model that is to end waits for executions that nobody else waits for."""
 _LOOK_S = 0.5
 """It looks so often whether there are others."""
-
-
-@dataclass(frozen=True)
-class OpenedModel:
-    """What a loading thread hands to the event loop: an engine with its instances, and what was read from files."""
-
-    config: ModelConfig
-    message: bytes
-    """The normalised ``inference.ModelConfig``, serialised."""
-    engine: BackendModel
-    instances: Sequence[tuple[str, Executor]]
-    any_thread: bool
-    """Whether instances may run on the event loop's thread."""
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    initial_states: Mapping[str, Tensor] = field(default_factory=dict)
-    """The states of new sequences that come from files, by input."""
-    make: Make | None = None
-    """Makes an instance anew that was lost; None: it stays lost."""
-    on_health: Callable[[], None] = lambda: None
-    """Called when the model may have become ready, or not ready, by itself."""
-    on_closed: Callable[[], None] = lambda: None
-    """Called when the engine is closed, or is left to itself since it does not close."""
-    engine_report: Mapping[str, object] = field(default_factory=dict)
-    """As `core.servable.EngineReporter` has it."""
-    samples: Sequence[Sample] = ()
-    """What the instances run before the model takes requests."""
-    make_samples: MakeSamples | None = None
-    """The same for an instance that is made anew, much later; None: it takes requests at once."""
-    warmed_at_a_time: int = 1
-    """The instances that run them side by side."""
-    description: ModelDescription | None = None
-    """What the engine said of the model when it was opened: finding out may take a process."""
-    specs: dict[int, InstanceSpec] = field(default_factory=dict)
-    """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
-    statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    """What the model counts in, as other loads of it may have done before."""
-    execution_timeout_ns: int = 0
-    """After which an execution is given up, unless the configuration says otherwise; 0: never."""
-
-
-Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
-"""Checks a request that arrived at a time, as `core.requests.normalize.Signature.accept`. Raises INVALID_ARG."""
-
-
-@dataclass(frozen=True)
-class QueueConfig:
-    """What a configuration says of how requests get to the instances."""
-
-    accept: Accept
-    policy: BatchPolicy | None = None
-    """None for models with sequences."""
-    alike: bool = False
-    """A batch may have any of the requests, or each runs alone."""
 
 
 class Model:
@@ -133,7 +78,7 @@ class Model:
         self._all_settled.set()
         self._abandoned_since_ns = 0
         self._leaving: set[asyncio.Task[None]] = set()
-        shares = [] if limiter is None else turns(config, self.slot_free)
+        shares = {} if limiter is None else dict(enumerate(turns(config, self.slot_free)))
         timeout_ns = config.limits.execution_timeout_ns
         self.pool = InstancePool(
             model_id,
@@ -153,7 +98,7 @@ class Model:
         self._limited: LimitedPool | None = None
         self._former: list[Scheduler] = []
         try:
-            if limiter is not None and shares:
+            if limiter is not None:
                 self._limited = LimitedPool(self.pool, limiter, shares)
             self._scheduler = self._new_queue(queue_config)
         except BaseException:
@@ -250,31 +195,77 @@ class Model:
         numbers = [instance.number for instance in instances]
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
+    @property
+    def staying(self) -> dict[int, InstanceSpec]:
+        """What the instances are that a change may keep, by number."""
+        return dict(self.opened.specs)
+
+    def promise(self, config: ModelConfig, specs: Mapping[int, InstanceSpec]) -> Mapping[int, ResourceTurn] | None:
+        """What the instances of a change will need of shared resources, by number; None if there is no limiter.
+
+        Raises INVALID_ARG if there is not so much. `change` or `break_promise` follows.
+        """
+        if self._limited is None:
+            return None
+        needs = turns(config, self.slot_free)
+        by_number = {number: needs[spec.index] for number, spec in specs.items()} if needs else {}
+        self._limited.promise(by_number)
+        return by_number
+
+    def break_promise(self, needs: Mapping[int, ResourceTurn]) -> None:
+        """There will be no `change` to what was promised."""
+        if self._limited is not None:
+            self._limited.break_promise(needs)
+
     def change(
         self,
         opened: OpenedModel,
         queue_config: QueueConfig | None,
-        added: Collection[Instance],
-        removed: Collection[int],
+        added: Collection[Instance] = (),
+        removed: Collection[int] = (),
+        needs: Mapping[int, ResourceTurn] | None = None,
     ) -> None:
         """Another configuration over the same engine: with other instances, and a new queue if `queue_config` is given.
 
-        What waits in the old queue runs first, and nothing of it fails.
+        What waits in the old queue runs first, and nothing of it fails. `needs` are those of all instances, by number;
+        None: they are as before, or there is no limiter.
         """
         self.opened, self.config, self.config_message = opened, opened.config, opened.message
         self.engine_report = opened.engine_report
         learner = self.pool.learner
-        self.pool.change(added, removed)
+        leaving = self._reassign(added, removed)
+        if self._limited is not None and needs is not None:
+            self._limited.change(needs)
+            self.pool.prefetches = not needs
+        self._remove(leaving)
+        self.pool.change(added, ())
         if queue_config is not None:
-            former, learner = self._scheduler, queue_config.policy
-            self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
-            former.stop()
-            self._former.append(former)
-            if self._state.drains:
-                self._scheduler.stop()
+            learner = self._replace_queue(queue_config)
         self._enter(ServiceEvent.CHANGE)
         self.pool.learn(learner, opened.make_samples)
         self.health_changed()
+
+    def _remove(self, numbers: Collection[int]) -> None:
+        """Instances finish what they have, and are closed."""
+        for number in numbers:
+            self.opened.specs.pop(number, None)
+        if self._limited is not None:
+            self._limited.remove(numbers)
+        self.pool.change((), numbers)
+
+    def _reassign(self, added: Collection[Instance], removed: Collection[int]) -> Collection[int]:
+        """Instances come and go. The numbers of those that may leave at once."""
+        return removed
+
+    def _replace_queue(self, queue_config: QueueConfig) -> BatchPolicy | None:
+        """What learns from executions from now on."""
+        former = self._scheduler
+        self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
+        former.stop()
+        self._former.append(former)
+        if self._state.drains:
+            self._scheduler.stop()
+        return queue_config.policy
 
     def hurry(self) -> None:
         self._scheduler.hurry()
@@ -362,7 +353,7 @@ class Model:
             self.id.name,
         )
         policy = BatchPolicy(replace(self.config, dynamic_batching=None))
-        self.change(self.opened, QueueConfig(self._accept, policy, True), (), ())
+        self.change(self.opened, QueueConfig(self._accept, policy, True))
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         if self._limited is not None:
@@ -372,6 +363,8 @@ class Model:
                 scheduler.fail_waiting(error)
 
     def instance_left(self, instance: Instance) -> None:
+        if self._limited is not None:
+            self._limited.left(instance.number)
         task = asyncio.create_task(self._close_instance(instance))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -1,5 +1,9 @@
 """A loaded model version whose requests belong to sequences."""
 
+from collections.abc import Collection
+from functools import partial
+
+from modserve.backends.api import InstanceSpec
 from modserve.core.errors import ModserveError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.sequence import SequenceKey
@@ -7,7 +11,9 @@ from modserve.execution.instance import Instance
 from modserve.scheduling.scheduler import Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
-from .model import Model, QueueConfig
+from .model import Model
+from .opened_model import QueueConfig
+from .service import Service
 
 
 class SequenceModel(Model):
@@ -23,8 +29,32 @@ class SequenceModel(Model):
             self._on_drop,
             self.opened.initial_states,
             self._all_settled.set,
+            self._lane_left,
         )
+        self._departing: set[int] = set()
+        """The instances that were removed, and stay for the sequences that they have."""
         return self._sequences
+
+    @property
+    def staying(self) -> dict[int, InstanceSpec]:
+        return {number: spec for number, spec in self.opened.specs.items() if number not in self._departing}
+
+    def _reassign(self, added: Collection[Instance], removed: Collection[int]) -> Collection[int]:
+        leaving = self._sequences.change([instance.number for instance in added], removed)
+        self._departing.update(set(removed).difference(leaving))
+        return leaving
+
+    def _replace_queue(self, queue_config: QueueConfig) -> None:
+        """Sequences stay where they are: there is nothing in the configuration of their queue that changes in place."""
+
+    def _lane_left(self, number: int) -> None:
+        """The last sequence on a removed instance is over: it leaves, once its execution is over in every respect."""
+        self._clock.call_soon(partial(self._let_go, number))
+
+    def _let_go(self, number: int) -> None:
+        self._departing.discard(number)
+        if self._state is not Service.CLOSED:
+            self._remove([number])
 
     def batch_done(self, members: list[Inflight]) -> None:
         self._sequences.batch_done(members)

@@ -179,7 +179,7 @@ async def warm_up(
     if not samples or not numbers:
         return {}
     start_ns = time.monotonic_ns()
-    names = {number: name for name, number in pool.numbers.items()}
+    names = pool.names
     limit = asyncio.Semaphore(max(1, at_a_time))
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,0 +1,69 @@
+"""What a model is made of: what a loading thread has opened, and how its requests get to the instances."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from modserve.backends.api import BackendModel, Executor, InstanceSpec
+from modserve.core.configuration.model_config import ModelConfig, ModelDescription
+from modserve.core.requests.inflight import Inflight
+from modserve.core.requests.request import InferenceRequest
+from modserve.core.requests.response import ResponseSink
+from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors.tensor import Tensor
+from modserve.execution.revival import Make
+from modserve.execution.warming import MakeSamples, Sample
+from modserve.scheduling.batch_policy import BatchPolicy
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """What a loading thread hands to the event loop: an engine with its instances, and what was read from files."""
+
+    config: ModelConfig
+    message: bytes
+    """The normalised ``inference.ModelConfig``, serialised."""
+    engine: BackendModel
+    instances: Sequence[tuple[str, Executor]]
+    any_thread: bool
+    """Whether instances may run on the event loop's thread."""
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    initial_states: Mapping[str, Tensor] = field(default_factory=dict)
+    """The states of new sequences that come from files, by input."""
+    make: Make | None = None
+    """Makes an instance anew that was lost; None: it stays lost."""
+    on_health: Callable[[], None] = lambda: None
+    """Called when the model may have become ready, or not ready, by itself."""
+    on_closed: Callable[[], None] = lambda: None
+    """Called when the engine is closed, or is left to itself since it does not close."""
+    engine_report: Mapping[str, object] = field(default_factory=dict)
+    """As `core.servable.EngineReporter` has it."""
+    samples: Sequence[Sample] = ()
+    """What the instances run before the model takes requests."""
+    make_samples: MakeSamples | None = None
+    """The same for an instance that is made anew, much later; None: it takes requests at once."""
+    warmed_at_a_time: int = 1
+    """The instances that run them side by side."""
+    description: ModelDescription | None = None
+    """What the engine said of the model when it was opened: finding out may take a process."""
+    specs: dict[int, InstanceSpec] = field(default_factory=dict)
+    """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    """What the model counts in, as other loads of it may have done before."""
+    execution_timeout_ns: int = 0
+    """After which an execution is given up, unless the configuration says otherwise; 0: never."""
+
+
+Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
+"""Checks a request that arrived at a time, as `core.requests.normalize.Signature.accept`. Raises INVALID_ARG."""
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """What a configuration says of how requests get to the instances."""
+
+    accept: Accept
+    policy: BatchPolicy | None = None
+    """None for models with sequences."""
+    alike: bool = False
+    """A batch may have any of the requests, or each runs alone."""
