@@ -178,6 +178,10 @@ def _check_engines(world: World) -> None:
     )
     assert world.engines.made == sum(model.pool.count for model in models), "instances are open that nobody has"
     assert not world.executions
+    for name, made in world.engines.ever_made.items():
+        if name not in world.engines.remade and name != "hasty" and not world.limit:
+            most = world.wanted_instances[name]
+            assert made <= most, f"{made} instances of '{name}' were made, although its changes needed {most} at most"
 
 
 def _check_limiter(world: World) -> None:

@@ -37,9 +37,11 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "ordered": (False, True),
     "levels": (0, 2),
     "cached": (False, True),
-    "resources": (1, 2),
+    "resources": (1, 2, 0),
+    "groups": (1, 2),
+    "label": ("", "a", "b"),
 }
-CHANGES: Final = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=2)
+CHANGES: Final = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 2)), min_size=1, max_size=2)
 """Fields of a `Variation` and values, by number."""
 
 

@@ -44,17 +44,27 @@ class Variation:
     levels: int = 0
     cached: bool = False
     resources: int = 1
-    """Of the rate limiter, of each instance, in models that need any."""
+    """Of the rate limiter, of each instance, in models that need any; 0: no longer any."""
+    groups: int = 1
+    """Of instances; each has one at least."""
+    label: str = ""
+    """The beginning of the groups' names, if they have any."""
 
     def text(self, group: str = "") -> str:
-        more = group.format(resources=self.resources)
         return "".join(
             (
-                f"instance_group [ {{ count: {self.count} kind: KIND_CPU {more} }} ]\n",
+                f"instance_group [ {', '.join(self._groups(group))} ]\n",
                 self._batching() if self.batching else "",
                 "response_cache { enable: true }\n" if self.cached else "",
             )
         )
+
+    def _groups(self, group: str) -> list[str]:
+        number = min(self.groups, self.count)
+        counts = [self.count - number + 1] + [1] * (number - 1)
+        names = [f'name: "{self.label}{index}" ' if self.label else "" for index in range(number)]
+        more = group.format(resources=self.resources) if self.resources else ""
+        return [f"{{ {name}count: {count} kind: KIND_CPU {more} }}" for name, count in zip(names, counts, strict=True)]
 
     def _batching(self) -> str:
         policy = []
@@ -141,7 +151,10 @@ QUEUE: Final = (
     "ordered",
     "levels",
     "cached",
+    "groups",
+    "label",
 )
+INSTANCES: Final = ("count", "groups", "label")
 BATCHES: Final = 'backend: "puppet" max_batch_size: 4\n'
 _SEQUENCES = "sequence_batching {{ max_sequence_idle_microseconds: 5000000 {strategy} }}\n"
 _GREEDY = 'rate_limiter {{ resources [ {{ name: "R" count: {resources} }} ] priority: 1 }}'
@@ -185,10 +198,14 @@ MODELS: Final[dict[str, Kind]] = {
     "cached": Kind(BATCHES, CACHED, QUEUE),
     "padded": Kind(BATCHES, varies=QUEUE, padded=True),
     "text": Kind(BATCHES, varies=QUEUE, padded=True, takes_texts=True),
-    "bare": Kind(BATCHES, BARE, ("count", "cached")),
-    "direct": Kind(BATCHES + _SEQUENCES.format(strategy="direct {}"), BARE, ("count",), sequences=True),
+    "bare": Kind(BATCHES, BARE, (*INSTANCES, "cached")),
+    "direct": Kind(BATCHES + _SEQUENCES.format(strategy="direct {}"), BARE, INSTANCES, sequences=True),
     "oldest": Kind(
-        BATCHES + _SEQUENCES.format(strategy="oldest { max_candidate_sequences: 2 }"), BARE, ("count",), sequences=True
+        BATCHES + _SEQUENCES.format(strategy="oldest { max_candidate_sequences: 2 }"),
+        BARE,
+        (*INSTANCES, "resources"),
+        _MODEST,
+        sequences=True,
     ),
     "stream": Kind(
         'backend: "requests" max_batch_size: 4 model_transaction_policy { decoupled: true }\n',

@@ -3,6 +3,7 @@
 All of them respond to a request with the number that came with it, so that a response shows whose it is.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,10 @@ class Engines:
         """Instances that are not closed."""
         self.broken: set[str] = set()
         """The models that cannot be opened, and of which no instance can be made."""
+        self.ever_made: Counter[str] = Counter()
+        """Instances by model, with those that are closed."""
+        self.remade: set[str] = set()
+        """The models of which instances were made for other reasons than changes."""
         self.process_bytes = 500 * MEGABYTE
         self.runs_by_itself = False
         self.call_soon = call_soon
@@ -192,6 +197,7 @@ class PuppetInstance:
         self.models = source.models
         self.handle: InstanceHandle | None = None
         engines.made += 1
+        engines.ever_made[self.model] += 1
 
     def attach(self, handle: InstanceHandle) -> None:
         self.handle = handle
@@ -214,6 +220,7 @@ class PuppetInstance:
     def lose(self) -> None:
         """Its process has died. What it ran may still be ended, for an engine may be late to say so."""
         assert self.handle is not None
+        self.engines.remade.add(self.model)
         self.handle.lost(InstanceLostError("the process of the instance has died"))
 
 

@@ -94,6 +94,8 @@ class World:
         self.site: Site = self.loop.act(lambda: Site(self.server, self.loop, authority))
         self.texts: list[TextClient | ChatClient] = []
         self.variations: dict[str, Variation] = {}
+        self.wanted_instances: Counter[str] = Counter()
+        """How often changes of the configuration can have needed another instance, by model."""
         self.operations: list[asyncio.Task[Any]] = []
         self.stopping: asyncio.Task[bool] | None = None
         self.draining: asyncio.Task[DrainReport] | None = None
@@ -169,7 +171,10 @@ class World:
     def write(self, name: str, variation: Variation | None = None) -> None:
         """Write a model's configuration, and its files if there are none."""
         kind = MODELS[name]
-        self.variations[name] = variation or self.variations.get(name, kind.variation)
+        former = self.variations.get(name)
+        self.variations[name] = variation or former or kind.variation
+        more = self.variations[name].count - (0 if former is None else former.count)
+        self.wanted_instances[name] += max(0, more) * len(kind.versions)
         for version in kind.versions:
             folder = self._path(name) / str(version)
             if not folder.exists():
@@ -198,6 +203,7 @@ class World:
 
     def load_again(self, name: str, *, broken: bool = False) -> None:
         """Load a model with other files, which may be broken."""
+        self.engines.remade.add(name)
         self.write(name)
         self._contents += 1
         for version in MODELS[name].versions:
@@ -208,6 +214,7 @@ class World:
         self.operate(self.server.load_model(name))
 
     def unload(self, name: str, *, dependents: bool = False) -> None:
+        self.engines.remade.update((name, *MODELS[name].needs))
         self.operate(self.server.unload_model(name, dependents))
 
     def mend(self) -> None:
