@@ -8,70 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from in_place_bench import CONFIG, DYNAMIC, ONE, SLOW, TWO, Bench, until
 
-from modserve import InferenceServer, ModserveError, Settings
-from modserve.backends.api import INSTANCES, QUEUES, InstanceSpec
-from modserve.core.requests.response import InferenceResponse
+from modserve import ModserveError
+from modserve.backends.api import QUEUES, InstanceSpec
 from modserve.models.serving.model import Model
-from modserve.testing import Execution, PuppetBackend, write_model
+from modserve.testing import write_model
 from modserve.testing.puppets import _PuppetModel
-
-CONFIG = """backend: "puppet"
-max_batch_size: 8
-input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
-output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
-"""
-ONE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
-TWO = "instance_group [ { count: 2 kind: KIND_CPU } ]\n"
-DYNAMIC = "dynamic_batching { max_queue_delay_microseconds: 0 }\n"
-SLOW = "dynamic_batching { max_queue_delay_microseconds: 600000000 preferred_batch_size: [ 8 ] }\n"
-
-
-class Bench:
-    """A server in this process, without ports, whose model `m` runs on a puppet."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.backend = PuppetBackend()
-        self.backend.in_place = INSTANCES
-        settings = Settings(
-            model_repository=[root], model_control_mode="explicit", load_model=["m"], cache_config=1_000_000
-        )
-        self.server = InferenceServer(settings, backends={"puppet": self.backend})
-
-    def write(self, text: str) -> None:
-        (self.root / "m" / "config.pbtxt").write_text(CONFIG + text)
-
-    async def change(self, text: str) -> None:
-        """Write a configuration, and request a load."""
-        self.write(text)
-        await self.server.load_model("m")
-
-    @property
-    def opened(self) -> int:
-        """How often a model was opened."""
-        return len(self.backend.sources)
-
-    @property
-    def model(self) -> Any:
-        [servable] = self.server.ready_models()
-        return servable
-
-    def infer(self, value: int) -> "asyncio.Task[InferenceResponse]":
-        data = np.full((1, 4), value, np.int32)
-        return asyncio.create_task(self.server.infer("m", {"INPUT0": data}))
-
-    async def begun(self) -> Execution:
-        return await asyncio.to_thread(self.backend.next_execution)
-
-    async def run(self, value: int = 1) -> None:
-        """One inference from its beginning to its end."""
-        response = self.infer(value)
-        execution = await self.begun()
-        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
-        assert (await response).outputs["OUTPUT0"].array.tolist() == [[value] * 4]
 
 
 @pytest.fixture
@@ -84,12 +28,6 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     assert (made.backend.open_models, made.backend.open_instances) == (0, 0)
 
 
-async def until(what: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not what():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
@@ -99,6 +37,12 @@ async def until(what: Callable[[], object]) -> None:
         (ONE + DYNAMIC + "version_policy { all {} }", "version_policy"),
         (ONE + DYNAMIC + "response_cache { enable: true }", "response_cache"),
         ("# only a remark\n" + ONE + DYNAMIC, "an equivalent configuration"),
+        (ONE + ONE + DYNAMIC, "instance_group"),
+        ("instance_group [ { name: 'other' count: 1 kind: KIND_CPU } ]\n" + DYNAMIC, "instance_group"),
+        (
+            "instance_group [ { count: 2 kind: KIND_CPU rate_limiter { priority: 2 } } ]\n" + DYNAMIC,
+            "instance_group",
+        ),
     ],
 )
 async def test_applied_in_place(bench: Bench, caplog: pytest.LogCaptureFixture, text: str, fields: str) -> None:
@@ -127,11 +71,9 @@ async def test_an_engine_describes_its_model_once(bench: Bench, monkeypatch: pyt
         ONE,
         TWO + DYNAMIC + "optimization { priority: PRIORITY_MAX }",
         ONE + "sequence_batching {}",
-        ONE + ONE + DYNAMIC,
-        "instance_group [ { count: 2 kind: KIND_CPU rate_limiter { priority: 2 } } ]\n" + DYNAMIC,
         "instance_group [ { count: 1 kind: KIND_MODEL } ]\n" + DYNAMIC,
     ],
-    ids=["parameters", "no queue any more", "one field of two", "sequences", "groups", "resources", "kinds"],
+    ids=["parameters", "no queue any more", "one field of two", "sequences", "kinds"],
 )
 async def test_all_else_loads_anew(bench: Bench, text: str) -> None:
     await bench.change(text)
