@@ -42,9 +42,9 @@ class LimitedPool:
         former = self._all()
         if not turns:  # nobody needs anything any more
             self._turns.clear()
-        for number, wanted in turns.items():
-            turn = self._turns.setdefault(number, wanted)
-            turn.needs, turn.weight = wanted.needs, wanted.weight
+        for number, now in turns.items():
+            turn = self._turns.setdefault(number, now)
+            turn.needs, turn.weight = now.needs, now.weight
         self._limiter.replace(former, self._all())
 
     def remove(self, numbers: Collection[int]) -> None:

@@ -367,7 +367,6 @@ class SequenceScheduler(Generic[SlotT]):
         now_ns = self._clock.now_ns()
         for number in added:
             self._lanes[number] = self._lane(number)
-        for number in added:
             for sequence in self._places.add(number, now_ns):
                 self._advance(sequence)
         return empty
