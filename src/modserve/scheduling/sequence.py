@@ -1,8 +1,7 @@
 """The sequence scheduler: the requests of a sequence run in order, one at a time, on one instance.
 
-It follows Triton's SequenceBatchScheduler. Each instance has places for sequences. A sequence has a place from its
-first request until its end; if all are taken it waits in the backlog, as `sequence_places.py` says. A `Lane`, one for
-each instance, forms batches of the sequences that have a place there.
+It follows Triton's SequenceBatchScheduler. Each instance has places for sequences. A sequence has one from its first
+request until its end, or waits in the backlog (`sequence_places.py`). A `Lane` for each instance forms batches there.
 
 Where a request is: in `waiting` of its sequence; then it is `busy`, its lane has it, and at most one of a sequence is;
 then it is busy and the sequence is `running`, which means that its instance has it. Who ends it differs:
@@ -64,10 +63,10 @@ class SequenceRequest:
 
 
 class SequenceScheduler(Generic[SlotT]):
-    """Implements `scheduling.Scheduler`, and what the owner of a runner with numbered slots tells its scheduler.
+    """A `scheduling.Scheduler` for a runner with numbered slots, whose owner calls `change`, `batch_done` and others.
 
-    `state_files` has the initial states that come from files, by input name. `on_end` is called when a sequence ends,
-    and `on_left` with the number of an instance that `change` removed, when the last sequence there has ended.
+    `state_files`: initial states by input. `on_end` is called when a sequence ends, `on_left` with the number of an
+    instance that `change` removed, when the last sequence there has ended.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ def read_labels(
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
             warn(
-                f"{who}, '{path}', is not UTF-8: byte 0x{content[error.start]:02x} in line {line}. HTTP requests for its "
-                "classes fail; save it as UTF-8"
+                f"{who}, '{path}', is not UTF-8: byte 0x{content[error.start]:02x} in line {line}. HTTP requests for "
+                "its classes fail; save it as UTF-8"
             )
             text = content.decode("utf-8-sig", "surrogateescape")
         text = text.replace("\r\n", "\n")
