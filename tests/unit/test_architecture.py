@@ -38,6 +38,7 @@ RULES = {
     "core": rule(),
     "core.files": rule("core.errors"),
     "core.runtime": rule(foreign="numpy uvloop"),
+    "core.runtime.background": rule("core.errors core.runtime"),
     "core.wire": rule("core.runtime", "numpy"),
     "core.tensors": rule("core.errors core.files core.runtime core.wire", "ml_dtypes numpy"),
     "core.configuration": rule("core.errors core.files core.residency core.tensors core.version", "numpy"),

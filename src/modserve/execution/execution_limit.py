@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 
+from modserve.core.runtime.failures import count_failure, register_task
+
 from .instance import Instance
 from .job import Job
 from .revival import RevivalClock, Timer
+
+_TASK = "execution_limit"
+_AGAIN_NS = 1_000_000_000
+"""Until a job that could not be given up is looked at again."""
 
 
 class ExecutionLimit:
@@ -19,6 +25,7 @@ class ExecutionLimit:
         self._give_up = give_up
         self._jobs: dict[Job, Instance] = {}
         self._timer: Timer | None = None
+        register_task(_TASK)
 
     def __repr__(self) -> str:
         return f"ExecutionLimit({self.limit_ns / 1e6:g} ms, {len(self._jobs)} under way)"
@@ -48,6 +55,11 @@ class ExecutionLimit:
             if due_ns > now_ns:
                 next_ns = min(next_ns or due_ns, due_ns)
             elif job in self._jobs:  # giving up one may have ended others
-                self._give_up(instance, job)
+                try:
+                    self._give_up(instance, job)
+                except Exception as error:  # the others have their limits all the same
+                    count_failure(_TASK, error)
+                    if job in self._jobs:
+                        next_ns = min(next_ns or now_ns + _AGAIN_NS, now_ns + _AGAIN_NS)
         if next_ns and self._jobs:
             self._look_at(next_ns)

@@ -221,11 +221,13 @@ class InstancePool(InstanceSet):
         instance.prefetched += 1
         self._free.append(instance)
         self._prefetch.opening = instance
-        self._tell_free()
-        self._prefetch.opening = None
-        if instance.job is before:
-            self._free.remove(instance)
-            instance.prefetched -= 1
+        try:
+            self._tell_free()
+        finally:
+            self._prefetch.opening = None
+            if instance.job is before:
+                self._free.remove(instance)
+                instance.prefetched -= 1
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
         """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""

@@ -9,6 +9,8 @@ it should contain all requests that have arrived by then.
 import asyncio
 from collections.abc import Callable
 
+from modserve.core.runtime.failures import guarded
+
 from .instance import Instance
 from .job import Job
 
@@ -25,7 +27,7 @@ class Prefetch:
         self.opening: Instance | None = None
         """The instance whose place is given out at this moment. Kept by the pool."""
         self._loop = loop
-        self._give_out = give_out
+        self._give_out = guarded("prefetch", give_out)
 
     def started(self, instance: Instance, job: Job, expected_ns: int) -> None:
         """A job was started; if `opening`, another one of the instance comes before it."""

@@ -8,15 +8,18 @@ follows soon after the one before, and with each failed attempt.
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from modserve.backends.api import Executor
 from modserve.core.errors import ModserveError, from_exception
+from modserve.core.runtime.failures import count_failure, guarded
 
 FIRST_WAIT_NS = 1_000_000_000
 LONGEST_WAIT_NS = 60_000_000_000
 STEADY_NS = 60_000_000_000
 """An instance that has lived so long begins anew with the shortest wait."""
+_TASK = "revival"
 
 Make: TypeAlias = Callable[[int, Callable[[], None]], Future[Executor]]
 """Makes the instance with a number anew on a loading thread, after it has called a function there that may block."""
@@ -110,14 +113,19 @@ class Revival:
         self._timers.pop(number, None)
         try:
             attempt = self._attempts[number] = self._make(number, close)
-        except RuntimeError:
-            return  # the server has ended, and its loading threads with it
+        except Exception as error:
+            if self._ended or "after shutdown" in str(error):
+                return  # the server has ended, and its loading threads with it
+            count_failure(_TASK, error)
+            failure = from_exception(error, "failed to replace a lost instance")
+            self._failed(number, failure, self._try_later(number, close))
+            return
         attempt.add_done_callback(lambda attempt: self._tell(number, attempt))
 
     def _tell(self, number: int, attempt: "Future[Executor]") -> None:
         """On the loading thread."""
         with suppress(RuntimeError):  # the event loop has closed
-            self._on_loop(lambda: self._made(number, attempt))
+            self._on_loop(partial(guarded(_TASK, self._made), number, attempt))
 
     def _made(self, number: int, attempt: "Future[Executor]") -> None:
         if self._ended or attempt.cancelled():

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from modserve.core.runtime.failures import guarded
 from modserve.core.runtime.log_limit import LogLimit
 
 from .log_text import MOST_MESSAGE, MOST_NAME, escaped, quoted
@@ -60,7 +61,7 @@ class FailureLog:
             self._left_out += 1
             if self._left_out == 1:
                 later = self._call_later or asyncio.get_running_loop().call_later
-                later(self._limit.rest, self._log_left_out)
+                later(self._limit.rest, guarded("failure_log", self._log_left_out))
             return
         parts = [f"{protocol} request failed"]
         if model:

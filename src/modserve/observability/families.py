@@ -9,10 +9,11 @@ interpreter's lock is free for a moment then, and the loop need not wait for the
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
+from modserve.core.runtime.failures import count_failure
 from modserve.core.statistics.histogram import Exemplar, Histogram
 
 BREATH = 16
@@ -161,7 +162,7 @@ def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
     names are the same in both formats.
     """
     lines: list[str] = []
-    for each in (each for collect in collectors for each in collect()):
+    for each in (each for collect in collectors for each in _families(collect)):
         breathe()
         samples = _lines(each, openmetrics)
         if not samples:
@@ -172,6 +173,14 @@ def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
         lines += samples
     lines.append("# EOF\n" if openmetrics else "")
     return "\n".join(lines).encode()
+
+
+def _families(collect: Collector) -> Iterator[Family]:
+    """What a collector has to say; one that fails takes nothing but its own families from the page."""
+    try:
+        yield from collect()
+    except Exception as error:
+        count_failure("metrics", error)
 
 
 def _head(each: Family, openmetrics: bool) -> tuple[str, str]:

@@ -8,9 +8,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from modserve.core.lifecycle import IndexEntry, LifecycleState
+from modserve.core.runtime.periodic import PeriodicTask
 
 from .logging import Logs
 
@@ -25,9 +26,6 @@ ON_A_TERMINAL_S: Final = 0.5
 _BAR: Final = 20
 
 
-CallLater: TypeAlias = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
-
-
 class ProgressLine:
     """The line itself, and when it is written. `text` gets the seconds since the beginning, and says what is done.
 
@@ -39,32 +37,27 @@ class ProgressLine:
         text: Callable[[float], tuple[str, float]],
         logs: Logs | None,
         clock: Callable[[], float] = time.monotonic,
-        call_later: CallLater | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._text = text
         self._logs = logs
         self._clock = clock
-        self._call_later = call_later
+        self._loop = loop
         self._began = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._task = PeriodicTask("progress", FIRST_S, self._say)
         self._shown = False
 
     def begin(self) -> None:
         self._began = self._clock()
-        self._later(FIRST_S)
+        self._task.start(self._loop)
 
     def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._task.stop()
         if self._shown and self._logs is not None:
             self._logs.show("")
             self._shown = False
 
-    def _later(self, seconds: float) -> None:
-        later = self._call_later or asyncio.get_running_loop().call_later
-        self._timer = later(seconds, self._say)
-
-    def _say(self) -> None:
+    def _say(self) -> float:
         text, share = self._text(self._clock() - self._began)
         on_terminal = self._logs is not None and self._logs.terminal
         if self._logs is not None and on_terminal:
@@ -73,7 +66,7 @@ class ProgressLine:
             self._shown = True
         else:
             _log.info("%s", text)
-        self._later(ON_A_TERMINAL_S if on_terminal else EVERY_S)
+        return ON_A_TERMINAL_S if on_terminal else EVERY_S
 
 
 class LoadingProgress:
@@ -84,10 +77,10 @@ class LoadingProgress:
         index: Callable[[], Sequence[IndexEntry]],
         logs: Logs | None,
         clock: Callable[[], float] = time.monotonic,
-        call_later: CallLater | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._index = index
-        self._line = ProgressLine(self._text, logs, clock, call_later)
+        self._line = ProgressLine(self._text, logs, clock, loop)
 
     def __enter__(self) -> Self:
         self._line.begin()
@@ -112,12 +105,15 @@ class LaterLoads:
     """
 
     def __init__(
-        self, logs: Logs | None, clock: Callable[[], float] = time.monotonic, call_later: CallLater | None = None
+        self,
+        logs: Logs | None,
+        clock: Callable[[], float] = time.monotonic,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._on = False
         self._under_way: set[tuple[str, int]] = set()
         self._ready = self._failed = 0
-        self._line = ProgressLine(self._text, logs, clock, call_later)
+        self._line = ProgressLine(self._text, logs, clock, loop)
 
     def start(self) -> None:
         self._on = True

@@ -1,10 +1,9 @@
 """What the server of a replica does with the others."""
 
-import asyncio
 from dataclasses import replace
-from typing import Any
 
 from modserve.core.configuration.trace_settings import TraceSettings
+from modserve.core.runtime.background import Background
 from modserve.core.servable import Servable
 from modserve.routing.router import RouteRollback
 from modserve.server.local import LocalServer
@@ -25,7 +24,7 @@ class ReplicaMember:
         self.place = 0, 1
         self._peers = peers
         self._routes = routes
-        self._telling: set[asyncio.Task[Any]] = set()
+        self._telling = Background("rollback")
 
     def with_owners(self, servable: Servable) -> Servable:
         return servable if servable.config.sequence_batching is None else SessionModel(servable, self._routes)
@@ -38,6 +37,7 @@ class ReplicaMember:
         return replace(settings, file=f"{settings.file}.replica-{self._peers.name}") if settings.file else settings
 
     def roll_back_elsewhere(self, rollback: RouteRollback) -> None:
-        task = asyncio.get_running_loop().create_task(self._peers.ask("roll_back", rollback))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._telling.start(self._tell(rollback))
+
+    async def _tell(self, rollback: RouteRollback) -> None:
+        await self._peers.ask("roll_back", rollback)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.requests.sequence import SequenceKey
+from modserve.core.runtime.failures import count_failure
 from modserve.server import DrainReport
 from modserve.workers import values
 from modserve.workers.control import WorkerControl
@@ -181,5 +182,8 @@ class PeerCalls:
         """Catch up again and again, for changes that were made while Ray did not know this replica yet."""
         while True:
             await asyncio.sleep(_PAUSE)
-            with suppress(LedgerLostError):
-                await self.catch_up()
+            try:
+                with suppress(LedgerLostError):
+                    await self.catch_up()
+            except Exception as error:  # the next time may go better
+                count_failure("replicas", error)

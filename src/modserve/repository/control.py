@@ -12,10 +12,10 @@ from typing import NamedTuple
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
+from modserve.core.runtime.background import Background
 from modserve.core.runtime.failures import count_failure
 
 from . import overrides
-from .background import Background
 from .manager import ModelManager
 from .outages import Outages
 
@@ -109,7 +109,7 @@ class ModelControl:
         self._seen: dict[str, Listing | None] = {}
         """What polling saw the last time; None for a model that has to be looked at again."""
         self._outages = Outages()
-        self._tasks = Background()
+        self._tasks = Background("model_control")
         self.waiting: tuple[str, ...] = ()
         """The models that were in the repositories at the start and were not loaded then."""
 

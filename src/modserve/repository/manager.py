@@ -38,10 +38,10 @@ from graphlib import TopologicalSorter
 from modserve.core.errors import ModserveError, from_exception, unavailable
 from modserve.core.lifecycle import UNLOADED
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, LoadWatcher, ModelLoader
+from modserve.core.runtime.background import Background
 from modserve.core.servable import Finisher, Servable
 
 from . import dependencies, plan
-from .background import Background
 from .plan import Action, Update
 from .rows import Loaded
 from .table import ModelTable
@@ -72,7 +72,7 @@ class ModelManager:
         self._load_retries = load_retries
         self._watcher = watcher
         self._loads = asyncio.Semaphore(max(1, parallel_loads))
-        self._closing = Background()
+        self._closing = Background("model_closing")
 
     def __repr__(self) -> str:
         return f"ModelManager({self.table!r})"

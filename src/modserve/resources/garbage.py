@@ -13,6 +13,8 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable
 
+from modserve.core.runtime.failures import guarded
+
 YOUNG, MIDDLE, OLD = 1_000, 20, 500
 """The thresholds of the three generations. The youngest is collected when 1,000 more containers were made than freed,
 which takes some tenths of a millisecond; with 10,000 the pause was 2 to 5 ms, at any moment. Calls over gRPC reach the
@@ -72,7 +74,7 @@ class Freezer:
     def _look_in(self, seconds: float) -> None:
         self._cancel()
         self._requests_before = self._requests()
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds, guarded("garbage", self._look))
 
     def _look(self) -> None:
         """Freezes, once there is nobody to wait for it."""

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests.inflight import Inflight
+from modserve.core.runtime.failures import count_failure, register_task
 from modserve.core.runtime.turn import turn_of
 
 from .timers import ExactTimers, exact_timers
@@ -89,6 +90,12 @@ class Clock(Protocol):
         """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
 
 
+_TASK = "scheduling"
+register_task(_TASK)
+_AGAIN_NS = 1_000_000_000
+"""Until an alarm whose callback has failed rings again."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Alarm:
     """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
@@ -126,7 +133,11 @@ class Alarm:
     def _rings(self) -> None:
         self._timer = None
         self.when_ns = 0
-        self._ring()
+        try:
+            self._ring()
+        except Exception as error:
+            count_failure(_TASK, error)
+            self.by(self._clock.now_ns() + _AGAIN_NS)
 
 
 _EARLY_NS = 1_500_000

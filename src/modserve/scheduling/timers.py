@@ -8,7 +8,6 @@ import asyncio
 import ctypes
 import heapq
 import itertools
-import logging
 import os
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-_log = logging.getLogger(__name__)
+from modserve.core.runtime.failures import count_failure
 
 _ABSOLUTE = 1
 _NONBLOCKING = 0o4000
@@ -68,8 +67,8 @@ class ExactTimers:
             if callback is not None:
                 try:
                     callback()
-                except Exception:
-                    _log.exception("a timer failed")
+                except Exception as error:
+                    count_failure("timers", error)
         if heap and (not self._armed_ns or heap[0][0] < self._armed_ns):
             self._arm(heap[0][0])
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from modserve.core.configuration.trace_settings import TraceSettings
 from modserve.core.errors import ModserveError
+from modserve.core.runtime.background import Background
 from modserve.core.servable import Servable
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.wire.connection import HttpConnection
@@ -49,7 +50,7 @@ class Member:
         self._control: WorkerControl | None = None
         self._context: HttpContext | None = None
         self._sockets: list[asyncio.Server] = []
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling = Background("rollback")
         self._missed: tuple[list[ServerChange], list[RouteRollback]] = [], []
         """What clients, and the rules of routings, have changed in the others before this worker was there."""
 
@@ -80,9 +81,7 @@ class Member:
 
     def roll_back_elsewhere(self, rollback: RouteRollback) -> None:
         """What one worker has seen of a version is enough for all of them."""
-        task = asyncio.get_running_loop().create_task(self._peers.tell("roll_back", rollback))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._telling.start(self._peers.tell("roll_back", rollback))
 
     async def give_notice(self) -> bool:
         """Say in all workers that they are not ready, if all of them are to end; False if not, or if at once."""

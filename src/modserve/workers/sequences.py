@@ -17,6 +17,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink
 from modserve.core.requests.sequence import SequenceKey, membership
+from modserve.core.runtime.background import Background
 from modserve.core.servable import SequenceKeeper, Servable, context_to_pass_on, submit_traced
 from modserve.frontends.errors import to_client_error
 from modserve.models.serving.wrappers import ModelWrapper
@@ -112,7 +113,7 @@ class SequenceForwarder:
         self.identity = identity
         self._links: dict[int, _OwnerLink] = {}
         self._numbers = itertools.count(1)
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting = Background("sequences")
 
     def forward(self, worker: int, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """As `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
@@ -126,9 +127,7 @@ class SequenceForwarder:
         content = _HEAD.pack(patience_ns, len(context)) + context + inference.write_request(request)
         if peer is None:
             peer = self._links[worker] = _OwnerLink()
-            task = asyncio.get_running_loop().create_task(self._connect(worker, peer))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._connecting.start(self._connect(worker, peer))
         number = next(self._numbers)
         inflight = Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
         route = peer
@@ -168,9 +167,11 @@ class SequenceForwarder:
         try:
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: link, self.identity.sequence_socket(worker))
-        except OSError:
+        except BaseException as error:  # whatever it is, what waits for the connection is not to wait for ever
             self._lose(worker, peer, "is not available: try again later, from the beginning of the sequence")
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         peer.link = link
         for frame in peer.waiting:
             link.send(*frame)

@@ -24,7 +24,7 @@ class Timer:
 
 
 class Stage:
-    """A clock and a log that a test can see."""
+    """A clock, an event loop and a log that a test can see."""
 
     terminal = False
 
@@ -35,7 +35,10 @@ class Stage:
         self.shown: list[str] = []
         self.states = [LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNAVAILABLE]
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Any:
+    def is_closed(self) -> bool:
+        return False
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Any:
         self.due.append((seconds, call))
         return self.timer
 
@@ -53,8 +56,8 @@ class Stage:
 
 
 def progress(stage: Stage) -> LoadingProgress:
-    logs: Any = stage
-    return LoadingProgress(stage.index, logs, lambda: stage.now, stage.later)
+    any_stage: Any = stage
+    return LoadingProgress(stage.index, any_stage, lambda: stage.now, any_stage)
 
 
 def test_a_line_from_time_to_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,8 +102,8 @@ def test_texts(counts: tuple[int, int, int, float], text: str) -> None:
 
 
 def later_loads(stage: Stage) -> LaterLoads:
-    logs: Any = stage
-    return LaterLoads(logs, lambda: stage.now, stage.later)
+    any_stage: Any = stage
+    return LaterLoads(any_stage, lambda: stage.now, any_stage)
 
 
 def test_later_loads_have_one_line(caplog: pytest.LogCaptureFixture) -> None:

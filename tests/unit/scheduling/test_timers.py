@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
+from modserve.core.runtime import failures
 from modserve.scheduling import timers
 from modserve.scheduling.scheduler import Alarm, LoopClock
 from modserve.scheduling.timers import exact_timers
@@ -75,8 +76,10 @@ def test_they_ring_in_order_and_those_that_were_cancelled_never(runner: Callable
 
 
 def test_what_one_raises_is_not_the_others_affair(
-    runner: Callable[..., None], caplog: pytest.LogCaptureFixture
+    runner: Callable[..., None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(failures, "failures", {})
+
     async def main(clock: LoopClock) -> AsyncIterator[None]:
         done = asyncio.Event()
 
@@ -91,7 +94,9 @@ def test_what_one_raises_is_not_the_others_affair(
         yield
 
     runner(main)
-    assert [record.getMessage() for record in caplog.records if record.exc_info] == ["a timer failed"]
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "the background task 'timers' failed unexpectedly, and the server goes on; failure 1: this is a bug"
+    ]
 
 
 def test_one_that_asks_for_another_as_it_rings(runner: Callable[..., None]) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from modserve.backends.api import InstanceLostError
 from modserve.core.errors import unavailable
+from modserve.core.runtime.failures import guarded
 from modserve.core.tensors import dtypes
 
 from . import exits
@@ -255,7 +256,7 @@ class WorkerProcess:
     def trim_later(self) -> None:
         """Shared memory has been used: some time after that, what is free goes back to the system."""
         if self._trimming is None and not self._ended:
-            self._trimming = self.loop.call_later(_TRIM_S, self._trim)
+            self._trimming = self.loop.call_later(_TRIM_S, guarded("shared_memory", self._trim))
 
     def _trim(self) -> None:
         self._trimming = None

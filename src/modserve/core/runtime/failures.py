@@ -1,8 +1,12 @@
-"""Counts of failures of background work, which is tried again after each."""
+"""Counts of failures of background work: what the server does by itself, and nobody waits for."""
 
 import logging
+from collections.abc import Callable
+from typing import ParamSpec
 
 _log = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
 
 failures: dict[str, int] = {}
 """Failures in this process, by the task's name."""
@@ -17,5 +21,18 @@ def count_failure(task: str, error: BaseException | None = None) -> None:
     """Count a failure of the task with this name, and log an unexpected `error` now and then. On any thread."""
     count = failures[task] = failures.get(task, 0) + 1
     if error is not None and count & (count - 1) == 0:  # the first, second, fourth, eighth, …
-        text = "the background task '%s' failed unexpectedly and is tried again, failure %d: this is a bug"
+        text = "the background task '%s' failed unexpectedly, and the server goes on; failure %d: this is a bug"
         _log.error(text, task, count, exc_info=error)
+
+
+def guarded(task: str, work: Callable[_P, None]) -> Callable[_P, None]:
+    """`work`, for a timer that rings once or a thread: an exception is counted, logged, and goes no further."""
+    register_task(task)
+
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            work(*args, **kwargs)
+        except Exception as error:
+            count_failure(task, error)
+
+    return run

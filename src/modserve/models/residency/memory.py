@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from modserve.core.errors import ModserveError, OverloadedError, unavailable
 from modserve.core.residency import MemoryReport, megabytes
+from modserve.core.runtime.background import Background
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.scheduling.scheduler import Clock
@@ -114,7 +115,7 @@ class ModelMemory:
         self._queue: dict[Occupant, int] = {}
         """Those that wait for room, the first one first, each with when it is blocked."""
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Background("model_memory")
 
     def __repr__(self) -> str:
         return f"ModelMemory({megabytes(self.held)} of {megabytes(self.limit)}, {len(self._occupants)} models)"
@@ -133,10 +134,7 @@ class ModelMemory:
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run what outlives the call that began it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(work)
 
     def changed(self) -> None:
         """Somebody may have room now."""

@@ -45,7 +45,7 @@ async def test_a_failure_is_logged_counted_and_tried_again(
     await asyncio.wait_for(run(work, over, coroutine=coroutine), 30)
     assert len(runs) >= 6
     assert failures == {"work": 5}
-    assert [record.getMessage().split(", ")[1] for record in caplog.records] == [
+    assert [record.getMessage().split("; ")[1] for record in caplog.records] == [
         f"failure {count}: this is a bug" for count in (1, 2, 4)
     ]
     assert "ZeroDivisionError: here" in caplog.text

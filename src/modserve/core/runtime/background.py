@@ -1,23 +1,24 @@
 """Tasks that outlive the call that began them, and their parent, which ends them."""
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from modserve.core.errors import ModserveError
 
-_log = logging.getLogger(__name__)
+from .failures import count_failure, register_task
 
 
 class Background:
-    """The parent of some tasks: it logs what they fail with, and waits for them at the end.
+    """The parent of some tasks: it logs and counts what they fail with, as `name`, and waits for them at the end.
 
     An `asyncio.TaskGroup` would not do: it must be left by the task that entered it, while loads, unloads and the end
     of a server come from different tasks, and it cancels all tasks when one of them fails.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        register_task(name)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -30,7 +31,7 @@ class Background:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ModserveError):  # which the caller hears, if it is still there
-            _log.error("a background task failed unexpectedly", exc_info=error)
+            count_failure(self._name, error)
 
     async def settle(self) -> None:
         """Wait until all tasks have ended; if this call is cancelled, cancel them and wait."""
