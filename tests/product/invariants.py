@@ -5,6 +5,7 @@ from typing import Any
 
 from modserve.access.credentials import API_KEY
 from modserve.commands.replay.record_index import index_of
+from modserve.core.runtime import failures
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
 from modserve.core.tenants import Tenant
 from modserve.execution.rate_limit import TurnState
@@ -33,6 +34,7 @@ def check_end(world: World) -> None:
         entry.reads = True
         world.loop.act(entry.read)
     world.run(LONG_S)
+    world.loop.throws = 0
     _check_settled(world)
     if world.stopping is None:
         _check_rest(world)
@@ -52,6 +54,7 @@ def _check_settled(world: World) -> None:
         error = None if task.cancelled() else task.exception()
         assert error is None or hasattr(error, "code"), f"a call of a client failed with {error!r}"
     assert not world.loop.failures, world.loop.failures
+    assert sum(failures.failures.values()) >= world.loop.thrown, f"{world.loop.thrown} thrown, and {failures.failures}"
     for client in world.texts:
         client.check()
     if world.keys is not None:

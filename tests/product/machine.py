@@ -96,6 +96,12 @@ class ProductMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.run(seconds)
 
+    @rule(times=st.integers(1, 3), seconds=st.sampled_from((0.0, 0.5, 2.0)))
+    def background_work_fails(self, times: int, seconds: float) -> None:
+        """The next timers throw what nobody foresees: each is counted, and what waits for it still happens."""
+        self.world.loop.throws = times
+        self.world.run(seconds)
+
     @rule(times=st.integers(1, 5))
     def turns_pass(self, times: int) -> None:
         for _ in range(times):

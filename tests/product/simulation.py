@@ -7,6 +7,7 @@ monotonic clock shows the loop's time, so that all of modserve agrees about it.
 """
 
 import asyncio
+import gc
 import math
 import selectors
 import threading
@@ -20,8 +21,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from modserve.core.runtime.periodic import PeriodicTask
+
 _MOST_TURNS = 3_000
 """Of the event loop, at one moment: whoever needs more goes round in circles."""
+
+
+class ThrownError(Exception):
+    """A failure in background work that nobody foresees, because the test wants one there."""
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -36,6 +43,11 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._work: deque[Callable[[], None]] = deque()
         self.holds = False
         """Whether the other threads get nothing done."""
+        self.throws = 0
+        """How many of the next timers find that the clock is broken, or that their work is."""
+        self.thrown = 0
+        self.last_thrown_ns = 0
+        self._rings = False
         super().__init__(_NoSockets(self._idle))
         self.set_exception_handler(self._note)
 
@@ -77,6 +89,42 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         else:
             self.now_ns = self._until_ns
             self.stop()
+
+    def clock_ns(self) -> int:
+        """The time, as modserve sees it."""
+        if self._rings:
+            self._throw()
+        return self.now_ns
+
+    def call_at(  # type: ignore[override]  # as below
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, partial(self._ring, callback), *args, context=context)
+
+    def _ring(self, callback: Callable[..., Any], *args: Any) -> None:
+        if not self.throws:
+            callback(*args)
+            return
+        owner = getattr(callback, "__self__", None)
+        gc.disable()  # whoever looks at its pauses reads the clock, too
+        self._rings = True
+        try:
+            if isinstance(owner, PeriodicTask):
+                with patch.object(owner, "_work", self._throw):
+                    callback(*args)
+            else:
+                callback(*args)
+        finally:
+            self._rings = False
+            gc.enable()
+
+    def _throw(self) -> None:
+        if self.throws:
+            self.throws -= 1
+            self.thrown += 1
+            self._rings = False  # once for each timer
+            self.last_thrown_ns = self.now_ns
+            raise ThrownError("thrown by the test")
 
     # Without sockets and threads
 
@@ -180,8 +228,9 @@ def simulated(loop: SimulatedLoop) -> Iterator[None]:
     """Let modserve see the time of `loop`, and run its threads there."""
     threads = SimpleNamespace(**{**vars(threading), "Thread": partial(_InlineThread, loop)})
     with (
-        patch.object(time, "monotonic_ns", lambda: loop.now_ns),
-        patch.object(time, "monotonic", loop.time),
+        patch.object(time, "monotonic_ns", loop.clock_ns),
+        patch.object(time, "monotonic", lambda: loop.clock_ns() / 1e9),
+        patch("modserve.core.runtime.failures.failures", {}),
         patch("modserve.models.serving.closing.threading", threads),
         patch("modserve.models.loading.instances.threading", threads),
         patch("modserve.process.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),

@@ -190,3 +190,13 @@ def test_a_batch_that_nobody_asked_for_mixes_its_requests() -> None:
             world.finish()
             world.run()
         assert [each.responses for each in more] == [1, 1, 1]
+
+
+def test_the_timer_of_a_limit_fails_once() -> None:
+    """No execution of the model was ever given up again."""
+    with World() as world:
+        entry = world.submit("hasty")
+        world.run()
+        world.loop.throws = 1
+        world.run(60.0)
+        assert (world.loop.throws, entry.ended) == (0, True)

@@ -39,7 +39,7 @@ from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, TENANTS, Variation
 from .posts import Site
 from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
-from .simulation import SimulatedLoop, simulated
+from .simulation import SimulatedLoop, ThrownError, simulated
 from .texts import TextClient
 
 _Client = TypeVar("_Client", TextClient, ChatClient)
@@ -47,6 +47,9 @@ _Client = TypeVar("_Client", TextClient, ChatClient)
 LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
 
+
+_MEANT = (SinkError, ThrownError, ValueError)
+"""What the test throws."""
 
 _STOPPING = "Server not ready"
 """The refusal of a server that takes nothing new."""
@@ -151,9 +154,10 @@ class World:
         self.ledger.check()
 
     def run(self, seconds: float = 0.0) -> None:
+        began_ns = self.loop.now_ns
         self.loop.run(seconds)
         if self.keys is not None and not self.loop.holds:
-            self.keys.time_passed(seconds)
+            self.keys.time_passed((self.loop.now_ns - max(began_ns, self.loop.last_thrown_ns)) / 1e9)
         self.ledger.check()
 
     def complete(self, work: Coroutine[Any, Any, Any], seconds: float = 0.0) -> Any:
@@ -472,7 +476,7 @@ class _Watch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, SinkError | ValueError) or (error is None and record.levelno < logging.ERROR):
+        if isinstance(error, _MEANT) or (error is None and record.levelno < logging.ERROR):
             return
         text = record.getMessage()
         if (error is not None and not isinstance(error, ModserveError)) or "this is a bug" in text:

@@ -48,18 +48,24 @@ class ExecutionLimit:
 
     def _look(self) -> None:
         self._timer = None
-        now_ns = self._clock.now_ns()
         next_ns = 0
         for job, instance in list(self._jobs.items()):
-            due_ns = (job.timing.compute_start_ns or now_ns) + self.limit_ns
-            if due_ns > now_ns:
+            try:
+                due_ns = self._due_ns(instance, job)
+            except Exception as error:  # the others have their limits all the same
+                count_failure(_TASK, error)
+                due_ns = self._clock.now_ns() + _AGAIN_NS
+            if due_ns:
                 next_ns = min(next_ns or due_ns, due_ns)
-            elif job in self._jobs:  # giving up one may have ended others
-                try:
-                    self._give_up(instance, job)
-                except Exception as error:  # the others have their limits all the same
-                    count_failure(_TASK, error)
-                    if job in self._jobs:
-                        next_ns = min(next_ns or now_ns + _AGAIN_NS, now_ns + _AGAIN_NS)
         if next_ns and self._jobs:
             self._look_at(next_ns)
+
+    def _due_ns(self, instance: Instance, job: Job) -> int:
+        """Give up a job that has run for too long; 0 then, else when it will have."""
+        now_ns = self._clock.now_ns()
+        due_ns = (job.timing.compute_start_ns or now_ns) + self.limit_ns
+        if due_ns > now_ns:
+            return due_ns
+        if job in self._jobs:  # giving up one may have ended others
+            self._give_up(instance, job)
+        return 0
