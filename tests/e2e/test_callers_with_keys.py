@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,7 +217,7 @@ def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
 
 def test_the_server_follows_its_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
-    keys(file, "add", "first")
+    first = keys(file, "add", "first")
     stay = "the previous keys stay in use"
     with serving(EXAMPLES, options=[f"--auth-file={file}"], errors=[stay]) as server:
         port = server.http_port
@@ -230,6 +231,11 @@ def test_the_server_follows_its_file(tmp_path: Path) -> None:
         file.write_text(text[: len(text) // 2] + "\n: [")
         eventually(lambda: stay in server.log)
         assert status(other) == 200
+        page = http(server.metrics_port, "GET", "/metrics", headers=bearer(first)).body.decode()
+        counts = dict(re.findall(r'^modserve_background_task_failures_total{task="(.*)"} (.*)$', page, re.MULTILINE))
+        assert float(counts.pop("keys")) > 0
+        assert {"event_loop", "threads", "http_timeouts"} <= set(counts)
+        assert set(counts.values()) == {"0.0"}
         file.write_text(text)
         keys(file, "revoke", "other")
         eventually(lambda: status(other) == 401)

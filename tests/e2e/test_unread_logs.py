@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from repositories import EXAMPLES
-from server_process import eventually
-from wire import http
+from server_process import eventually, serving
+from wire import http, metric
 
 CALLS = 600
 """Each has a line in the access log and one in the audit log: together several times what a pipe holds."""
@@ -49,3 +49,11 @@ def test_a_log_without_a_reader_holds_up_nobody(tmp_path: Path, unread: str) -> 
         process.wait()
         for descriptor in (reader, said, stdout, stderr):
             os.close(descriptor)
+
+
+def test_lines_that_no_disk_takes_are_counted() -> None:
+    with serving(EXAMPLES, options=["--audit-log=/dev/full"], errors=["cannot be written"]) as server:
+        assert metric(server, "modserve_log_lines_dropped_total", log="audit") == 0
+        assert http(server.http_port, "POST", "/v2/logging", b'{"log_info": true}').status == 200
+        eventually(lambda: metric(server, "modserve_log_lines_dropped_total", log="audit") == 1)
+        assert metric(server, "modserve_log_lines_dropped_total", log="server") == 0

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from .failures import count_unforeseen
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """With uvloop where it is installed."""
@@ -16,8 +18,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def process_event_loop() -> asyncio.AbstractEventLoop:
-    """Event loop of a server's process. Closing it does not wait for threads that are stuck in a read."""
+    """Event loop of a server's process. Closing it does not wait for threads that are stuck in a read.
+
+    What nothing in the process handles is counted from now on.
+    """
     loop = new_event_loop()
+    count_unforeseen(loop)
     loop.set_default_executor(_AbandoningExecutor(thread_name_prefix="asyncio"))
     return loop
 

@@ -1,8 +1,12 @@
 """Counts of failures of background work: what the server does by itself, and nobody waits for."""
 
 import logging
+import threading
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+if TYPE_CHECKING:
+    import asyncio  # the supervisor is small
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +27,24 @@ def count_failure(task: str, error: BaseException | None = None) -> None:
     if error is not None and count & (count - 1) == 0:  # the first, second, fourth, eighth, …
         text = "the background task '%s' failed unexpectedly, and the server goes on; failure %d: this is a bug"
         _log.error(text, task, count, exc_info=error)
+
+
+def count_unforeseen(loop: "asyncio.AbstractEventLoop") -> None:
+    """Count what callbacks of the loop and threads of the process raise that nothing else has handled."""
+    register_task("event_loop")
+    register_task("threads")
+    log_thread_failure = threading.excepthook
+
+    def of_loop(loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
+        count_failure("event_loop")
+        loop.default_exception_handler(context)
+
+    def of_thread(failure: threading.ExceptHookArgs) -> None:
+        count_failure("threads")
+        log_thread_failure(failure)
+
+    loop.set_exception_handler(of_loop)
+    threading.excepthook = of_thread
 
 
 def guarded(task: str, work: Callable[_P, None]) -> Callable[_P, None]:

@@ -1,8 +1,12 @@
-"""The event loop of a server's process ends though a thread reads for ever."""
+"""The event loop of a server's process: it ends though a thread reads for ever, and counts what nothing handles."""
 
 import asyncio
+import logging
 import threading
 
+import pytest
+
+from modserve.core.runtime import failures
 from modserve.core.runtime.event_loop import process_event_loop
 
 
@@ -25,3 +29,27 @@ def test_the_end_of_the_loop_waits_for_no_thread() -> None:
     ended = not thread.is_alive()
     over.set()
     assert ended
+
+
+def fail() -> None:
+    raise ZeroDivisionError("nobody handles it")
+
+
+def test_failures_that_nothing_handles_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    monkeypatch.setattr(failures, "failures", {})
+    loop = process_event_loop()
+    assert failures.failures == {"event_loop": 0, "threads": 0}
+    loop.call_soon(fail)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    assert failures.failures == {"event_loop": 1, "threads": 1}
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert [str(args.exc_value) for args in shown] == ["nobody handles it"]
