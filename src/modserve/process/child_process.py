@@ -89,7 +89,7 @@ class Signals:
 
 
 def start(command: Sequence[str]) -> int:
-    """Starts `command` as a child and returns its process id.
+    """Start `command` as a child and return its process id. Raises OSError if the system gives no process.
 
     The child has a process group of its own: a Ctrl-C in the terminal reaches only this process, which passes it on, so
     that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
@@ -97,9 +97,13 @@ def start(command: Sequence[str]) -> int:
     # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     parent = os.getpid()
-    pid = os.fork()
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return pid
     try:
         signal.set_wakeup_fd(-1)

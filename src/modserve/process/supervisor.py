@@ -111,6 +111,7 @@ class Supervisor:
         return self.stopping and not self._running
 
     def begin(self, now_s: float) -> None:
+        """Start all. Raises OSError if the system gives no process."""
         for child in self._children:
             self._start(child, now_s)
 
@@ -128,7 +129,7 @@ class Supervisor:
         if not self.stopping:
             for child in self._children:
                 if child.due_s is not None and child.due_s <= now_s:
-                    self._start(child, now_s)
+                    self._start_again(child, now_s)
             return
         if self._waiting and (now_s >= self._next_s or self._draining is None or self._draining.pid is None):
             self._drain_next(now_s)
@@ -152,15 +153,14 @@ class Supervisor:
         elif number not in _ORDERLY or self.stopping:
             self._patient = False
             self._waiting.clear()
-            (self._workers.directory / STOPPING).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self._workers.directory / STOPPING).unlink(missing_ok=True)
             self._close()
             self._send_all(number)
         else:
             self._patient = True
             self._waiting = self._running
-            notice_s = self._workers.notice_s
-            if notice_s:
-                (self._workers.directory / STOPPING).touch()
+            notice_s = self._workers.notice_s if self._gives_notice(self._workers) else 0.0
             self._end_s = now_s + notice_s + self._workers.grace_s + _LAST_WORDS_S
             self._drain_next(now_s)
             self._next_s += notice_s
@@ -211,6 +211,27 @@ class Supervisor:
         child.starts += 1
         child.since_s, child.due_s = now_s, None
         _log.info("supervising %s, process %d", self._name(child), child.pid)
+
+    def _start_again(self, child: Child, now_s: float) -> None:
+        try:
+            self._start(child, now_s)
+        except OSError as error:  # out of processes or memory, which may pass
+            delay = max(1.0, child.back_off.delay(0.0))
+            child.due_s = now_s + delay
+            _log.error("cannot start %s: %s; trying again in %g s", self._name(child), error, delay)
+
+    @staticmethod
+    def _gives_notice(workers: Workers) -> bool:
+        """Have the workers say that they are not ready, if they are to; False if they do not."""
+        if not workers.notice_s:
+            return False
+        path = workers.directory / STOPPING
+        try:
+            path.touch()
+        except OSError as error:  # a full disk, for one
+            _log.error("the stop begins without its notice of %g s: cannot write %s: %s", workers.notice_s, path, error)
+            return False
+        return True
 
     def _drain_next(self, now_s: float) -> None:
         """Let the next worker finish what it has. One that takes long does not keep the others from ending in time."""
@@ -282,12 +303,17 @@ def main() -> int:
     workers = Workers(int(count), float(grace), Path(directory), float(notice)) if directory else None
     held = HeldSockets([int(descriptor) for descriptor in filter(None, numbers.split(","))])
     try:
-        logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
-        logs.install()
-        return supervise(Supervisor(command, workers, close=held.close), logs.reopen)
-    except OSError as error:
-        print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
-        return 1
+        try:
+            logs = Logs(LogSettings(format=LogFormat(log_format), file=log_file))
+            logs.install()
+        except OSError as error:
+            print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
+            return 1
+        try:
+            return supervise(Supervisor(command, workers, close=held.close), logs.reopen)
+        except OSError as error:
+            _log.error("cannot start the server: %s", error)
+            return 1
     finally:
         held.close()
         if workers is not None:

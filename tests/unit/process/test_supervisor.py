@@ -26,11 +26,16 @@ class Processes:
         self.signals: list[tuple[int, int]] = []
         self.closed: list[list[tuple[int, int]]] = []
         """The signals that were sent before each closing of the shared sockets."""
+        self.refusals = 0
+        """How many of the next processes the system does not give."""
         workers = Workers(count, grace_s, tmp_path, notice_s)
         self.supervisor = Supervisor(["serve", IDENTITY], workers, self.launch, self.send, self.close)
         self.supervisor.begin(0.0)
 
     def launch(self, command: Sequence[str]) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
         self.identities.append(WorkerIdentity.parse(command[1]))
         return 100 + len(self.identities) - 1
 
@@ -143,6 +148,16 @@ def test_the_first_worker_has_the_time_of_the_notice_as_well(tmp_path: Path) -> 
     assert (102, signal.SIGKILL) in processes.signals
 
 
+def test_a_disk_that_is_full_costs_the_notice_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    processes = Processes(tmp_path / "gone", notice_s=5.0)
+    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    assert processes.signals == [(100, signal.SIGTERM)]
+    assert processes.supervisor.wait_s(10.0) == 10.0
+    assert caplog.messages[-1].startswith("the stop begins without its notice of 5 s: cannot write ")
+    processes.supervisor.signalled(signal.SIGTERM, 11.0)
+    assert processes.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
+
+
 def test_a_second_signal_ends_the_notice(tmp_path: Path) -> None:
     processes = Processes(tmp_path, notice_s=5.0)
     processes.supervisor.signalled(signal.SIGTERM, 10.0)
@@ -154,6 +169,22 @@ def test_a_second_signal_ends_the_notice(tmp_path: Path) -> None:
 def test_without_a_notice_nobody_is_told(processes: Processes) -> None:
     processes.supervisor.signalled(signal.SIGTERM, 10.0)
     assert not processes.identities[0].stopping.exists()
+
+
+def test_a_process_that_the_system_does_not_give_is_asked_for_again(
+    processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes.refusals = 2
+    processes.end(101, KILLED, 5.0)
+    assert processes.supervisor.wait_s(5.0) == 1.0
+    processes.supervisor.turn(6.0)
+    assert processes.supervisor.wait_s(6.0) == 2.0
+    processes.supervisor.turn(8.0)
+    assert (processes.identities[-1].index, processes.identities[-1].starts) == (1, 1)
+    assert [record.getMessage() for record in caplog.records if "cannot start" in record.getMessage()] == [
+        f"cannot start worker 1: [Errno 11] Resource temporarily unavailable; trying again in {seconds} s"
+        for seconds in (1, 2)
+    ]
 
 
 def test_a_stop_while_they_start_is_no_failure(processes: Processes) -> None:
