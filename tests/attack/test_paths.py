@@ -1,4 +1,4 @@
-"""Spellings of a path, over real sockets, with a key that may read: nothing is loaded, and each try is in the audit log."""
+"""Spellings of a path, over real sockets, with a key that may only read: nothing is loaded, and tries are audited."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from wire import http
 
 from attack import http2
 from attack.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, SERVICE, field, frame
-from attack.sending import dialled, exchange, statuses
+from attack.sending import exchange, statuses
 
 LOAD: Final = b"/v2/repository/models/simple/load"
 RPC: Final = SERVICE.encode() + b"RepositoryModelLoad"
@@ -55,14 +55,8 @@ class Place(NamedTuple):
     key: bytes
 
     def loaded(self) -> bool:
-        return (
-            http(self.server.http_port, "GET", "/v2/models/simple/ready", headers={"X-API-Key": self.text}).status
-            == 200
-        )
-
-    @property
-    def text(self) -> str:
-        return self.key.decode()
+        headers = {"X-API-Key": self.key.decode()}
+        return http(self.server.http_port, "GET", "/v2/models/simple/ready", headers=headers).status == 200
 
     def audited(self) -> list[tuple[str, object]]:
         lines = [json.loads(line) for line in self.audit.read_text().splitlines()]
@@ -93,10 +87,8 @@ def status_of(place: Place, *fields: tuple[bytes, bytes]) -> int | None:
     """The ``grpc-status`` of a load with these pseudo headers; None if the stream was reset or has none."""
     rest = ((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"x-api-key", place.key))
     block = b"".join(field(name, value) for name, value in (*fields, *rest))
-    with dialled(place.server.grpc_port) as opened:
-        connection = http2.Connection(opened)
-        sent = http2.PREFACE + frame(http2.SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, block)
-        connection.send(sent + frame(DATA, END_STREAM, 1, NAME))
+    with http2.connected(place.server.grpc_port) as connection:
+        connection.send(frame(HEADERS, END_HEADERS, 1, block) + frame(DATA, END_STREAM, 1, NAME))
         connection.wait_for_answers((1,), 10.0)
         return connection.wait_for_status(1, 0.0)
 
