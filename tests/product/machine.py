@@ -15,6 +15,7 @@ from .keys import CHANGES as CHANGES_OF_KEYS
 from .keys import DAMAGES, POSTS
 from .keys import NAMES as NAMES_OF_KEYS
 from .models import MODELS, ROUTINGS, TENANTS, Kind
+from .puppets import CALLS
 from .world import World
 
 ALL, TURN, NOTHING = "all", "turn", "nothing"
@@ -332,6 +333,12 @@ class ProductMachine(RuleBasedStateMachine):
     @rule(index=INDEX, after=AFTER)
     def lose(self, index: int, after: str) -> None:
         self.world.lose(index)
+        self.after(after)
+
+    @rule(call=st.sampled_from(CALLS), after=AFTER)
+    def an_engine_throws(self, call: str, after: str) -> None:
+        """What its interface does not foresee, at the next such call."""
+        self.world.engines.throws = call
         self.after(after)
 
     # Models

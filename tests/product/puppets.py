@@ -28,8 +28,12 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
 from .models import MODELS
+from .simulation import ThrownError
 
 MEGABYTE = 10**6
+
+CALLS = ("start", "attach", "detach", "close", "close model", "instance", "describe", "kill")
+"""What the server calls of an engine."""
 
 
 @dataclass(eq=False)
@@ -101,6 +105,14 @@ class Engines:
         self.process_bytes = 500 * MEGABYTE
         self.runs_by_itself = False
         self.call_soon = call_soon
+        self.throws = ""
+        """The call of an engine, among `CALLS`, that throws the next time."""
+
+    def called(self, call: str, model: str) -> None:
+        if call == self.throws:
+            self.throws = ""
+            self.remade.add(model)
+            raise ThrownError(f"{call} has thrown")
 
     def begin(self, execution: Execution) -> None:
         self.executions.append(execution)
@@ -155,6 +167,7 @@ class PuppetModel:
         engines.process_bytes += kind.size
 
     def describe(self) -> ModelDescription | None:
+        self._engines.called("describe", self._source.config.name)
         if not MODELS[self._source.config.name].unasked:
             return None
         tensors = [DescribedTensor(name, dtypes.INT64, (-1, size)) for name, size in (("IN", 1), ("OUT", -1))]
@@ -165,12 +178,14 @@ class PuppetModel:
             return TrialInstance()
         if self._source.config.name in self._engines.broken:
             raise internal("no instance can be made")
+        self._engines.called("instance", self._source.config.name)
         executor: Any = self._kind(self._engines, self._source)
         return executor  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._engines.models.remove(self)
         self._engines.process_bytes -= self._kind.size
+        self._engines.called("close model", self._source.config.name)
 
 
 class TrialInstance:
@@ -200,17 +215,21 @@ class PuppetInstance:
         engines.ever_made[self.model] += 1
 
     def attach(self, handle: InstanceHandle) -> None:
+        self.engines.called("attach", self.model)
         self.handle = handle
         self.engines.instances.append(self)
 
     def detach(self) -> None:
         self.engines.instances.remove(self)
+        self.engines.called("detach", self.model)
 
     def close(self) -> None:
         self.engines.made -= 1
+        self.engines.called("close", self.model)
 
     def kill_because(self, reason: str) -> None:
         """The server ends its process, and hears of it a little later."""
+        self.engines.called("kill", self.model)
         self.engines.call_soon(self._killed)
 
     def _killed(self) -> None:
@@ -226,11 +245,13 @@ class PuppetInstance:
 
 class BatchInstance(PuppetInstance):
     def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: Callable[[Any], None]) -> None:
+        self.engines.called("start", self.model)
         self.engines.begin(Execution(self, done, inputs))
 
 
 class RequestsInstance(PuppetInstance):
     def start_requests(self, requests: Sequence[EngineRequest], done: Callable[[Any], None]) -> None:
+        self.engines.called("start", self.model)
         self.engines.begin(Execution(self, done, requests=requests, open=list(requests)))
 
 

@@ -67,7 +67,11 @@ class World:
         self._stack = ExitStack()
         self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
         self._stack.enter_context(simulated(self.loop))
-        self.records = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-records-")))
+        self.records = Path(
+            self._stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="product-records-", ignore_cleanup_errors=True)
+            )
+        )
         self.engines = Engines(self.loop.call_soon)
         meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
         self._stack.enter_context(patch("modserve.process.app.Meter", lambda *_: meter))
@@ -222,8 +226,9 @@ class World:
         self.operate(self.server.unload_model(name, dependents))
 
     def mend(self) -> None:
-        """No file is broken any more."""
+        """No file is broken any more, and no engine."""
         self.engines.broken.clear()
+        self.engines.throws = ""
 
     def evict(self, name: str) -> None:
         """A model that comes and goes leaves memory now, if it can."""
