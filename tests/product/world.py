@@ -67,11 +67,8 @@ class World:
         self._stack = ExitStack()
         self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
         self._stack.enter_context(simulated(self.loop))
-        self.records = Path(
-            self._stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="product-records-", ignore_cleanup_errors=True)
-            )
-        )
+        records = tempfile.TemporaryDirectory(prefix="product-records-", ignore_cleanup_errors=True)
+        self.records = Path(self._stack.enter_context(records))
         self.engines = Engines(self.loop.call_soon)
         meter = Meter(own=lambda: self.engines.process_bytes, processes=frozenset, share=lambda pid: 0)
         self._stack.enter_context(patch("modserve.process.app.Meter", lambda *_: meter))
