@@ -5,11 +5,16 @@
 
 Clients of one kind send requests until nobody listens any more; after so many, the server gets SIGTERM. A refused
 connection is no loss, and a reset one is, or one that ends without an answer. Messages of gRPC streams that the server
-has not read are their clients' to repeat: those without an answer are counted apart. Exit code 1 if one is lost.
+has not read are their clients' to repeat, and counted apart: the server's access log has those that it has read. Exit
+code 1 if a request is lost.
 """
 
 import argparse
 import asyncio
+import http.client
+import itertools
+import re
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -44,11 +49,16 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 
 
+_UNVERIFIED = ssl._create_unverified_context()  # the certificate is made for this run
+
+
 class Tally:
     """Outcomes of the clients of one server. `enough` is set after so many answers."""
 
     def __init__(self, requests: int) -> None:
         self.outcomes: Counter[str] = Counter()
+        self.unanswered: set[str] = set()
+        """Ids of messages of streams that have ended."""
         self.enough = asyncio.Event()
         self._requests = requests
 
@@ -65,11 +75,11 @@ class Tally:
 Client = Callable[[Mapping[str, int], Tally], Awaitable[None]]
 
 
-async def _http(port: int, tally: Tally, data: bytes, ahead: int, kept: bool) -> None:
+async def _http(port: int, tally: Tally, data: bytes, ahead: int, kept: bool, tls: bool = False) -> None:
     """Requests in batches of `ahead`, over one connection while it stays if `kept`, else over one for each batch."""
     while True:
         try:
-            reader, writer = await asyncio.open_connection(HOST, port)
+            reader, writer = await asyncio.open_connection(HOST, port, ssl=_UNVERIFIED if tls else None)
         except OSError:  # nobody listens
             return
         try:
@@ -102,8 +112,8 @@ async def _answers(reader: asyncio.StreamReader, tally: Tally, count: int) -> bo
     return last
 
 
-def request() -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name="identity")
+def request(id: str = "") -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="identity", id=id)
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 1])
     message.raw_input_contents.append(b"\0\0\0\0")
     return message
@@ -136,25 +146,27 @@ async def _grpc(ports: Mapping[str, int], tally: Tally, kept: bool) -> None:
         await opened.close(None)
 
 
+_ids = itertools.count()
+
+
 async def _stream(ports: Mapping[str, int], tally: Tally) -> None:
-    data = request().SerializeToString()
     async with _channel(ports["grpc"]) as opened:
         while True:
-            room, sent = asyncio.Semaphore(AHEAD), [0]
+            room, sent = asyncio.Semaphore(AHEAD), set[str]()
 
-            async def requests(room: asyncio.Semaphore = room, sent: list[int] = sent) -> AsyncIterator[bytes]:
+            async def requests(room: asyncio.Semaphore = room, sent: set[str] = sent) -> AsyncIterator[bytes]:
                 while True:
                     await room.acquire()
-                    sent[0] += 1
-                    yield data
+                    id = f"message-{next(_ids)}"
+                    sent.add(id)
+                    yield request(id).SerializeToString()
 
-            answered = 0
             try:
                 async for answer in opened.stream_stream(_STREAM, None, None)(requests()):
-                    answered += 1
+                    response = pb.ModelStreamInferResponse.FromString(answer)
+                    sent.discard(response.infer_response.id)
                     room.release()
-                    failed = pb.ModelStreamInferResponse.FromString(answer).error_message
-                    tally.count("refused in its stream" if failed else "answered")
+                    tally.count("refused in its stream" if response.error_message else "answered")
             except grpc.aio.AioRpcError as error:
                 if _gone(error):
                     return
@@ -162,13 +174,16 @@ async def _stream(ports: Mapping[str, int], tally: Tally) -> None:
                     tally.count("ended while its client wrote")
                 elif error.code() is not grpc.StatusCode.UNAVAILABLE:
                     tally.count(f"lost: {error.details()}")
-            tally.count("not read, or lost", sent[0] - answered)
+            tally.unanswered |= sent
 
 
 KINDS: dict[str, Client] = {
     "connections": lambda ports, tally: _http(ports["http"], tally, _POST, 1, False),
     "kept": lambda ports, tally: _http(ports["http"], tally, _POST, 1, True),
     "pipelined": lambda ports, tally: _http(ports["http"], tally, _POST, AHEAD, True),
+    "tls-connections": lambda ports, tally: _http(ports["http"], tally, _POST, 1, False, True),
+    "tls-kept": lambda ports, tally: _http(ports["http"], tally, _POST, 1, True, True),
+    "tls-pipelined": lambda ports, tally: _http(ports["http"], tally, _POST, AHEAD, True, True),
     "metrics": lambda ports, tally: _http(ports["metrics"], tally, _GET, 1, False),
     "grpc": lambda ports, tally: _grpc(ports, tally, True),
     "grpc-connections": lambda ports, tally: _grpc(ports, tally, False),
@@ -185,13 +200,19 @@ async def shut_down(kind: str, requests: int, workers: int) -> Tally:
         ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
         command = [sys.executable, "-m", "modserve", "serve", f"--model-repository={version.parents[1]}"]
         command += [f"--{name}-{what}" for name in ports for what in (f"address={HOST}", f"port={ports[name]}")]
-        with (Path(folder) / "log").open("wb") as log:
+        tls = kind.startswith("tls")
+        if tls:
+            command += _certificate(Path(folder))
+        if kind == "grpc-streams":
+            command.append("--access-log=all")
+        log_file = Path(folder) / "log"
+        with log_file.open("wb") as log:
             process = subprocess.Popen(  # noqa: ASYNC220  # clients start later
                 [*command, f"--workers={workers}"], stdout=log, stderr=log, start_new_session=True
             )
         try:
             async with asyncio.timeout(_SECONDS):
-                while not await asyncio.to_thread(ready, ports["http"]):  # noqa: ASYNC110  # it is another process
+                while not await asyncio.to_thread(_ready_over_tls if tls else ready, ports["http"]):  # noqa: ASYNC110  # it is another process
                     await asyncio.sleep(0.05)
             tally = Tally(requests)
             async with asyncio.TaskGroup() as clients:
@@ -201,7 +222,33 @@ async def shut_down(kind: str, requests: int, workers: int) -> Tally:
                 process.terminate()
         finally:
             await asyncio.to_thread(end, process)
+        read = set(re.findall(rb" id=(message-\d+) ", log_file.read_bytes()))
+        tally.count("lost: read, and not answered", sum(id.encode() in read for id in tally.unanswered))
+        tally.count("not read", sum(id.encode() not in read for id in tally.unanswered))
         return tally
+
+
+def _certificate(folder: Path) -> list[str]:
+    """Options of a server with a certificate of its own making."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    subprocess.run(
+        [*command, "-days", "2", "-subj", f"/CN={HOST}", "-out", str(certificate), "-keyout", str(key)],
+        check=True,
+        capture_output=True,
+    )
+    return ["--http-use-ssl=true", f"--http-server-cert={certificate}", f"--http-server-key={key}"]
+
+
+def _ready_over_tls(port: int) -> bool:
+    connection = http.client.HTTPSConnection(HOST, port, timeout=1, context=_UNVERIFIED)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 def main() -> int:
