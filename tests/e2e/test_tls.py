@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,16 @@ import tritonclient.http
 import tritonclient.http.aio
 from authority import Authority, Pair
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving, started
+from server_process import LOADED, ServerProcess, serving, started
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, UNLIMITED, Ask, binary_request, http, infer_path, send, stub
 
 from modserve.frontends.certificates import CertificateError, Certificates
 from modserve.settings import TlsFiles
+
+SETTINGS = 4
+"""The kind of an HTTP/2 server's first frame."""
 
 
 @pytest.fixture(scope="module")
@@ -372,3 +377,29 @@ def test_files_are_read_when_they_have_changed(usable: TlsFiles, authority: Auth
     assert in_use(second) == other.certificate.read_text()
     usable.certificate.unlink()
     assert certificates.current() is second
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_clients_that_agree_while_the_server_stops_are_answered(authority: Authority, protocol: str) -> None:
+    """They have connected before, and the event loop has taken them: the last word on TLS is theirs to say."""
+    options = [f"--{protocol}-use-ssl=true", *files_of(authority.issue(f"stopping-{protocol}"), protocol)]
+    trust = ssl.create_default_context(cafile=str(authority.certificate))
+    if protocol == "grpc":
+        trust.set_alpn_protocols(["h2"])
+    with started(EXAMPLES, options=options) as server:
+        server.wait_for(LOADED)
+        port = server.grpc_port if protocol == "grpc" else server.http_port
+        with ExitStack() as stack:
+            connections = [stack.enter_context(socket.create_connection((HOST, port), timeout=20)) for _ in range(8)]
+            time.sleep(0.2)  # it has taken them
+            server.signal(signal.SIGTERM)
+            server.wait_for("stopping: no new requests")
+            time.sleep(0.2)
+            for connection in connections:
+                agreed = stack.enter_context(trust.wrap_socket(connection, server_hostname="localhost"))
+                if protocol == "grpc":
+                    assert agreed.recv(9)[3] == SETTINGS
+                else:
+                    agreed.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+                    assert agreed.recv(9) == b"HTTP/1.1 "
+        server.wait(0)

@@ -6,8 +6,10 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from modserve.core.runtime import unix_socket
@@ -32,7 +34,10 @@ _HALF_OPEN: Final = 0.05
 """Seconds for clients that have begun to connect when a port closes: more than a round trip within a data centre."""
 
 _AGREEMENT: Final = 1.0
-"""Seconds in which those that were taken last may agree on TLS."""
+"""Seconds in which those that have connected when a port closes may agree on TLS."""
+
+_LOOK: Final = 0.005
+"""Seconds between two looks at those that agree."""
 
 _TURNS: Final = 5
 """Turns of the event loop, more than it takes to serve what it has accepted."""
@@ -50,6 +55,24 @@ _ATTEMPTS: Final = struct.pack(
 """A packet filter that drops attempts to connect, and nothing of connections: these inherit it."""
 
 
+class _Handshake(asyncio.Protocol):
+    """Stands for a connection until its client has agreed on TLS. Gone if that fails."""
+
+    def __init__(self, protocol: Any, handshakes: "weakref.WeakSet[_Handshake]") -> None:
+        self._protocol = protocol()
+        handshakes.add(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made: Any = transport
+        made.set_protocol(self._protocol)
+        protocol, self._protocol = self._protocol, None
+        protocol.connection_made(transport)
+
+    @property
+    def under_way(self) -> bool:
+        return self._protocol is not None
+
+
 class ListeningSocket:
     """Connections come here until it is closed. `port` is 0 for a Unix socket."""
 
@@ -60,8 +83,10 @@ class ListeningSocket:
         protocol: Any,
         tls: Mapping[str, Any],
         file: unix_socket.SocketFile | None = None,
+        handshakes: Collection[_Handshake] = (),
     ) -> None:
         self.port = port
+        self._handshakes = handshakes
         self._server = server
         self._protocol = protocol
         self._tls = tls
@@ -93,6 +118,8 @@ class ListeningSocket:
         with suppress(TimeoutError):
             async with asyncio.timeout(_AGREEMENT):
                 await asyncio.gather(*map(self._take, last))
+                while any(each.under_way for each in self._handshakes):  # noqa: ASYNC110 - some fail unheard
+                    await asyncio.sleep(_LOOK)
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 
@@ -130,15 +157,19 @@ async def listen(
     An inherited socket (``fd@NUMBER``) stays open for other workers, and so does its file.
     """
     loop, tls = asyncio.get_running_loop(), tls or {}
+    handshakes: weakref.WeakSet[_Handshake] = weakref.WeakSet()
+    if tls:
+        protocol = partial(_Handshake, protocol, handshakes)
     if unix_socket.path_of(address):
         opened = unix_socket.opened(address, _BACKLOG)
         server = await loop.create_unix_server(protocol, sock=opened, backlog=_BACKLOG, **_OWN_CLEANUP, **tls)
         own = address.startswith(unix_socket.PREFIX)
-        return ListeningSocket(server, 0, protocol, tls, unix_socket.SocketFile(opened) if own else None)
+        file = unix_socket.SocketFile(opened) if own else None
+        return ListeningSocket(server, 0, protocol, tls, file, handshakes)
     server = await loop.create_server(protocol, address, port, backlog=_BACKLOG, reuse_port=reuse_port or None, **tls)
     for listening in server.sockets:
         keep_alive(listening)
-    return ListeningSocket(server, server.sockets[0].getsockname()[1], protocol, tls)
+    return ListeningSocket(server, server.sockets[0].getsockname()[1], protocol, tls, None, handshakes)
 
 
 def keep_alive(listening: socket.socket) -> None:
