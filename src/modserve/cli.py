@@ -20,6 +20,7 @@ from .core.errors import ModserveError
 from .core.runtime import unix_socket
 from .core.runtime.event_loop import process_event_loop
 from .form import form, stale_module
+from .observability import standard_streams
 from .observability.logging import Logs
 from .process import port_conflict, supervisor
 from .process.ports import PortError
@@ -242,7 +243,7 @@ def run(
     def on_refused(error: PortError) -> None:
         _log.error("%s", port_conflict.advice(error, [word for word in words if word != _UNSUPERVISED]))
 
-    with asyncio.Runner(loop_factory=process_event_loop) as runner:
+    with standard_streams.unblocked(), asyncio.Runner(loop_factory=process_event_loop) as runner:
         if worker is None:
             return runner.run(
                 serve(

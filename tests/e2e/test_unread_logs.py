@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from python_models import tensors, write_python
 from repositories import EXAMPLES
 from server_process import eventually, serving
 from wire import http, metric
@@ -49,6 +50,37 @@ def test_a_log_without_a_reader_holds_up_nobody(tmp_path: Path, unread: str) -> 
         process.wait()
         for descriptor in (reader, said, stdout, stderr):
             os.close(descriptor)
+
+
+PRINTING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        print("x" * 200_000)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]) for _ in requests]
+"""
+
+
+def test_a_model_on_the_event_loop_that_prints_waits_for_no_reader(tmp_path: Path) -> None:
+    """Standard output is a pipe that nobody reads once the server is ready."""
+    config = tensors("input", IN="FP32 1") + tensors("output", OUT="FP32 1")
+    write_python(tmp_path, "printing", PRINTING, config, modes=["inline"])
+    said, stdout = os.pipe()
+    command = [sys.executable, "-m", "modserve", "serve", "--model-repository", str(tmp_path)]
+    command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
+    try:
+        port = port_of(said)
+        eventually(lambda: http(port, "GET", "/v2/models/printing_inline/ready")[0] == 200)
+        body = b'{"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [3]}]}'
+        for _ in range(5):
+            assert http(port, "POST", "/v2/models/printing_inline/infer", body)[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(said)
+        os.close(stdout)
 
 
 def test_lines_that_no_disk_takes_are_counted() -> None:

@@ -69,7 +69,7 @@ class _Handshake(asyncio.Protocol):
         protocol.connection_made(transport)
 
     @property
-    def under_way(self) -> bool:
+    def pending(self) -> bool:
         return self._protocol is not None
 
 
@@ -118,7 +118,7 @@ class ListeningSocket:
         with suppress(TimeoutError):
             async with asyncio.timeout(_AGREEMENT):
                 await asyncio.gather(*map(self._take, last))
-                while any(each.under_way for each in self._handshakes):  # noqa: ASYNC110 - some fail unheard
+                while any(each.pending for each in self._handshakes):  # noqa: ASYNC110 - some fail unheard
                     await asyncio.sleep(_LOOK)
         for _ in range(_TURNS):
             await asyncio.sleep(0)

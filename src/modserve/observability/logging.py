@@ -165,7 +165,7 @@ class LogFile:
             self._file.stream = None
 
 
-class _Stream:
+class TextStream:
     """Standard error, or standard output, for a `LineWriter`."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -185,7 +185,7 @@ class _Handler(logging.Handler):
 
     status = ""
 
-    def __init__(self, target: LogFile | _Stream, terminal: bool) -> None:
+    def __init__(self, target: LogFile | TextStream, terminal: bool) -> None:
         super().__init__()
         self.target = target
         self.terminal = terminal
@@ -248,7 +248,7 @@ class Logs:
         say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
-        self._handler = _Handler(LogFile(file) if file else _Stream(sys.stderr), not file and sys.stderr.isatty())
+        self._handler = _Handler(LogFile(file) if file else TextStream(sys.stderr), not file and sys.stderr.isatty())
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
         # The levels are about modserve. Libraries would log every connection, and hpack every header, secrets included.
@@ -302,7 +302,7 @@ class Logs:
         Serving goes on where nobody reads it any more, as behind ``| head``.
         """
         if self._handler is not None:
-            self._handler.writer.run(partial(_say, _Stream(sys.stdout), text))
+            self._handler.writer.run(partial(_say, TextStream(sys.stdout), text))
 
     def show(self, text: str) -> None:
         """Have `text` below all other lines of a terminal, until another text, or none, takes its place."""
@@ -313,6 +313,6 @@ class Logs:
         return self._enabled.get(record.levelno, self.settings.verbose_level > 0)
 
 
-def _say(stream: _Stream, text: str) -> None:
+def _say(stream: TextStream, text: str) -> None:
     with suppress(OSError, ValueError):
         stream.write(text + "\n")

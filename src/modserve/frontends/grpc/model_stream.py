@@ -41,6 +41,9 @@ _HARD_ERRORS = ("triton_grpc_error", "true")
 
 _WHAT = "a request of a stream"
 
+_FAREWELL = 0.25
+"""Seconds between the last response and the error that ends a stream: gRPC's library drops the responses that a caller
+has not read when that error comes."""
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 
@@ -292,6 +295,7 @@ class InferStream:
             if not self._open and self._half_closed:
                 return None
             if not self._open and self._stopped:
+                await asyncio.sleep(_FAREWELL)
                 return unavailable(_STOPPING)
             self._changed.clear()
             await self._changed.wait()
