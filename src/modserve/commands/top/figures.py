@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from modserve.core.statistics.sketch import FINE_FAMILY, LONGEST_FAMILY, Sketch
+
 from ..server_status import VersionUsage
 
 Key = tuple[str, str]
@@ -16,7 +18,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class ModelCounts:
-    """What a model version has counted. `waiting` is -1, and `buckets` is empty, where the server does not tell."""
+    """What a model version has counted. `waiting` is -1, and `durations` is empty, where the server does not tell."""
 
     requests: float = 0
     failures: float = 0
@@ -25,8 +27,8 @@ class ModelCounts:
     seconds: float = 0
     waiting: float = -1
     state: str = ""
-    buckets: dict[float, float] = field(default_factory=dict)
-    """How many requests took at most so many seconds."""
+    durations: Sketch = field(default_factory=Sketch)
+    """Of the requests that succeeded."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 def from_metrics(page: str, at: float) -> TopSnapshot:
     """From the metrics page of modserve, or of Triton, which has less."""
-    snapshot = TopSnapshot(at)
+    snapshot, longest = TopSnapshot(at), dict[Key, int]()
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
         if name in _COUNTERS:
@@ -79,8 +81,10 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
             snapshot.models[key].seconds += value / 1e6
         elif name == "nv_inference_pending_request_count":
             snapshot.models[key].waiting = value
-        elif name == "modserve_request_duration_seconds_bucket":
-            snapshot.models[key].buckets[float(labels["le"])] = value
+        elif name == FINE_FAMILY:
+            snapshot.models[key].durations.observe(round(float(labels["seconds"]) * 1e9), int(value))
+        elif name == LONGEST_FAMILY:
+            longest[key] = round(value * 1e9)
         elif name == "modserve_model_state" and key[1]:
             snapshot.models[key].state = labels["state"]
         elif name == "modserve_requests_in_flight":
@@ -93,6 +97,8 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
             snapshot.drain_phase = int(value)
         elif name == "process_resident_memory_bytes":
             snapshot.memory = value
+    for key, ns in longest.items():  # after the counts, whose own longest is the middle of a bucket
+        snapshot.models[key].durations.longest = ns
     return snapshot
 
 
@@ -150,7 +156,7 @@ def _activity(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapsh
         now.inferences - old.inferences,
         now.executions - old.executions,
         now.seconds - old.seconds,
-        buckets={bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()},
+        durations=now.durations.since(old.durations),
     )
     is_first = last is before
     return Activity(
@@ -169,8 +175,7 @@ def total(parts: Sequence[Activity]) -> Activity:
     for part in parts:
         for name in ("requests", "failures", "inferences", "executions", "seconds"):
             setattr(window, name, getattr(window, name) + getattr(part.window, name))
-        for bound, count in part.window.buckets.items():
-            window.buckets[bound] = window.buckets.get(bound, 0) + count
+        window.durations.add(part.window.durations)
     states = Counter(part.state for part in parts)
     return Activity(
         next(iter(states), "") if len(states) < 2 else f"{states['READY']} of {len(parts)} READY",
@@ -208,8 +213,8 @@ def _row(key: Key, activity: Activity) -> TopRow:
         activity.waiting,
         window.inferences / window.executions if window.executions > 0 else -1,
         window.seconds / window.requests if window.requests > 0 else -1,
-        quantile(window.buckets, 0.5),
-        quantile(window.buckets, 0.99),
+        quantile(window.durations, 0.5),
+        quantile(window.durations, 0.99),
         activity.errors_per_second,
         activity.errors,
     )
@@ -243,16 +248,6 @@ def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:
     return ModelCounts() if counts is None or counts.requests > now.requests else counts
 
 
-def quantile(buckets: Mapping[float, float], share: float) -> float:
-    """What this share of all stays below, as if values were spread evenly in each bucket; -1: there are none."""
-    total = max(buckets.values(), default=0)
-    if total <= 0:
-        return -1
-    lower, below = 0.0, 0.0
-    for bound, count in sorted(buckets.items()):
-        if count >= share * total:
-            if bound == float("inf"):
-                return lower
-            return lower + (bound - lower) * (share * total - below) / max(count - below, 1e-9)
-        lower, below = bound, count
-    return lower
+def quantile(durations: Sketch, share: float) -> float:
+    """The seconds that this share of all did not exceed; -1: there are none."""
+    return durations.quantile(share) / 1e9 if durations.counts else -1
