@@ -79,7 +79,7 @@ def test_top_and_console_show_what_clients_measure(server: ServerProcess) -> Non
         time.sleep(1.5)
         exact = percentiles_ms(array("q", load(server, 2.0)), (50.0, 99.0))
         out, _ = top.communicate(timeout=30)
-    [row] = [line for line in out.splitlines() if line.startswith("sleep_thread")]
+    [row] = [line for line in out.splitlines() if line.startswith("sleep_thread ")]
     _, p50, p99 = (float(text) for text in re.findall(r"([\d.]+) ms", row))
     assert [p50, p99] == [pytest.approx(each, rel=0.05) for each in exact.values()]
     assert [p50, p99] == [pytest.approx(each, rel=0.02) for each in console(server)], "the same figure everywhere"

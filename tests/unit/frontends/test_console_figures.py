@@ -53,6 +53,8 @@ def counted(reading: Counters, requests: int = 0, batches: int = 0, ns: int = 75
     latency = sketch_of(counts["latency"])
     latency.observe(ns, requests)
     counts["latency"] = durations([latency])
+    parts = (ns, 500_000, 0, ns // 5, 0)
+    counts["times"] = [before + requests * each for before, each in zip(counts["times"], parts, strict=True)]
     counts |= more  # type: ignore[typeddict-item]
     return later
 
@@ -123,6 +125,8 @@ def test_rates_are_those_of_the_time_between_two_readings(reading: Counters) -> 
     changes = shown(snapshot.next(later, 12.0, 2))
     assert set(changes["models"]) == {"3:simple"}
     row = changes["models"]["3:simple"]
+    assert row["parts"] == [0.5, 0, 0.15, 0]
+    assert row["advice"].startswith("67 % of the time is spent in the queue: ")
     assert (row["requests"], row["failed"], row["batch"], row["batches"], row["pending"]) == (25, 5, 4, 5, 2)
     assert (row["p50"], row["p99"]) == (0.75, 0.75), "the exact time, of requests that took the same"
     assert "name" not in row, "it has not changed"
@@ -146,6 +150,21 @@ def test_a_model_that_was_loaded_anew_counts_from_the_beginning(reading: Counter
     row = shown(snapshot.next(counted(reading, 3, 1), 11.0, 2))["models"]["3:simple"]
     assert "requests" not in row, "still none"
     assert row["total"]["success"] == 3
+
+
+def test_the_parts_of_the_time_are_those_of_the_last_second_with_requests(reading: Counters) -> None:
+    def parts(event: bytes) -> Any:
+        return shown(event)["models"]["3:simple"].get("parts", "as before")
+
+    snapshot = Snapshot()
+    first = counted(reading, 4, ns=1_000_000)
+    assert parts(snapshot.next(first, 10.0, 1)) == [0.5, 0, 0.2, 0], "since the load"
+    second = counted(first, 4, ns=5_000_000)
+    assert parts(snapshot.next(second, 11.0, 2)) == [0.5, 0, 1, 0]
+    assert parts(snapshot.next(second, 12.0, 3)) == "as before"
+    counts = model(added([second, second]))["counts"]
+    assert counts is not None
+    assert counts["times"] == [2 * 4 * each for each in (6_000_000, 1_000_000, 0, 1_200_000, 0)]
 
 
 def test_what_is_gone_is_said_and_not_shown(reading: Counters) -> None:

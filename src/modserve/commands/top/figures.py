@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modserve.core.statistics.sketch import FINE_FAMILY, LONGEST_FAMILY, Sketch
+from modserve.core.statistics.time_parts import PARTS, advice
 
 from ..server_status import VersionUsage
 
@@ -25,6 +26,11 @@ class ModelCounts:
     inferences: float = 0
     executions: float = 0
     seconds: float = 0
+    queue: float = 0
+    """Like the next three, a part of `seconds`."""
+    input: float = 0
+    infer: float = 0
+    output: float = 0
     waiting: float = -1
     state: str = ""
     durations: Sketch = field(default_factory=Sketch)
@@ -48,12 +54,18 @@ class TopSnapshot:
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _COUNTERS = {
-    "nv_inference_request_success": "requests",
-    "nv_inference_request_failure": "failures",
-    "nv_inference_count": "inferences",
-    "nv_inference_exec_count": "executions",
+    "nv_inference_request_success": ("requests", 1),
+    "nv_inference_request_failure": ("failures", 1),
+    "nv_inference_count": ("inferences", 1),
+    "nv_inference_exec_count": ("executions", 1),
+    "nv_inference_request_duration_us": ("seconds", 1e6),
+    "nv_inference_queue_duration_us": ("queue", 1e6),
+    "nv_inference_compute_input_duration_us": ("input", 1e6),
+    "nv_inference_compute_infer_duration_us": ("infer", 1e6),
+    "nv_inference_compute_output_duration_us": ("output", 1e6),
 }
-"""Families by the field of `ModelCounts` that they add up to."""
+"""Families by the field of `ModelCounts` that they add up to, and the family's unit of it."""
+_SUMS = [name for name, _ in _COUNTERS.values()]
 
 
 def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -75,10 +87,8 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
         if name in _COUNTERS:
-            counts = snapshot.models[key]
-            setattr(counts, _COUNTERS[name], getattr(counts, _COUNTERS[name]) + value)
-        elif name == "nv_inference_request_duration_us":
-            snapshot.models[key].seconds += value / 1e6
+            counts, (attribute, unit) = snapshot.models[key], _COUNTERS[name]
+            setattr(counts, attribute, getattr(counts, attribute) + value / unit)
         elif name == "nv_inference_pending_request_count":
             snapshot.models[key].waiting = value
         elif name == FINE_FAMILY:
@@ -106,13 +116,18 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
     """From the statistics of the protocol, which have neither queues nor percentiles."""
     snapshot = TopSnapshot(at)
     for key, each in used.items():
-        snapshot.models[key] = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
+        counts = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
+        counts.queue, counts.input, counts.infer, counts.output = (ns / 1e9 for ns in each.parts_ns)
+        snapshot.models[key] = counts
     return snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds."""
+    """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds.
+
+    `shares` are those of `PARTS` in the time of requests, in percent; none without requests.
+    """
 
     model: str
     version: str
@@ -123,8 +138,10 @@ class TopRow:
     mean: float
     p50: float
     p99: float
+    shares: Sequence[int]
     errors_per_second: float
     errors: float
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +168,7 @@ def _activity(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapsh
     was, old = (_earlier(key, snapshot, now) for snapshot in (before, first))
     span = max(last.at - before.at, 1e-9)
     window = ModelCounts(
-        now.requests - old.requests,
-        now.failures - old.failures,
-        now.inferences - old.inferences,
-        now.executions - old.executions,
-        now.seconds - old.seconds,
+        **{name: getattr(now, name) - getattr(old, name) for name in _SUMS},
         durations=now.durations.since(old.durations),
     )
     is_first = last is before
@@ -173,7 +186,7 @@ def total(parts: Sequence[Activity]) -> Activity:
     """Of several servers or versions together."""
     window = ModelCounts()
     for part in parts:
-        for name in ("requests", "failures", "inferences", "executions", "seconds"):
+        for name in _SUMS:
             setattr(window, name, getattr(window, name) + getattr(part.window, name))
         window.durations.add(part.window.durations)
     states = Counter(part.state for part in parts)
@@ -206,6 +219,7 @@ def sorted_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
 
 def _row(key: Key, activity: Activity) -> TopRow:
     window = activity.window
+    parts = [getattr(window, part) for part in PARTS]
     return TopRow(
         *key,
         activity.state,
@@ -215,8 +229,10 @@ def _row(key: Key, activity: Activity) -> TopRow:
         window.seconds / window.requests if window.requests > 0 else -1,
         quantile(window.durations, 0.5),
         quantile(window.durations, 0.99),
+        [round(100 * part / window.seconds) for part in parts] if window.seconds > 0 else (),
         activity.errors_per_second,
         activity.errors,
+        advice(key[0], window.seconds, parts),
     )
 
 

@@ -47,6 +47,8 @@ class RequestCounters(TypedDict):
     batches: int
     latency: Durations
     """Of the requests that succeeded."""
+    times: list[int]
+    """Nanoseconds of these requests, altogether and in the parts that `PARTS` names."""
     sizes: list[int]
     """Batches by the buckets `size_bounds`."""
     size_bounds: list[float]
@@ -219,6 +221,16 @@ def _counts(known: _Known, of_engine: EngineFigures | None) -> RequestCounters:
         "inferences": statistics.inference_count,
         "batches": statistics.execution_count,
         "latency": durations([statistics.request_histogram.sketch]),
+        "times": [
+            each.ns
+            for each in (
+                statistics.success,
+                statistics.queue,
+                statistics.compute_input,
+                statistics.compute_infer,
+                statistics.compute_output,
+            )
+        ],
         "sizes": list(statistics.batch_size_histogram.buckets),
         "size_bounds": list(statistics.batch_size_histogram.bounds),
         "closed": dict(statistics.close_reasons),
@@ -302,6 +314,7 @@ def _counts_of_all(rows: Sequence[RequestCounters]) -> RequestCounters:
         "inferences": sum(row["inferences"] for row in rows),
         "batches": sum(row["batches"] for row in rows),
         "latency": durations(sketch_of(row["latency"]) for row in rows),
+        "times": _columns(rows, lambda row: row["times"]),
         "sizes": _columns(rows, lambda row: row["sizes"]),
         "size_bounds": first["size_bounds"],
         "closed": _sums(row["closed"] for row in rows),

@@ -4,12 +4,13 @@ A page gets the whole snapshot first, and then what has changed in it. Models ar
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
 from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.time_parts import advice
 
 from .counters import Counters, ModelCounters, RequestCounters, ServerCounters
 from .figures import quantiles, rate, recent, sketch_of
@@ -37,6 +38,8 @@ _QUIET: Mapping[str, Any] = {
     "sizes": [],
     "size_bounds": [],
     "since_load": None,
+    "parts": None,
+    "advice": "",
     "stream": None,
 }
 """Rates a second, milliseconds, the mean batch size, and counts since its load of a model to which nothing comes."""
@@ -72,7 +75,7 @@ class Snapshot:
             if old is not None and quiet and before == model:
                 rows[key] = old
                 continue
-            rows[key] = row = _row(model, None if before is None else before["counts"], seconds, latency)
+            rows[key] = row = _row(model, None if before is None else before["counts"], seconds, latency, old)
             if old is None:
                 changed[key] = row
             elif old != row:
@@ -108,8 +111,17 @@ def encoded(content: object) -> bytes:
         return json.dumps(content, ensure_ascii=False).encode(errors="replace")
 
 
-def _row(model: ModelCounters, before: RequestCounters | None, seconds: float, latency: Sketch) -> dict[str, Any]:
-    """What is shown of a model; its latest requests are added to `latency`."""
+def _row(
+    model: ModelCounters,
+    before: RequestCounters | None,
+    seconds: float,
+    latency: Sketch,
+    old: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What is shown of a model, `old` a second ago; its latest requests are added to `latency`.
+
+    The parts of the time are those of the last second that had requests; until there is one, since the load.
+    """
     row: dict[str, Any] = {**{name: model[name] for name in _AS_READ}, **_QUIET}
     counts = model["counts"]
     if counts is None:
@@ -120,6 +132,7 @@ def _row(model: ModelCounters, before: RequestCounters | None, seconds: float, l
     row["sizes"], row["size_bounds"] = counts["sizes"], counts["size_bounds"]
     row["stream"] = stream_row(counts["stream"], None if before is None else before["stream"], seconds)
     row["since_load"] = quantiles(sketch_of(counts["latency"]))
+    row["parts"], row["advice"] = _parts(model["name"], counts["times"], counts["success"])
     if before is None or not seconds or _is_other(before, counts):
         return row
     latest = recent(counts["latency"], before["latency"])
@@ -136,8 +149,19 @@ def _row(model: ModelCounters, before: RequestCounters | None, seconds: float, l
             rate(now - then, seconds) for now, then in zip(counts["cache"], before["cache"], strict=True)
         )
     row["p50"], row["p99"] = quantiles(latest)
+    if succeeded:
+        times = [now - then for now, then in zip(counts["times"], before["times"], strict=True)]
+        row["parts"], row["advice"] = _parts(model["name"], times, succeeded)
+    elif old is not None:
+        row["parts"], row["advice"] = old["parts"], old["advice"]
     latency.add(latest)
     return row
+
+
+def _parts(name: str, times: Sequence[int], requests: int) -> tuple[list[float] | None, str]:
+    """The parts of a request's mean time in milliseconds, None without requests; and advice on the largest."""
+    total, *parts = times
+    return [round(ns / requests / 1e6, 4) for ns in parts] if requests else None, advice(name, total, parts)
 
 
 def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
