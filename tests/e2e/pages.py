@@ -101,7 +101,8 @@ def _complete(command: str) -> bool:
 
 
 _DURATION = re.compile(r"\b\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s)\b")
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
+_ADVICE = re.compile(r"^.+: \d+ % of the time is spent .+\n?", re.MULTILINE)
 _CHECK = re.compile(r"^(?:ok|warning|problem) +(\S+(?: \S+)*)  ", re.MULTILINE)
 
 
@@ -112,8 +113,8 @@ def exact(text: str) -> str:
 
 
 def without_figures(text: str) -> str:
-    """A text but for its numbers, of which a table may have none, and for plurals."""
-    text = _NUMBER.sub("0", exact(text).replace("0 s ago", "0").replace("0 s", "0"))
+    """A text but for its numbers, of which a table may have none, for plurals, and for advice from these numbers."""
+    text = _NUMBER.sub("0", exact(_ADVICE.sub("", text)).replace("0 s ago", "0").replace("0 s", "0"))
     text = re.sub(r"(?<=  )-(?= |$)", "0", text, flags=re.MULTILINE)
     return re.sub(r"\b0 (\w+)s\b", r"0 \1", text)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import struct
 import time
 import zlib
@@ -196,6 +197,8 @@ def test_caches_and_sequences_are_shown(server: ServerProcess, browser: webdrive
     opened(browser, server, "sum")
     until(lambda: "open sequences 1" in facts_of(browser))
     assert browser.find_elements(By.CSS_SELECTOR, "#detail .bars meter")
+    parts = text_of(browser, "#detail .columns").replace("\n", " ")
+    assert re.search(r"Parts of the mean time queue \S+ ms input \S+ ms infer \S+ ms output \S+ ms", parts)
     add(sequence_end=True)
     until(lambda: "open sequences 0" in facts_of(browser))
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from modserve.client.transport import METADATA
+from modserve.core.statistics.time_parts import PARTS, advice
 from modserve.settings.options import did_you_mean
 
 from .destination import destinations
@@ -57,7 +58,7 @@ def _draw_one(server: RemoteServer, options: Namespace) -> tuple[int, str]:
         return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
     out = list(lines(rows, used, engines, colours=takes_colours()))
     for name, body in tensors.items():
-        out += ["", *described(name, body), *reasons(name, engines)]
+        out += ["", *described(name, body), *reasons(name, engines), *times(name, used)]
     return 0, "\n".join(out)
 
 
@@ -162,6 +163,22 @@ def reasons(name: str, engines: Mapping[tuple[str, str], tuple[str, str]]) -> It
     for (model, version), (_, reason) in engines.items():
         if model == name and reason:
             yield f"\nengine of version {version}: {reason}"
+
+
+def times(name: str, used: Mapping[tuple[str, str], VersionUsage]) -> Iterator[str]:
+    """The mean times of requests to a model's versions, in parts, and advice on the largest one."""
+    versions = {version: each for (model, version), each in used.items() if model == name}
+    if not versions:
+        return
+    cells = [
+        (version, *(duration(each.mean_ms(part) / 1e3) if each.requests else "-" for part in ("total", *PARTS)))
+        for version, each in versions.items()
+    ]
+    yield ""
+    yield from table(("version", "mean", *PARTS), cells, " rrrrr")
+    for version, each in versions.items():
+        if text := advice(name, each.total_ns, each.parts_ns):
+            yield f"version {version}: {text}"
 
 
 def shape(sizes: Sequence[int | str]) -> str:

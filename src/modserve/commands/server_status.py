@@ -50,6 +50,11 @@ class VersionUsage:
     def queue_seconds(self) -> float:
         return self.queue_ns / 1e9
 
+    @property
+    def parts_ns(self) -> list[int]:
+        """The parts of `total_ns`, as `PARTS` names them."""
+        return [self.queue_ns, self.input_ns, self.infer_ns, self.output_ns]
+
     def since(self, before: "VersionUsage") -> "VersionUsage":
         return VersionUsage(*(getattr(self, name) - getattr(before, name) for name in _COUNTS))
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from modserve.core.statistics.sketch import FINE_QUERY
 from modserve.frontends.http.wire.context import Message
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
@@ -33,23 +34,30 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
 
 
 class MetricsApplication:
-    """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton."""
+    """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton.
+
+    `fine` makes the page with the sketches of durations, for the query `FINE_QUERY`.
+    """
 
     def __init__(
         self,
         render: Callable[[], bytes | Awaitable[bytes]],
         content_type: str,
         openmetrics: OpenMetrics | None = None,
+        fine: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
         self._openmetrics = openmetrics
+        self._fine = fine
 
     async def __call__(self, scope: Message, receive: object, send: Callable[[Message], Awaitable[None]]) -> None:
         body, kind = _WHERE if scope["path"] == "/" else b"", self._content_type
         if scope["path"] == "/metrics":
             other = self._openmetrics
-            if other is not None and takes_openmetrics(_header(scope, b"accept"), other.preferred()):
+            if self._fine is not None and FINE_QUERY in scope["query_string"].decode("latin-1").split("&"):
+                body = await self._fine()
+            elif other is not None and takes_openmetrics(_header(scope, b"accept"), other.preferred()):
                 body, kind = await other.render(), other.content_type.encode()
             else:
                 rendered = self._render()

@@ -10,6 +10,7 @@ from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FIRST_RESPONSE, RESPONSE_INTERVAL, ModelStatistics
+from modserve.core.statistics.sketch import FINE_FAMILY, LONGEST_FAMILY, middle_of
 from modserve.core.statistics.summary import LatencySummaries, Summary
 
 from . import families, model_memory
@@ -244,6 +245,20 @@ def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[st
             values = [value / 1e3 for value in summary.quantiles(ranks, now_ns)]
             rows.append((labels, summary.count, summary.total / 1e3, zip(quantiles, values, strict=True)))
         yield summary_family(name, text, rows)
+
+
+def sketch_families(servables: Iterable[Servable]) -> Iterator[Family]:
+    """How the durations of requests are spread, for pages that are asked for it."""
+    fine = Family(FINE_FAMILY, "counter", "Requests by their duration, to within 1 %")
+    longest = Family(LONGEST_FAMILY, "gauge", "The longest request")
+    for servable in servables:
+        families.breathe()
+        sketch, labels = servable.statistics.request_histogram.sketch, _labels(servable)
+        if sketch is not None and sketch.counts:
+            rows = sorted(sketch.counts.copy().items())
+            fine.add((labels.having("seconds", repr(middle_of(bucket) / _NS)), count) for bucket, count in rows)
+            longest.add([(labels.text, sketch.longest / _NS)])
+    yield from (fine, longest)
 
 
 _ENGINE_LABELS = {

@@ -147,7 +147,7 @@ class Listeners:
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
-            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics)
+            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, partial(render, False, True))
             if authority is not None and "metrics" not in settings.auth_open:
                 app = _guarded(app, authority, server)
         alone = metrics_address_of(settings)

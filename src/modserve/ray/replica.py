@@ -129,7 +129,7 @@ for _service, _methods in SERVICES:
         setattr(Replica, _name, _stream(_path) if _row.server_streaming else _unary(_path))
 
 
-async def _no_page(openmetrics: bool) -> bytes:
+async def _no_page(openmetrics: bool, fine: bool) -> bytes:
     return b""
 
 

@@ -24,7 +24,7 @@ class WorkerControl:
     def __init__(
         self,
         server: LocalServer,
-        page: Callable[[bool], Awaitable[bytes]],
+        page: Callable[[bool, bool], Awaitable[bytes]],
         restarts: int,
         leave: Callable[[], None],
     ) -> None:

@@ -46,7 +46,7 @@ class Member:
         self._coordinator = Coordinator(identity, self._peers)
         self._forwarder = SequenceForwarder(identity)
         self._receiver: SequenceReceiver | None = None
-        self._page: Callable[[bool], Awaitable[bytes]] | None = None
+        self._page: Callable[[bool, bool], Awaitable[bytes]] | None = None
         self._control: WorkerControl | None = None
         self._context: HttpContext | None = None
         self._sockets: list[asyncio.Server] = []
@@ -105,12 +105,12 @@ class Member:
         self,
         server: LocalServer,
         tasks: asyncio.TaskGroup,
-        page: Callable[[bool], Awaitable[bytes]],
+        page: Callable[[bool, bool], Awaitable[bytes]],
         max_json: int,
     ) -> None:
         """Open the sockets for the other workers; from then on their changes come here, too.
 
-        `page` makes the metrics page of this worker, for True in OpenMetrics.
+        `page` makes the metrics page of this worker; its arguments are those of `MetricsPage.text`.
         """
         options = HttpSettings(max_json=max_json, max_connections=0, idle_timeout=0, client_timeout=0)
         control = self._control = WorkerControl(server, page, self.identity.starts, _leave)
@@ -155,12 +155,12 @@ class Member:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    async def page(self, openmetrics: bool = False) -> bytes:
+    async def page(self, openmetrics: bool = False, fine: bool = False) -> bytes:
         """The metrics of all workers."""
         assert self._page is not None, "it has started: this is a bug"
         statuses = await self._peers.statuses()
-        others = (await self._peers.ask("page", openmetrics)).values()
-        each = [await self._page(openmetrics), *(page for page in others if isinstance(page, bytes))]
+        others = (await self._peers.ask("page", openmetrics, fine)).values()
+        each = [await self._page(openmetrics, fine), *(page for page in others if isinstance(page, bytes))]
         restarts = self.identity.starts + sum(status.restarts for status in statuses.values() if status is not None)
         page = await asyncio.to_thread(pages.merged, each)
         return pages.with_workers(page, len(each), restarts, openmetrics)

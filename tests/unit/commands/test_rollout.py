@@ -16,7 +16,7 @@ from modserve.commands import table
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.interruption import Interruption
 from modserve.commands.rollout import command
-from modserve.commands.rollout.rule import RolloutRules, WatchCounts
+from modserve.commands.rollout.rule import RolloutRules
 from modserve.commands.rollout.show import document, lines
 from modserve.commands.rollout.steps import Rollout, RolloutPlan, RolloutReport
 from modserve.commands.rollout.watch import counted, watched_versions
@@ -24,6 +24,7 @@ from modserve.commands.server_set import ServerSet
 from modserve.commands.syntax import UsageError
 from modserve.commands.top.figures import ModelCounts, TopSnapshot
 from modserve.core.errors import ModserveError
+from modserve.core.statistics.sketch import Sketch
 
 RULES = RolloutRules()
 OLD = {"backend": "b", "max_batch_size": 4}
@@ -58,9 +59,9 @@ class World:
                     row, sent = counts.setdefault(version, ModelCounts()), self.sent - failures
                     row.requests += sent
                     row.failures += failures
-                    row.seconds += sent * (0.03 if index in self.slow else 0.003)
-                    for bound in (0.005, 0.01, 0.05, float("inf")):
-                        row.buckets[bound] = row.buckets.get(bound, 0) + sent * (bound > 0.03 or index not in self.slow)
+                    each = 0.03 if index in self.slow else 0.003
+                    row.seconds += sent * each
+                    row.durations.observe(round(each * 1e9), sent)
             self.at.pop(second, lambda: None)()
 
     def source(self, index: int) -> "Source":
@@ -105,7 +106,7 @@ class Source:
         self._world.servers[self._index].on_call(Operation("GET", "", "Metrics"))
         snapshot = TopSnapshot(self._world.now, ready=self._index not in self._world.unready)
         for version, row in self._world.counts[self._index].items():
-            copy = ModelCounts(row.requests, row.failures, seconds=row.seconds, buckets=dict(row.buckets))
+            copy = ModelCounts(row.requests, row.failures, seconds=row.seconds, durations=row.durations.copy())
             snapshot.models["m", version] = copy
         return snapshot
 
@@ -252,7 +253,7 @@ def test_a_slower_machine_is_no_worse_version() -> None:
     world.at[61] = lambda: world.slow.add(2)
     report = world.run()
     assert report.went_back
-    assert " took more than 5 ms, of http://s0 0 of " in report.why
+    assert " took more than 4.5 ms, of http://s0 0 of " in report.why
 
 
 def test_what_is_slower_on_all_servers_is_no_worse_server() -> None:
@@ -357,20 +358,28 @@ def test_nothing_is_changed_where_one_is_not_in_order(
 # Counts
 
 
+def sketch(requests: float) -> Sketch:
+    """Of so many that took a second each."""
+    made = Sketch()
+    made.observe(10**9, int(requests))
+    return made
+
+
 def snapshot(**versions: tuple[float, float]) -> TopSnapshot:
     made = TopSnapshot(0.0)
     for name, (requests, failures) in versions.items():
-        made.models["m", name[1:]] = ModelCounts(requests, failures, seconds=requests, buckets={1.0: requests})
+        made.models["m", name[1:]] = ModelCounts(requests, failures, seconds=requests, durations=sketch(requests))
     return made
 
 
 def test_counts_since_the_beginning() -> None:
     begin, now = snapshot(v1=(10, 1), v2=(100, 0)), snapshot(v1=(30, 2), v2=(5, 0), v3=(7, 0))
-    assert counted(now, begin, "m", ["1"]) == WatchCounts(20, 1, 20, {1.0: 20})
+    one = counted(now, begin, "m", ["1"])
+    assert (one.requests, one.failures, one.seconds, one.durations.total) == (20, 1, 20, 20)
     assert counted(now, begin, "m", ["2"]).requests == 5  # loaded again
     assert counted(now, begin, "m", ["3"]).requests == 7
     assert counted(now, begin, "m", ["1", "2", "3", "4"]).requests == 32
-    assert counted(now, begin, "other", ["1"]) == WatchCounts()
+    assert counted(now, begin, "other", ["1"]).total == 0
 
 
 @pytest.mark.parametrize(

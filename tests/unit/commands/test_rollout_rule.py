@@ -1,7 +1,6 @@
 """The rule of ``modserve rollout``: its test against enumeration, and how often it errs in simulated rollouts."""
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -18,14 +17,16 @@ from modserve.commands.rollout.rule import (
     judge_later,
     total_of,
 )
+from modserve.core.statistics.sketch import Sketch
 
-BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf)
 RULES = RolloutRules()
 
 
 def counts(latencies: Sequence[float], failures: int = 0) -> WatchCounts:
-    buckets = {bound: float(sum(each <= bound for each in latencies)) for bound in BOUNDS}
-    return WatchCounts(len(latencies), failures, sum(latencies), buckets)
+    durations = Sketch()
+    for each in latencies:
+        durations.observe(round(each * 1e9))
+    return WatchCounts(len(latencies), failures, sum(latencies), durations)
 
 
 # The test
@@ -85,7 +86,7 @@ def test_all_requests_fail() -> None:
 
 def test_a_difference_that_does_not_matter() -> None:
     """Significant, but less than the factor."""
-    new, others = (WatchCounts(1e6 - failures, failures, 3000, {math.inf: 1e6}) for failures in (12_000, 10_000))
+    new, others = (WatchCounts(1e6 - failures, failures, 3000) for failures in (12_000, 10_000))
     assert chance_of(new.failures, new.total, others.failures, others.total) < 1e-6
     assert judged(new, others).verdict is Verdict.GO_ON
 
@@ -93,7 +94,7 @@ def test_a_difference_that_does_not_matter() -> None:
 def test_slower_by_more_than_the_factor() -> None:
     judgement = judged(counts([0.03] * 60), counts([0.003] * 100))
     assert judgement.verdict is Verdict.GO_BACK
-    text = "60 of 60 requests took more than 10 ms, of the others 0 of 100, whose median is 3.5 ms: by chance less than"
+    text = "60 of 60 requests took more than 4.5 ms, of the others 0 of 100, whose median is 3 ms: by chance less than"
     assert judgement.reason.startswith(text)
 
 
@@ -110,7 +111,7 @@ def test_one_slow_request_of_three_is_nothing() -> None:
     assert judgement.verdict is Verdict.WATCH
 
 
-def test_means_where_there_are_no_buckets() -> None:
+def test_means_where_no_durations_are_known() -> None:
     """Of a hundred requests or more."""
     slow, quick = WatchCounts(100, 0, 2.0), WatchCounts(200, 0, 2.0)
     assert judged(slow, quick).reason == "a request takes 20 ms on average, on the others 10 ms"
@@ -130,15 +131,10 @@ def test_none_are_needed_where_nobody_says_so() -> None:
     assert judge(WatchCounts(), WatchCounts(), rules, last=True).verdict is Verdict.GO_ON
 
 
-def test_servers_with_other_buckets() -> None:
-    new = WatchCounts(100, 0, 10, {0.05: 0.0, math.inf: 100.0})
-    assert judged(new, counts([0.003] * 100)).verdict is Verdict.GO_BACK
-
-
 def test_totals() -> None:
     whole = total_of([counts([0.003], 1), counts([0.3])])
-    assert (whole.requests, whole.failures, whole.buckets[0.005], whole.buckets[math.inf]) == (2, 1, 1, 2)
-    assert str(whole).startswith("3 requests, 1 failed, mean 152 ms, p95 ")
+    assert (whole.requests, whole.failures, whole.durations.longer(5e6), whole.durations.total) == (2, 1, 1, 2)
+    assert str(whole).startswith("3 requests, 1 failed, mean 152 ms, p95 300 ms")
     assert str(WatchCounts()) == "0 requests, 0 failed"
 
 
@@ -211,7 +207,7 @@ def test_a_later_server_is_worse_if_it_is_worse_than_both() -> None:
     judgement = later(new=slow, former=good, first=good)
     assert judgement.verdict is Verdict.GO_BACK
     assert judgement.reason.startswith(
-        "100 of 100 requests took more than 10 ms, of http://first 0 of 100, whose median"
+        "100 of 100 requests took more than 4.5 ms, of http://first 0 of 100, whose median"
     )
 
 

@@ -14,6 +14,7 @@ from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_status import Health, IndexRow, ServerStatus, VersionUsage
 from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
+from modserve.core.statistics.time_parts import advice
 
 READY = IndexRow("simple", "1", "READY", "")
 FAILED = IndexRow("broken", "", "UNAVAILABLE", "Invalid argument: one\ntwo")
@@ -170,6 +171,19 @@ def test_inputs_and_outputs_of_a_model() -> None:
     )
     assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are unknown."]
     assert list(models.described("m", {"name": "m"})) == ["m has no inputs and no outputs."]
+
+
+def test_the_parts_of_the_time_of_a_model() -> None:
+    used = {("m", "1"): VersionUsage(), ("m", "2"): USED["simple", "1"], ("n", "1"): USED["simple", "1"]}
+    assert list(models.times("m", used)) == [
+        "",
+        "version  mean   queue  input  infer  output",
+        "-------  ----  ------  -----  -----  ------",
+        "1           -       -      -      -       -",
+        "2        2 ms  500 us   0 us   0 us    0 us",
+        f"version 2: {advice('m', 4, (1, 0, 0, 0))}",
+    ]
+    assert list(models.times("m", {})) == [], "a server that does not tell"
 
 
 def test_why_a_model_has_its_engine() -> None:

@@ -19,7 +19,7 @@ from modserve.commands.server_status import VersionUsage
 from modserve.commands.top import command as top
 from modserve.commands.top import frame as top_frame
 from modserve.commands.top import view
-from modserve.commands.top.figures import TopRow, TopSnapshot, from_metrics, from_statistics, quantile, rows, samples
+from modserve.commands.top.figures import TopRow, TopSnapshot, from_metrics, from_statistics, rows, samples
 from modserve.commands.top.source import SnapshotSource
 
 PAGE = """\
@@ -30,9 +30,12 @@ nv_inference_request_failure{model="a",version="1",reason="BACKEND"} 2.0
 nv_inference_count{model="a",version="1"} %(inferences)s
 nv_inference_exec_count{model="a",version="1"} %(executions)s
 nv_inference_request_duration_us{model="a",version="1"} %(us)s
+nv_inference_queue_duration_us{model="a",version="1"} %(queue)s
+nv_inference_compute_infer_duration_us{model="a",version="1"} %(infer)s
 nv_inference_pending_request_count{model="a",version="1"} 4.0
-modserve_request_duration_seconds_bucket{model="a",version="1",le="0.001"} %(quick)s
-modserve_request_duration_seconds_bucket{model="a",version="1",le="+Inf"} %(requests)s
+modserve_request_durations{model="a",seconds="0.001",version="1"} %(quick)s
+modserve_request_durations{model="a",seconds="0.02",version="1"} %(slow)s
+modserve_request_longest_seconds{model="a",version="1"} 0.02
 modserve_model_state{model="a",state="READY",version="1"} 1.0
 modserve_model_state{model="not loaded",state="UNKNOWN",version=""} 1.0
 modserve_requests_in_flight{model="a"} 5.0
@@ -44,7 +47,9 @@ process_resident_memory_bytes 1.048576e+08
 
 
 def page(requests: float, inferences: float, executions: float, us: float, quick: float) -> str:
-    return PAGE % {"requests": requests, "inferences": inferences, "executions": executions, "us": us, "quick": quick}
+    counts = {"requests": requests, "inferences": inferences, "executions": executions, "us": us}
+    counts |= {"queue": 0.75 * us, "infer": 0.125 * us}
+    return PAGE % {**counts, "quick": quick, "slow": requests - quick}
 
 
 def test_samples() -> None:
@@ -60,8 +65,9 @@ def test_what_a_page_tells() -> None:
     snapshot = from_metrics(page(10, 30, 5, 2e6, 9), 3.0)
     counts = snapshot.models["a", "1"]
     assert (counts.requests, counts.failures, counts.inferences, counts.executions) == (10, 3, 30, 5)
-    assert (counts.seconds, counts.waiting, counts.state) == (2, 4, "READY")
-    assert counts.buckets == {0.001: 9, math.inf: 10}
+    assert (counts.seconds, counts.queue, counts.infer, counts.output) == (2, 1.5, 0.25, 0)
+    assert (counts.waiting, counts.state) == (4, "READY")
+    assert (counts.durations.total, counts.durations.longer(2e6), counts.durations.longest) == (10, 1, 20_000_000)
     assert (snapshot.in_flight, snapshot.connections, snapshot.memory, snapshot.ready) == (5, 3, 100 << 20, True)
     assert list(snapshot.models) == [("a", "1")]
 
@@ -72,7 +78,10 @@ def test_rates_and_recent_times() -> None:
     third = from_metrics(page(40, 70, 20, 2.3e6, 30), 4.0)
     [row] = rows([first, second, third])
     assert row.mean == pytest.approx(0.3 / 30)
-    assert row == TopRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, 0.0005, 0.00099, 0, 3)
+    shares = [75, 0, 12, 0]
+    assert row == TopRow("a", "1", "READY", 10.0, 4, 40 / 15, row.mean, row.p50, row.p99, shares, 0, 3, row.advice)
+    assert row.advice.startswith("75 % of the time is spent in the queue: ")
+    assert [row.p50, row.p99] == pytest.approx([0.001, 0.001], rel=0.01)
     [alone] = rows([first])
     assert (alone.per_second, alone.batch, alone.p50) == (-1, -1, -1)
 
@@ -87,21 +96,16 @@ def test_the_busiest_model_comes_first() -> None:
     used = {("a", "1"): VersionUsage(1), ("b", "1"): VersionUsage(5), ("c", "1"): VersionUsage(1)}
     shown = rows([from_statistics({}, 0.0), from_statistics(used, 1.0)])
     assert [row.model for row in shown] == ["b", "a", "c"]
-    assert (shown[0].waiting, shown[0].p99) == (-1, -1)
+    assert (shown[0].waiting, shown[0].p99, shown[0].shares, shown[0].advice) == (-1, -1, (), "")
 
 
-@pytest.mark.parametrize(
-    ("buckets", "share", "value"),
-    [
-        ({1.0: 0, 2.0: 10, math.inf: 10}, 0.5, 1.5),
-        ({1.0: 5, 2.0: 10, math.inf: 10}, 0.5, 1.0),
-        ({1.0: 1, 2.0: 2, math.inf: 10}, 0.99, 2.0),
-        ({1.0: 0, math.inf: 0}, 0.5, -1),
-        ({}, 0.5, -1),
-    ],
-)
-def test_quantiles(buckets: dict[float, float], share: float, value: float) -> None:
-    assert quantile(buckets, share) == pytest.approx(value)
+def test_advice_is_on_the_slowest_model() -> None:
+    quick, slow = (VersionUsage(count, total_ns=100, queue_ns=queue) for count, queue in ((9, 90), (1, 60)))
+    shown = rows([from_statistics({}, 0.0), from_statistics({("a", "1"): quick, ("b", "1"): slow}, 1.0)])
+    assert [row.shares for row in shown] == [[90, 0, 0, 0], [60, 0, 0, 0]]
+    frame = top_frame.Frame("http://host", TopSnapshot(0.0), shown, [], "")
+    assert top_frame.advice_line(frame).startswith("b: 60 % of the time is spent in the queue: ")
+    assert top_frame.advice_line(replace(frame, rows=[])) == ""
 
 
 # Where snapshots come from
@@ -222,12 +226,13 @@ def test_old_readings_do_not_count() -> None:
 def test_lines() -> None:
     [frame] = frames(*snapshots(1, 2), most=1)
     frame = replace(frame, remark="a remark")
-    stamp, remark, head, rule, row, empty = top_frame.text_lines(frame)
+    stamp, remark, head, rule, row, advice, empty = top_frame.text_lines(frame)
     assert stamp.endswith(" http://host, ready, 10.0 requests/s, 5 in flight, 3 connections, 100 MiB resident")
     assert remark == "a remark"
-    assert head.split() == list(top_frame.HEAD)
+    assert head.split() == " ".join(top_frame.HEAD).split()
     assert set(rule) == {"-", " "}
-    assert row.split() == ["a", "1", "READY", "10.0", "4", "2.0", *["1", "ms", "500", "us", "990", "us"], "0", "3"]
+    assert row.split() == ["a", "1", "READY", "10.0", "4", "2.0", *["1", "ms"] * 3, "75/0/12/0", "0", "3"]
+    assert advice.startswith("a: 75 % of the time is spent in the queue: ")
     assert empty == ""
 
 
@@ -237,7 +242,16 @@ def test_the_live_view() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
     view.show([frame], console)
     text = cast(io.StringIO, console.file).getvalue()
-    for part in ("http://host, ready", "requests/s, at most 10", "a remark", "READY", "990 us", "Ctrl-C to quit"):
+    for part in (
+        "http://host, ready",
+        "requests/s, at most 10",
+        "a remark",
+        "READY",
+        "1 ms",
+        "75/0/12/0",
+        "a: 75 % of",
+        "Ctrl-C to quit",
+    ):
         assert part in text
 
 

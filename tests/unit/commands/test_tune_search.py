@@ -221,10 +221,27 @@ def test_the_time_is_over() -> None:
     assert len(attempts) == 6  # and the comparison
 
 
+def test_too_little_time_is_no_verdict() -> None:
+    outcome, _ = outcome_of(lambda point: 100.0, seconds=10, budget=20)
+    text = (
+        "Not enough time to compare the configurations: raise '--budget-secs'. So far, the current one reaches 100/s "
+        "within p99 of at most 50 ms."
+    )
+    assert list(show.finals(outcome, SETTING)) == ["", text]
+    outcome, _ = outcome_of(lambda point: 100.0)
+    outcome.trials[1].unfinished = outcome.trials[0].unfinished = True
+    assert list(show.finals(outcome, SETTING)) == ["", text], "all were tried, but not to their end"
+    assert show.verdict(outcome.trials[0], SETTING).startswith("at least 100/s at p99 ")
+    outcome, _ = outcome_of(lambda point: 0.0, seconds=10, budget=20)
+    assert "the current one reaches no rate within" in list(show.finals(outcome, SETTING))[1]
+
+
 def test_ctrl_c_gives_what_there_is() -> None:
     outcome, attempts = outcome_of(smooth, interrupt_after=3)
     assert outcome.interrupted
     assert (len(outcome.trials), len(attempts), outcome.finals) == (2, 3, None)
+    outcome, _ = outcome_of(lambda point: 100.0, interrupt_after=3)
+    assert list(show.finals(outcome, SETTING))[1].startswith("Interrupted before all configurations were compared. ")
 
 
 def test_what_a_person_reads() -> None:

@@ -10,10 +10,11 @@ from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import invalid
 from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
+from modserve.core.statistics.sketch import Sketch
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters, added
-from modserve.frontends.http.console.figures import quantile
+from modserve.frontends.http.console.figures import durations, quantiles, recent, sketch_of
 from modserve.frontends.http.console.snapshot import Snapshot, encoded
 from modserve.frontends.http.console.tenants import TenantCounters
 from modserve.server.local import LocalServer
@@ -41,15 +42,19 @@ def model(reading: Counters, name: str = "simple", version: str = "3") -> ModelC
     return next(each for each in reading["models"] if (each["name"], each["version"]) == (name, version))
 
 
-def counted(reading: Counters, requests: int = 0, batches: int = 0, bucket: int = 0, **more: Any) -> Counters:
-    """A later reading, with so many more requests to `simple`, whose latency is in one bucket."""
+def counted(reading: Counters, requests: int = 0, batches: int = 0, ns: int = 750_000, **more: Any) -> Counters:
+    """A later reading, with so many more requests to `simple`, which took so long each."""
     later = deepcopy(reading)
     counts = model(later)["counts"]
     assert counts is not None
     counts["success"] += requests
     counts["inferences"] += requests
     counts["batches"] += batches
-    counts["latency"][bucket] += requests
+    latency = sketch_of(counts["latency"])
+    latency.observe(ns, requests)
+    counts["latency"] = durations([latency])
+    parts = (ns, 500_000, 0, ns // 5, 0)
+    counts["times"] = [before + requests * each for before, each in zip(counts["times"], parts, strict=True)]
     counts |= more  # type: ignore[typeddict-item]
     return later
 
@@ -114,14 +119,16 @@ def test_the_first_picture_is_whole_and_has_no_rates(reading: Counters) -> None:
 def test_rates_are_those_of_the_time_between_two_readings(reading: Counters) -> None:
     snapshot = Snapshot()
     snapshot.next(reading, 10.0, 1)
-    later = counted(reading, 40, 10, 3, failures={"OTHER": 10}, closed={"full": 10}, pending=2)
+    later = counted(reading, 40, 10, 750_000, failures={"OTHER": 10}, closed={"full": 10}, pending=2)
     later["server"]["failures"] = 30
     later["server"]["cpu_s"] += 1.0
     changes = shown(snapshot.next(later, 12.0, 2))
     assert set(changes["models"]) == {"3:simple"}
     row = changes["models"]["3:simple"]
+    assert row["parts"] == [0.5, 0, 0.15, 0]
+    assert row["advice"].startswith("67 % of the time is spent in the queue: ")
     assert (row["requests"], row["failed"], row["batch"], row["batches"], row["pending"]) == (25, 5, 4, 5, 2)
-    assert 0.5 < row["p50"] < row["p99"] <= 1, "the fourth bucket is from 0.5 to 1 ms"
+    assert (row["p50"], row["p99"]) == (0.75, 0.75), "the exact time, of requests that took the same"
     assert "name" not in row, "it has not changed"
     server = changes["server"]
     assert (server["requests"], server["failed"], server["cpu"], server["p99"]) == (25, 15, 0.5, row["p99"])
@@ -145,6 +152,21 @@ def test_a_model_that_was_loaded_anew_counts_from_the_beginning(reading: Counter
     assert row["total"]["success"] == 3
 
 
+def test_the_parts_of_the_time_are_those_of_the_last_second_with_requests(reading: Counters) -> None:
+    def parts(event: bytes) -> Any:
+        return shown(event)["models"]["3:simple"].get("parts", "as before")
+
+    snapshot = Snapshot()
+    first = counted(reading, 4, ns=1_000_000)
+    assert parts(snapshot.next(first, 10.0, 1)) == [0.5, 0, 0.2, 0], "since the load"
+    second = counted(first, 4, ns=5_000_000)
+    assert parts(snapshot.next(second, 11.0, 2)) == [0.5, 0, 1, 0]
+    assert parts(snapshot.next(second, 12.0, 3)) == "as before"
+    counts = model(added([second, second]))["counts"]
+    assert counts is not None
+    assert counts["times"] == [2 * 4 * each for each in (6_000_000, 1_000_000, 0, 1_200_000, 0)]
+
+
 def test_what_is_gone_is_said_and_not_shown(reading: Counters) -> None:
     snapshot = Snapshot()
     snapshot.next(reading, 10.0, 1)
@@ -154,19 +176,13 @@ def test_what_is_gone_is_said_and_not_shown(reading: Counters) -> None:
     assert set(shown(snapshot.whole())["models"]) == {"1:simple", "3:simple"}
 
 
-@pytest.mark.parametrize(
-    ("buckets", "share", "value"),
-    [
-        ((0, 0, 0), 0.5, None),
-        ((4, 0, 0), 0.5, 0.5),
-        ((0, 4, 0), 0.5, 1.5),
-        ((2, 2, 0), 0.99, 1.98),
-        ((0, 0, 5), 0.5, 2.0),
-        ((1, 0, 3), 0.25, 1.0),
-    ],
-)
-def test_quantiles_of_histograms(buckets: tuple[int, ...], share: float, value: float | None) -> None:
-    assert quantile((1.0, 2.0), buckets, share) == value
+def test_quantiles_are_of_what_came_between_two_readings() -> None:
+    then, now = Sketch(), Sketch()
+    for sketch, times in ((then, 1), (now, 3)):
+        sketch.observe(5_000_000, times)
+    assert quantiles(recent(durations([now]), durations([then]))) == [5, 5]
+    assert quantiles(recent(durations([then]), durations([now]))) == [None, None], "begun anew"
+    assert quantiles(Sketch()) == [None, None]
 
 
 def test_half_a_character_is_no_reason_to_show_nothing() -> None:
@@ -177,12 +193,14 @@ def test_half_a_character_is_no_reason_to_show_nothing() -> None:
 
 
 def test_counts_of_workers_add_up(reading: Counters) -> None:
-    first, second = counted(reading, 40, 10, 3, closed={"full": 4}), counted(reading, 2, 2, 3, closed={"delay": 2})
+    first = counted(reading, 40, 10, 1_000_000, closed={"full": 4})
+    second = counted(reading, 2, 2, 9_000_000, closed={"delay": 2})
     first["server"]["failures"], second["server"]["failures"] = 3, 4
     total = added([first, second])
     counts = model(total)["counts"]
     assert counts is not None
-    assert (counts["success"], counts["batches"], counts["latency"][3]) == (42, 12, 42)
+    assert (counts["success"], counts["batches"]) == (42, 12)
+    assert quantiles(sketch_of(counts["latency"])) == [pytest.approx(1, rel=0.01), 9]
     assert counts["closed"] == {"full": 4, "delay": 2}
     assert (total["server"]["failures"], model(total)["state"]) == (7, "READY")
     assert total["server"]["rss"] == 2 * reading["server"]["rss"]

@@ -8,6 +8,7 @@ import pytest
 
 from modserve.core.statistics.metrics import MetricStore, StoredMetrics
 from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.statistics.sketch import bucket_of
 from modserve.frontends.http.console.streams import (
     StreamCounters,
     added_streams,
@@ -57,8 +58,8 @@ def by_token() -> StreamCounters:
 def test_a_language_model_is_read_from_its_engine(by_token: StreamCounters) -> None:
     assert by_token == {
         "by_token": True,
-        "first": {"buckets": [0, 0, 2, 0], "bounds": [10, 20, 40]},
-        "between": {"buckets": [0, 1, 0, 0], "bounds": [10, 20, 40]},
+        "first": {"buckets": [bucket_of(30_000_000)], "counts": [2], "longest": 30_000_000},
+        "between": {"buckets": [bucket_of(12_000_000)], "counts": [1], "longest": 12_000_000},
         "tokens": [7, 40],
         "sequences": [2, 1],
         "cache": [0.25],
@@ -72,8 +73,8 @@ def test_other_decoupled_models_are_read_from_their_statistics() -> None:
         statistics.record_response(index, "success", 0, 0, 2_000_000)
     stream = stream_counters(statistics, True, None)
     assert stream is not None
-    assert (stream["by_token"], sum(stream["between"]["buckets"]), stream["tokens"]) == (False, 2, [])
-    assert stream["between"]["bounds"][:3] == [0.1, 0.5, 1]
+    assert (stream["by_token"], stream["between"]["counts"], stream["tokens"]) == (False, [2], [])
+    assert stream["between"]["longest"] == 2_000_000
 
 
 def test_what_engines_show_besides_is_left_alone() -> None:
@@ -92,18 +93,18 @@ def test_a_row_is_of_the_last_second(by_token: StreamCounters) -> None:
     assert (first["sequences"], first["cache"]) == ([2, 1], 0.25)
     assert is_quiet(first)
     later = deepcopy(by_token)
-    later["first"]["buckets"][1] += 4
+    later["first"]["counts"][0] += 4
     later["tokens"][1] += 30
     row = stream_row(later, by_token, 2.0)
     assert row is not None
-    assert (row["first"], row["between"], row["tokens"]) == ([15, 19.9], [None, None], [0, 15])
+    assert (row["first"], row["between"], row["tokens"]) == ([30, 30], [None, None], [0, 15])
     assert not is_quiet(row)
 
 
 def test_a_model_that_was_loaded_anew_begins_again(by_token: StreamCounters) -> None:
     later = deepcopy(by_token)
-    later["first"]["buckets"], later["tokens"] = [0, 0, 0, 1], [0, 1]
-    later["between"]["bounds"] = [1, 2, 3]
+    later["first"]["counts"], later["tokens"] = [1], [0, 1]
+    later["between"]["buckets"] = [7]
     row = stream_row(later, by_token, 1.0)
     assert row is not None
     assert (row["first"], row["between"], row["tokens"]) == ([None, None], [None, None], [0, 0])
@@ -116,5 +117,5 @@ def test_workers_add_up(by_token: StreamCounters) -> None:
     unused: StreamCounters = {**by_token, "by_token": False, "tokens": [], "sequences": [], "cache": []}
     total = added_streams([None, unused, by_token, {**by_token, "cache": [0.75]}])
     assert total is not None
-    assert total["first"]["buckets"] == [0, 0, 4, 0]
+    assert total["first"]["counts"] == [4]
     assert (total["tokens"], total["sequences"], total["cache"]) == ([14, 80], [4, 2], [0.25, 0.75])

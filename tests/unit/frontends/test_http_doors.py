@@ -63,7 +63,7 @@ DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "proto
 CONSOLE = {
     f"frontends.http.console{name}"
     for name in ("", ".counters", ".figures", ".page", ".routes", ".sampler", ".snapshot", ".streams", ".tenants")
-}
+} | {"core.statistics.time_parts"}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class FakeRay:
             raise LedgerLostError
 
 
-async def _no_page(openmetrics: bool) -> bytes:
+async def _no_page(openmetrics: bool, fine: bool) -> bytes:
     return b""
 
 

@@ -41,7 +41,7 @@ from modserve.workers.peers import Peers
 REGION = CudaRegion("g", 0, 32)
 
 
-async def no_page(openmetrics: bool) -> bytes:
+async def no_page(openmetrics: bool, fine: bool) -> bytes:
     return b""
 
 

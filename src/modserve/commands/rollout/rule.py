@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from modserve.core.statistics.sketch import Sketch
+
 from ..terminal import count, duration, plural
 from ..top.figures import quantile
 
@@ -34,14 +36,13 @@ _FOR_MEANS = 100
 class WatchCounts:
     """What one or more servers have counted of a model during the watch.
 
-    `requests` succeeded, `failures` did not. `buckets` has how many took at most so many seconds; it is empty where
-    there are only means.
+    `requests` succeeded, `failures` did not. `durations` are empty where there are only means.
     """
 
     requests: float = 0
     failures: float = 0
     seconds: float = 0
-    buckets: Mapping[float, float] = field(default_factory=dict)
+    durations: Sketch = field(default_factory=Sketch)
 
     @property
     def total(self) -> float:
@@ -52,19 +53,20 @@ class WatchCounts:
         return self.seconds / self.requests if self.requests else 0.0
 
     def plus(self, other: "WatchCounts") -> "WatchCounts":
-        bounds = self.buckets.keys() | other.buckets.keys()
+        durations = self.durations.copy()
+        durations.add(other.durations)
         return WatchCounts(
             self.requests + other.requests,
             self.failures + other.failures,
             self.seconds + other.seconds,
-            {bound: self.buckets.get(bound, 0) + other.buckets.get(bound, 0) for bound in bounds},
+            durations,
         )
 
     def __str__(self) -> str:
         text = f"{plural(round(self.total), 'request')}, {count(self.failures)} failed"
         if not self.requests:
             return text
-        p95 = quantile(self.buckets, 0.95)
+        p95 = quantile(self.durations, 0.95)
         return f"{text}, mean {duration(self.mean)}" + (f", p95 {duration(p95)}" if p95 >= 0 else "")
 
 
@@ -143,18 +145,15 @@ def _errors(new: WatchCounts, others: WatchCounts, name: str, factor: float, lev
 def _latencies(new: WatchCounts, others: WatchCounts, name: str, factor: float, level: float) -> Iterator[str]:
     if not (new.requests and others.requests):
         return
-    bounds = sorted(new.buckets.keys() & others.buckets.keys())
-    if not bounds:
+    whole, others_whole = new.durations.total, others.durations.total
+    if not (whole and others_whole):
         if min(new.requests, others.requests) >= _FOR_MEANS and new.mean > factor * others.mean:
             yield f"a request takes {duration(new.mean)} on average, on {name} {duration(others.mean)}"
         return
-    whole, others_whole = new.buckets[bounds[-1]], others.buckets[bounds[-1]]
     for percentile, share in _PERCENTILES.items():
-        usual = quantile(others.buckets, share)
-        limit = next((bound for bound in bounds if bound >= factor * usual), math.inf)
-        if math.isinf(limit):
-            continue
-        slow, others_slow = whole - new.buckets[limit], others_whole - others.buckets[limit]
+        usual = quantile(others.durations, share)
+        limit = factor * usual
+        slow, others_slow = new.durations.longer(limit * 1e9), others.durations.longer(limit * 1e9)
         if slow <= (1 - share) * whole:
             continue
         chance = chance_of(slow, whole, others_slow, others_whole)

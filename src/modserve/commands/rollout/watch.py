@@ -98,7 +98,7 @@ def _since(now: ModelCounts, before: ModelCounts) -> WatchCounts:
         now.requests - before.requests,
         now.failures - before.failures,
         now.seconds - before.seconds,
-        {bound: count - before.buckets.get(bound, 0) for bound, count in now.buckets.items()},
+        now.durations.since(before.durations),
     )
 
 

@@ -8,6 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from modserve.core.statistics.sketch import FINE_FAMILY, LONGEST_FAMILY, Sketch
+from modserve.core.statistics.time_parts import PARTS, advice
+
 from ..server_status import VersionUsage
 
 Key = tuple[str, str]
@@ -16,17 +19,22 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class ModelCounts:
-    """What a model version has counted. `waiting` is -1, and `buckets` is empty, where the server does not tell."""
+    """What a model version has counted. `waiting` is -1, and `durations` is empty, where the server does not tell."""
 
     requests: float = 0
     failures: float = 0
     inferences: float = 0
     executions: float = 0
     seconds: float = 0
+    queue: float = 0
+    """Like the next three, a part of `seconds`."""
+    input: float = 0
+    infer: float = 0
+    output: float = 0
     waiting: float = -1
     state: str = ""
-    buckets: dict[float, float] = field(default_factory=dict)
-    """How many requests took at most so many seconds."""
+    durations: Sketch = field(default_factory=Sketch)
+    """Of the requests that succeeded."""
 
 
 @dataclass(slots=True)
@@ -46,12 +54,18 @@ class TopSnapshot:
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _COUNTERS = {
-    "nv_inference_request_success": "requests",
-    "nv_inference_request_failure": "failures",
-    "nv_inference_count": "inferences",
-    "nv_inference_exec_count": "executions",
+    "nv_inference_request_success": ("requests", 1),
+    "nv_inference_request_failure": ("failures", 1),
+    "nv_inference_count": ("inferences", 1),
+    "nv_inference_exec_count": ("executions", 1),
+    "nv_inference_request_duration_us": ("seconds", 1e6),
+    "nv_inference_queue_duration_us": ("queue", 1e6),
+    "nv_inference_compute_input_duration_us": ("input", 1e6),
+    "nv_inference_compute_infer_duration_us": ("infer", 1e6),
+    "nv_inference_compute_output_duration_us": ("output", 1e6),
 }
-"""Families by the field of `ModelCounts` that they add up to."""
+"""Families by the field of `ModelCounts` that they add up to, and the family's unit of it."""
+_SUMS = [name for name, _ in _COUNTERS.values()]
 
 
 def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -69,18 +83,18 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 def from_metrics(page: str, at: float) -> TopSnapshot:
     """From the metrics page of modserve, or of Triton, which has less."""
-    snapshot = TopSnapshot(at)
+    snapshot, longest = TopSnapshot(at), dict[Key, int]()
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
         if name in _COUNTERS:
-            counts = snapshot.models[key]
-            setattr(counts, _COUNTERS[name], getattr(counts, _COUNTERS[name]) + value)
-        elif name == "nv_inference_request_duration_us":
-            snapshot.models[key].seconds += value / 1e6
+            counts, (attribute, unit) = snapshot.models[key], _COUNTERS[name]
+            setattr(counts, attribute, getattr(counts, attribute) + value / unit)
         elif name == "nv_inference_pending_request_count":
             snapshot.models[key].waiting = value
-        elif name == "modserve_request_duration_seconds_bucket":
-            snapshot.models[key].buckets[float(labels["le"])] = value
+        elif name == FINE_FAMILY:
+            snapshot.models[key].durations.observe(round(float(labels["seconds"]) * 1e9), int(value))
+        elif name == LONGEST_FAMILY:
+            longest[key] = round(value * 1e9)
         elif name == "modserve_model_state" and key[1]:
             snapshot.models[key].state = labels["state"]
         elif name == "modserve_requests_in_flight":
@@ -93,6 +107,8 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
             snapshot.drain_phase = int(value)
         elif name == "process_resident_memory_bytes":
             snapshot.memory = value
+    for key, ns in longest.items():  # after the counts, whose own longest is the middle of a bucket
+        snapshot.models[key].durations.longest = ns
     return snapshot
 
 
@@ -100,13 +116,18 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
     """From the statistics of the protocol, which have neither queues nor percentiles."""
     snapshot = TopSnapshot(at)
     for key, each in used.items():
-        snapshot.models[key] = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
+        counts = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
+        counts.queue, counts.input, counts.infer, counts.output = (ns / 1e9 for ns in each.parts_ns)
+        snapshot.models[key] = counts
     return snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds."""
+    """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds.
+
+    `shares` are those of `PARTS` in the time of requests, in percent; none without requests.
+    """
 
     model: str
     version: str
@@ -117,8 +138,10 @@ class TopRow:
     mean: float
     p50: float
     p99: float
+    shares: Sequence[int]
     errors_per_second: float
     errors: float
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +168,8 @@ def _activity(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapsh
     was, old = (_earlier(key, snapshot, now) for snapshot in (before, first))
     span = max(last.at - before.at, 1e-9)
     window = ModelCounts(
-        now.requests - old.requests,
-        now.failures - old.failures,
-        now.inferences - old.inferences,
-        now.executions - old.executions,
-        now.seconds - old.seconds,
-        buckets={bound: count - old.buckets.get(bound, 0) for bound, count in now.buckets.items()},
+        **{name: getattr(now, name) - getattr(old, name) for name in _SUMS},
+        durations=now.durations.since(old.durations),
     )
     is_first = last is before
     return Activity(
@@ -167,10 +186,9 @@ def total(parts: Sequence[Activity]) -> Activity:
     """Of several servers or versions together."""
     window = ModelCounts()
     for part in parts:
-        for name in ("requests", "failures", "inferences", "executions", "seconds"):
+        for name in _SUMS:
             setattr(window, name, getattr(window, name) + getattr(part.window, name))
-        for bound, count in part.window.buckets.items():
-            window.buckets[bound] = window.buckets.get(bound, 0) + count
+        window.durations.add(part.window.durations)
     states = Counter(part.state for part in parts)
     return Activity(
         next(iter(states), "") if len(states) < 2 else f"{states['READY']} of {len(parts)} READY",
@@ -201,6 +219,7 @@ def sorted_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
 
 def _row(key: Key, activity: Activity) -> TopRow:
     window = activity.window
+    parts = [getattr(window, part) for part in PARTS]
     return TopRow(
         *key,
         activity.state,
@@ -208,10 +227,12 @@ def _row(key: Key, activity: Activity) -> TopRow:
         activity.waiting,
         window.inferences / window.executions if window.executions > 0 else -1,
         window.seconds / window.requests if window.requests > 0 else -1,
-        quantile(window.buckets, 0.5),
-        quantile(window.buckets, 0.99),
+        quantile(window.durations, 0.5),
+        quantile(window.durations, 0.99),
+        [round(100 * part / window.seconds) for part in parts] if window.seconds > 0 else (),
         activity.errors_per_second,
         activity.errors,
+        advice(key[0], window.seconds, parts),
     )
 
 
@@ -243,16 +264,6 @@ def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:
     return ModelCounts() if counts is None or counts.requests > now.requests else counts
 
 
-def quantile(buckets: Mapping[float, float], share: float) -> float:
-    """What this share of all stays below, as if values were spread evenly in each bucket; -1: there are none."""
-    total = max(buckets.values(), default=0)
-    if total <= 0:
-        return -1
-    lower, below = 0.0, 0.0
-    for bound, count in sorted(buckets.items()):
-        if count >= share * total:
-            if bound == float("inf"):
-                return lower
-            return lower + (bound - lower) * (share * total - below) / max(count - below, 1e-9)
-        lower, below = bound, count
-    return lower
+def quantile(durations: Sketch, share: float) -> float:
+    """The seconds that this share of all did not exceed; -1: there are none."""
+    return durations.quantile(share) / 1e9 if durations.counts else -1

@@ -22,8 +22,9 @@ class Frame:
     """Each, where there are several."""
 
 
-HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "p99", "err/s", "errors")
-RIGHT = "   rrrrrrrr"
+_SHARES: Final = "queue/in/infer/out %"
+HEAD = ("model", "version", "state", "req/s", "queue", "batch", "mean", "p50", "p99", _SHARES, "err/s", "errors")
+RIGHT = "   rrrrrrrrr"
 
 
 def cells(row: TopRow) -> tuple[str, ...]:
@@ -36,6 +37,7 @@ def cells(row: TopRow) -> tuple[str, ...]:
         "-" if row.waiting < 0 else count(row.waiting),
         "-" if row.batch < 0 else f"{row.batch:.1f}",
         *("-" if each < 0 else duration(each) for each in (row.mean, row.p50, row.p99)),
+        "/".join(map(str, row.shares)) or "-",
         _number(row.errors_per_second),
         count(row.errors),
     )
@@ -76,6 +78,12 @@ def summary(frame: Frame) -> str:
     return ", ".join(parts)
 
 
+def advice_line(frame: Frame) -> str:
+    """Advice on the slowest model; empty if there is none."""
+    slowest = max(frame.rows, key=lambda row: row.mean, default=None)
+    return f"{slowest.model}: {slowest.advice}" if slowest is not None and slowest.advice else ""
+
+
 def text_lines(frame: Frame) -> Iterator[str]:
     """A frame in lines."""
     yield f"{time.strftime('%H:%M:%S')} {summary(frame)}"
@@ -86,4 +94,6 @@ def text_lines(frame: Frame) -> Iterator[str]:
         yield ""
     if frame.rows:
         yield from table(HEAD, [cells(row) for row in frame.rows], RIGHT)
+    if advice := advice_line(frame):
+        yield advice
     yield ""

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from modserve.core.statistics.sketch import FINE_QUERY
+
 from ..destination import Destination, address, addresses
 from ..errors import RefusedError, UnreachableError
 from ..remote_server import RemoteServer, connect
@@ -28,6 +30,7 @@ class SnapshotSource:
         self._clock = clock
         place = address(metrics_url) if metrics_url else own.address.at_port(METRICS_PORT, "http")
         self._path = place.prefix or "/metrics"
+        self._page = f"{self._path}?{FINE_QUERY}"
         self._metrics: RemoteServer | None = connect(replace(own, address=replace(place, prefix="")))
         self._explicit = bool(metrics_url)
         self._reads_own = not (self._explicit or own.address.over_grpc)
@@ -40,7 +43,7 @@ class SnapshotSource:
         if self._metrics is not None:
             own = self._own_page()
             try:
-                page = own or self._metrics.page(self._path)
+                page = own or self._metrics.page(self._page)
                 if _has_metrics(page):
                     return from_metrics(page, self._clock())
                 why = f"{self._metrics.url}{self._path} has no server metrics"
@@ -63,7 +66,7 @@ class SnapshotSource:
         """The page of the address itself; empty if it has none. Raises UnreachableError."""
         if self._reads_own:
             with contextlib.suppress(RefusedError):
-                page = self._server.page("/metrics")
+                page = self._server.page(f"/metrics?{FINE_QUERY}")
                 if _has_metrics(page):
                     return page
             self._reads_own = False

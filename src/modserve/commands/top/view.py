@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .frame import HEAD, RIGHT, SERVER_HEAD, SERVER_RIGHT, Frame, cells, server_cells, summary
+from .frame import HEAD, RIGHT, SERVER_HEAD, SERVER_RIGHT, Frame, advice_line, cells, server_cells, summary
 
 _STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNLOADED": "dim", "UNAVAILABLE": "bold red"}
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -28,7 +28,7 @@ def view(frame: Frame) -> RenderableType:
         texts: list[Text] = [Text(text) for text in cells(row)]
         texts[2].stylize(_STYLES.get(row.state, ""))
         texts[4].stylize("yellow" if row.waiting > 0 else "")
-        texts[9].stylize("bold red" if row.errors_per_second > 0 else "")
+        texts[10].stylize("bold red" if row.errors_per_second > 0 else "")
         table.add_row(*texts, style="" if row.per_second > 0 else "dim")
     parts: list[RenderableType] = [Text(summary(frame), style="bold")]
     if frame.history:
@@ -40,7 +40,7 @@ def view(frame: Frame) -> RenderableType:
         for line in frame.servers:
             servers.add_row(*server_cells(line), style="bold red" if line.figures is None else "")
         parts.append(servers)
-    return Group(*parts, table, Text("Ctrl-C to quit", style="dim"))
+    return Group(*parts, table, Text(advice_line(frame)), Text("Ctrl-C to quit", style="dim"))
 
 
 def _table(head: Sequence[str], sides: str) -> Table:

@@ -24,7 +24,8 @@ def verdict(trial: Trial, setup: TuneSetup) -> str:
     if trial.failure:
         return trial.failure
     if trial.rate and trial.best is not None:
-        return f"{rounded(trial.rate)}/s at p{level:g} {milliseconds(trial.best.percentiles[level])} ms"
+        rate = f"{'at least ' * trial.unfinished}{rounded(trial.rate)}/s"
+        return f"{rate} at p{level:g} {milliseconds(trial.best.percentiles[level])} ms"
     if trial.results:
         last, _ = trial.results[-1]
         return f"misses the goal at {rounded(last.load.value)}/s: {_why(last, level)}"
@@ -56,12 +57,17 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     """The measurement at the end, and what is to be done."""
     yield ""
     goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
+    at_present = outcome.best is outcome.trials[0]
+    if at_present and (why := _why_not_compared(outcome)):
+        rate = f"{rounded(outcome.best.rate)}/s" if outcome.best.rate else "no rate"
+        yield f"{why} So far, the current one reaches {rate} within {goal}."
+        return
     if outcome.out_of_time:
         yield "The time limit was reached before all configurations were tried; '--budget-secs' raises it."
     if not outcome.best.rate:
         yield f"No configuration meets {goal} at any rate."
         return
-    if outcome.best is outcome.trials[0]:
+    if at_present:
         yield f"No configuration is better than the current one: {rounded(outcome.best.rate)}/s within {goal}."
         return
     if outcome.finals is not None:
@@ -79,6 +85,15 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     else:
         yield "The recommended configuration was not compared with the current one."
     yield from (f"  {each}" for each in changes(outcome.best.point, setup.present))
+
+
+def _why_not_compared(outcome: TuneResult) -> str:
+    """Why a better configuration may have been missed; empty if all were measured to the end."""
+    if outcome.interrupted:
+        return "Interrupted before all configurations were compared."
+    if outcome.out_of_time or any(each.unfinished for each in outcome.trials):
+        return "Not enough time to compare the configurations: raise '--budget-secs'."
+    return ""
 
 
 def gain_line(outcome: TuneResult) -> str:

@@ -44,6 +44,8 @@ class Trial:
     """All rates that were measured, and whether each met the goal."""
     failure: str = ""
     better: bool = False
+    unfinished: bool = False
+    """The time was over before its highest rate was known."""
 
     @property
     def best(self) -> Measurement | None:
@@ -214,6 +216,7 @@ class TrialRunner:
                 last = result.load.value if met else 0.0
                 if time.monotonic() > deadline:
                     last = max(last, search.met)
+                    trial.unfinished = search.next() is not None
                     break
             trial.rate = max(trial.rate, last)
 

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .sketch import Sketch
+
 
 class Exemplar(NamedTuple):
     """One value that a histogram has counted, of which there is a trace."""
@@ -14,26 +16,43 @@ class Exemplar(NamedTuple):
 
 
 class Histogram:
-    """Counts by upper bound; `bounds` ascend, and one more bucket takes what lies above the last."""
+    """Counts by upper bound; `bounds` ascend, and one more bucket takes what lies above the last.
 
-    __slots__ = ("bounds", "buckets", "exemplars", "total")
+    The buckets are too wide for quantiles. Where these are shown, `unit_ns` is the unit of the values in nanoseconds,
+    and a sketch counts the same values; elsewhere it is 0.
+    """
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    __slots__ = ("bounds", "buckets", "exemplars", "sketch", "total", "unit_ns")
+
+    def __init__(self, bounds: Sequence[float], unit_ns: float = 0.0) -> None:
         self.bounds = tuple(bounds)
         self.buckets = [0] * (len(self.bounds) + 1)
         self.total = 0.0
         self.exemplars: dict[int, Exemplar] | None = None
         """The latest by bucket; None before the first."""
+        self.unit_ns = unit_ns
+        self.sketch: Sketch | None = Sketch() if unit_ns else None
 
     def observe(self, value: float, times: int = 1) -> None:
         self.buckets[bisect_left(self.bounds, value)] += times
         self.total += value * times
+        sketch = self.sketch
+        if sketch is not None:
+            sketch.observe(int(value * self.unit_ns), times)
 
     def exemplify(self, value: float, trace_id: str, unix_s: float) -> None:
         """Remember the trace of a value that is counted."""
         if self.exemplars is None:
             self.exemplars = {}
         self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, unix_s)
+
+    def copy(self) -> "Histogram":
+        """The same counts, without exemplars."""
+        copy = Histogram(self.bounds, self.unit_ns)
+        copy.buckets, copy.total = list(self.buckets), self.total
+        if self.sketch is not None:
+            copy.sketch = self.sketch.copy()
+        return copy
 
     def at(self, bounds: Sequence[float]) -> "Histogram":
         """The same counts in fewer buckets; `bounds` are some of this histogram's."""

@@ -45,11 +45,7 @@ class _Series:
 
     def read(self) -> float | Histogram:
         with self.lock:
-            if self.histogram is None:
-                return self.value
-            copy = Histogram(self.histogram.bounds)
-            copy.buckets, copy.total = list(self.histogram.buckets), self.histogram.total
-            return copy
+            return self.value if self.histogram is None else self.histogram.copy()
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +134,8 @@ class StoredMetrics:
             bounds = _checked_buckets(declared, buckets)
             series = declared.series.get(key)
             if series is None:
-                histogram = None if bounds is None else Histogram(bounds)
+                timed = family in self._store.shared and family.endswith("_seconds")
+                histogram = None if bounds is None else Histogram(bounds, 1e9 if timed else 0.0)
                 series = declared.series[key] = _Series(key, histogram)
             series.holders += 1
             metric = StoredMetric(self, declared, series)

@@ -169,15 +169,15 @@ class ModelStatistics:
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
         """By the response's index in its request; only for decoupled models."""
         self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
-        self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}))
+        self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}), 1.0)
         """Has the bounds of two families, `request_durations` and `first_responses`, as the next one has."""
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
         self.first_response_bounds: tuple[float, ...] = FIRST_RESPONSE_BUCKETS_NS
-        self.first_response_histogram = Histogram(self.request_histogram.bounds)
+        self.first_response_histogram = Histogram(self.request_histogram.bounds, 1.0)
         """From a request's arrival to the first of its responses; only for decoupled models."""
-        self.response_intervals = Histogram(RESPONSE_INTERVAL_BUCKETS_NS)
+        self.response_intervals = Histogram(RESPONSE_INTERVAL_BUCKETS_NS, 1.0)
         """From a response of a request to the next; only for decoupled models."""
         self.summaries: LatencySummaries | None = None
         """None unless the metrics page has summaries."""
@@ -381,7 +381,7 @@ class ModelStatistics:
 
 
 def _bounded(histogram: Histogram, bounds: Sequence[float]) -> Histogram:
-    return histogram if histogram.bounds == tuple(bounds) else Histogram(bounds)
+    return histogram if histogram.bounds == tuple(bounds) else Histogram(bounds, histogram.unit_ns)
 
 
 def _add(duration: Duration, ns: int) -> None:

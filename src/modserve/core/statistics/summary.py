@@ -1,19 +1,16 @@
 """Quantiles of what happened in the last minute, for pages that ask for summaries.
 
-A summary counts durations in buckets that grow with them: those below 128 ns have one each, and of all others 64 lie
-between a power of two and the next, so that a quantile is at most 1/128 away from the duration it stands for. The
-window is made of slots that are dropped one after the other. Counting costs the same whatever has come before.
+A summary counts durations in the buckets of a sketch. The window is made of slots that are dropped one after the
+other. Counting costs the same whatever has come before.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Final, final
 
+from .sketch import bucket_of, quantiles
+
 SLOTS: Final = 6
 SLOT_NS: Final = 10 * 10**9
-_FINE: Final = 128
-"""Durations below it have buckets of their own."""
-_FINE_BITS: Final = 7
 
 
 @final
@@ -52,35 +49,7 @@ class Summary:
         for number in range(max(oldest, self._slot - SLOTS + 1), self._slot + 1):
             for bucket, count in list(self._buckets[number % SLOTS].items()):
                 counts[bucket] = counts.get(bucket, 0) + count
-        total = sum(counts.values())
-        ordered = sorted(counts.items())
-        return [_quantile(ordered, total, rank) for rank in ranks]
-
-
-def _quantile(ordered: list[tuple[int, int]], total: int, rank: float) -> float:
-    running = 0
-    least = math.ceil(rank * total)
-    for bucket, count in ordered:
-        running += count
-        if running >= least:
-            return middle_of(bucket)
-    return math.nan
-
-
-def bucket_of(ns: int) -> int:
-    """The number of a duration's bucket."""
-    if ns < _FINE:
-        return ns if ns > 0 else 0
-    shift = ns.bit_length() - _FINE_BITS
-    return shift * (_FINE // 2) + (ns >> shift)
-
-
-def middle_of(bucket: int) -> float:
-    """The duration that stands for those of a bucket."""
-    if bucket < _FINE:
-        return float(bucket)
-    shift = bucket // (_FINE // 2) - 1
-    return float((bucket - shift * (_FINE // 2)) << shift) + (1 << shift) / 2 - 0.5
+        return quantiles(counts, ranks)
 
 
 @final

@@ -13,6 +13,7 @@ from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.frontends.http import probes
 from modserve.server import Server
 
+from .figures import Durations, durations, sketch_of
 from .streams import EngineFigures, StreamCounters, added_streams, engine_figures, stream_counters
 from .tenants import TenantCounters, added_tenants, tenant_counters
 
@@ -44,10 +45,10 @@ class RequestCounters(TypedDict):
     inferences: int
     """Batch sizes summed."""
     batches: int
-    latency: list[int]
-    """Requests by the buckets `bounds`."""
-    bounds: list[float]
-    """Upper bounds in milliseconds; one more bucket is above the last."""
+    latency: Durations
+    """Of the requests that succeeded."""
+    times: list[int]
+    """Nanoseconds of these requests, altogether and in the parts that `PARTS` names."""
     sizes: list[int]
     """Batches by the buckets `size_bounds`."""
     size_bounds: list[float]
@@ -219,8 +220,17 @@ def _counts(known: _Known, of_engine: EngineFigures | None) -> RequestCounters:
         "failures": {reason.value: count for reason, count in statistics.failures.items()},
         "inferences": statistics.inference_count,
         "batches": statistics.execution_count,
-        "latency": list(statistics.request_histogram.buckets),
-        "bounds": [bound / 1e6 for bound in statistics.request_histogram.bounds],
+        "latency": durations([statistics.request_histogram.sketch]),
+        "times": [
+            each.ns
+            for each in (
+                statistics.success,
+                statistics.queue,
+                statistics.compute_input,
+                statistics.compute_infer,
+                statistics.compute_output,
+            )
+        ],
         "sizes": list(statistics.batch_size_histogram.buckets),
         "size_bounds": list(statistics.batch_size_histogram.bounds),
         "closed": dict(statistics.close_reasons),
@@ -303,8 +313,8 @@ def _counts_of_all(rows: Sequence[RequestCounters]) -> RequestCounters:
         "failures": _sums(row["failures"] for row in rows),
         "inferences": sum(row["inferences"] for row in rows),
         "batches": sum(row["batches"] for row in rows),
-        "latency": _columns(rows, lambda row: row["latency"]),
-        "bounds": first["bounds"],
+        "latency": durations(sketch_of(row["latency"]) for row in rows),
+        "times": _columns(rows, lambda row: row["times"]),
         "sizes": _columns(rows, lambda row: row["sizes"]),
         "size_bounds": first["size_bounds"],
         "closed": _sums(row["closed"] for row in rows),

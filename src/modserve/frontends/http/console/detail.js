@@ -68,7 +68,8 @@ function openDetail() {
   const outcome = element("p", { role: "status", "aria-live": "polite", class: "soft" });
   const block = (name, ...content) => element("div", { hidden: true }, element("h3", {}, name), ...content);
   const bars = () => element("dl", { class: "bars" });
-  const [closed, sizes, failures] = [bars(), bars(), bars()];
+  const [parts, closed, sizes, failures] = [bars(), bars(), bars(), bars()];
+  const advice = element("p", { class: "soft" });
   const facts = element("dl", { class: "facts" });
   const decisions = element("tbody");
   const tunerFacts = element("dl", { class: "facts" });
@@ -77,6 +78,7 @@ function openDetail() {
   engineBlock.addEventListener("toggle", () => { if (engineBlock.open) { showEngine(engine, row); } });
   detail = {
     key: row.key, state, reason, actions, charts: {}, facts, engineBlock,
+    parts: [block("Parts of the mean time", parts, advice), parts, advice],
     closed: [block("Why batches were closed", closed), closed],
     sizes: [block("Batch sizes", sizes), sizes],
     failures: [block("Failures by reason", failures), failures],
@@ -89,7 +91,7 @@ function openDetail() {
   section.replaceChildren(
     element("div", { class: "head" }, title, state, close), reason, facts, actions, outcome,
     textPlace(row), detail.tiles,
-    element("div", { class: "columns" }, detail.closed[0], detail.sizes[0], detail.failures[0]),
+    element("div", { class: "columns" }, detail.parts[0], detail.closed[0], detail.sizes[0], detail.failures[0]),
     detail.tuner[0], engineBlock, requestForm(row));
   addActions(row, actions, outcome);
   section.hidden = false;
@@ -211,11 +213,14 @@ function refreshBars(row) {
     return [high === undefined ? `over ${low - 1}` : low >= high ? String(high) : `${low} to ${high}`, count];
   }).filter(([, count]) => count);
   const failures = Object.entries(row.failures || {}).filter(([, count]) => count);
-  for (const [[place, list], counts, each] of [
+  const parts = (row.parts || []).map((time, index) => [["queue", "input", "infer", "output"][index], time]);
+  write(detail.parts[2], row.advice || "");
+  for (const [[place, list], counts, each, show] of [
+    [detail.parts, parts, undefined, milliseconds],
     [detail.closed, closed.map(([reason, count]) => [REASONS[reason] || reason, count]), rate],
     [detail.sizes, sizes], [detail.failures, failures]]) {
     place.hidden = !counts.length;
-    writeBars(list, counts, each);
+    writeBars(list, counts, each, show);
   }
 }
 

@@ -56,8 +56,8 @@ function writeFacts(list, facts) {
   });
 }
 
-// Bars of counts, the share of each as a meter.
-function writeBars(list, counts, rate = () => "") {
+// Bars of counts or times, the share of each as a meter.
+function writeBars(list, counts, rate = () => "", show = (count) => count.toLocaleString("en")) {
   const total = counts.reduce((sum, [, count]) => sum + count, 0);
   while (list.children.length > 3 * counts.length) {
     list.lastChild.remove();
@@ -70,7 +70,7 @@ function writeBars(list, counts, rate = () => "") {
     write(dt, name);
     dd.firstChild.value = total ? count / total : 0;
     dd.firstChild.setAttribute("aria-label", `${name}: ${percent(total ? count / total : 0)}`);
-    write(value, `${count.toLocaleString("en")}${rate(name)}`);
+    write(value, `${show(count)}${rate(name)}`);
   });
 }
 

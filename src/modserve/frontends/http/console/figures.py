@@ -1,25 +1,44 @@
-"""What is made of two readings: rates and quantiles."""
+"""Rates and quantiles, made of two readings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import TypedDict
+
+from modserve.core.statistics.sketch import Sketch
+
+_SHARES = (0.5, 0.99)
+
+
+class Durations(TypedDict):
+    """A sketch in JSON: the numbers of its buckets, and the count of each."""
+
+    buckets: list[int]
+    counts: list[int]
+    longest: int
+
+
+def durations(sketches: Iterable[Sketch | None]) -> Durations:
+    """The sum of some sketches."""
+    whole = Sketch()
+    for sketch in sketches:
+        if sketch is not None:
+            whole.add(sketch)
+    return {"buckets": list(whole.counts), "counts": list(whole.counts.values()), "longest": whole.longest}
+
+
+def sketch_of(read: Durations) -> Sketch:
+    return Sketch(dict(zip(read["buckets"], read["counts"], strict=True)), read["longest"])
+
+
+def recent(now: Durations, then: Durations) -> Sketch:
+    """The durations counted between two readings; none if the model was loaded again between them."""
+    return sketch_of(now).since(sketch_of(then))
+
+
+def quantiles(sketch: Sketch) -> list[float | None]:
+    """p50 and p99 in milliseconds; None if nothing was counted."""
+    return [round(ns / 1e6, 4) if sketch.counts else None for ns in sketch.quantiles(_SHARES)]
 
 
 def rate(count: float, seconds: float) -> float:
     """Per second; 0 for a counter that has begun again."""
     return round(max(0, count) / seconds, 1)
-
-
-def quantile(bounds: Sequence[float], buckets: Sequence[int], share: float) -> float | None:
-    """What that share of the values in a histogram stayed below, as Prometheus estimates it; None without values.
-
-    Of those above the last bound nothing is known but that.
-    """
-    left = share * sum(buckets)
-    if not left:
-        return None
-    lower = 0.0
-    for bound, count in zip(bounds, buckets, strict=False):
-        if count and left <= count:
-            return round(lower + (bound - lower) * left / count, 4)
-        left -= count
-        lower = bound
-    return lower

@@ -9,8 +9,11 @@ from typing import Any, Final
 
 import orjson
 
+from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.time_parts import advice
+
 from .counters import Counters, ModelCounters, RequestCounters, ServerCounters
-from .figures import quantile, rate
+from .figures import quantiles, rate, recent, sketch_of
 from .streams import is_quiet, stream_row
 from .tenants import tenant_rows
 
@@ -35,6 +38,8 @@ _QUIET: Mapping[str, Any] = {
     "sizes": [],
     "size_bounds": [],
     "since_load": None,
+    "parts": None,
+    "advice": "",
     "stream": None,
 }
 """Rates a second, milliseconds, the mean batch size, and counts since its load of a model to which nothing comes."""
@@ -62,7 +67,7 @@ class Snapshot:
         seconds = 0.0 if self._reading is None else now - self._read_at
         rows: dict[str, dict[str, Any]] = {}
         changed: dict[str, dict[str, Any]] = {}
-        latency: dict[tuple[float, ...], list[int]] = {}
+        latency = Sketch()
         models = {f"{model['version']}:{model['name']}": model for model in reading["models"]}
         for key, model in models.items():
             before, old = self._models.get(key), self._rows.get(key)
@@ -70,7 +75,7 @@ class Snapshot:
             if old is not None and quiet and before == model:
                 rows[key] = old
                 continue
-            rows[key] = row = _row(model, None if before is None else before["counts"], seconds, latency)
+            rows[key] = row = _row(model, None if before is None else before["counts"], seconds, latency, old)
             if old is None:
                 changed[key] = row
             elif old != row:
@@ -107,9 +112,16 @@ def encoded(content: object) -> bytes:
 
 
 def _row(
-    model: ModelCounters, before: RequestCounters | None, seconds: float, latency: dict[tuple[float, ...], list[int]]
+    model: ModelCounters,
+    before: RequestCounters | None,
+    seconds: float,
+    latency: Sketch,
+    old: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What is shown of a model; its latest requests are added to the buckets in `latency`, by their bounds."""
+    """What is shown of a model, `old` a second ago; its latest requests are added to `latency`.
+
+    The parts of the time are those of the last second that had requests; until there is one, since the load.
+    """
     row: dict[str, Any] = {**{name: model[name] for name in _AS_READ}, **_QUIET}
     counts = model["counts"]
     if counts is None:
@@ -119,10 +131,11 @@ def _row(
     row["failures"], row["closed"] = counts["failures"], counts["closed"]
     row["sizes"], row["size_bounds"] = counts["sizes"], counts["size_bounds"]
     row["stream"] = stream_row(counts["stream"], None if before is None else before["stream"], seconds)
-    row["since_load"] = [quantile(counts["bounds"], counts["latency"], share) for share in (0.5, 0.99)]
+    row["since_load"] = quantiles(sketch_of(counts["latency"]))
+    row["parts"], row["advice"] = _parts(model["name"], counts["times"], counts["success"])
     if before is None or not seconds or _is_other(before, counts):
         return row
-    lately = [now - then for now, then in zip(counts["latency"], before["latency"], strict=True)]
+    latest = recent(counts["latency"], before["latency"])
     failed = sum(counts["failures"].values()) - sum(before["failures"].values())
     succeeded = counts["success"] - before["success"]
     inferences, batches = counts["inferences"] - before["inferences"], counts["batches"] - before["batches"]
@@ -135,12 +148,20 @@ def _row(
         row["hits"], row["misses"] = (
             rate(now - then, seconds) for now, then in zip(counts["cache"], before["cache"], strict=True)
         )
-    if any(lately):
-        row["p50"], row["p99"] = (quantile(counts["bounds"], lately, share) for share in (0.5, 0.99))
-        buckets = latency.setdefault(tuple(counts["bounds"]), [0] * len(lately))
-        for index, count in enumerate(lately):
-            buckets[index] += count
+    row["p50"], row["p99"] = quantiles(latest)
+    if succeeded:
+        times = [now - then for now, then in zip(counts["times"], before["times"], strict=True)]
+        row["parts"], row["advice"] = _parts(model["name"], times, succeeded)
+    elif old is not None:
+        row["parts"], row["advice"] = old["parts"], old["advice"]
+    latency.add(latest)
     return row
+
+
+def _parts(name: str, times: Sequence[int], requests: int) -> tuple[list[float] | None, str]:
+    """The parts of a request's mean time in milliseconds, None without requests; and advice on the largest."""
+    total, *parts = times
+    return [round(ns / requests / 1e6, 4) for ns in parts] if requests else None, advice(name, total, parts)
 
 
 def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
@@ -148,7 +169,6 @@ def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
     return (
         counts["success"] < before["success"]
         or counts["batches"] < before["batches"]
-        or len(counts["latency"]) != len(before["latency"])
         or len(counts["cache"]) != len(before["cache"])
     )
 
@@ -158,9 +178,9 @@ def _server(
     before: Counters | None,
     seconds: float,
     rows: Any,
-    latency: Mapping[tuple[float, ...], Sequence[int]],
+    latency: Sketch,
 ) -> dict[str, Any]:
-    """The sums of all models, and what is about the process. Latencies are of the bounds that most requests have."""
+    """The sums of all models, the quantiles of all their requests, and what is about the process."""
     server: dict[str, Any] = {**reading}
     models = list(rows)
     for name in ("requests", "inferences", "batches", "hits", "misses"):
@@ -177,8 +197,5 @@ def _server(
         server["failed"] = rate(reading["failures"] - before["server"]["failures"], seconds)
         server["cpu"] = round(max(0.0, reading["cpu_s"] - before["server"]["cpu_s"]) / seconds, 3)
     del server["cpu_s"]
-    server["p50"] = server["p99"] = None
-    if latency:
-        bounds, buckets = max(latency.items(), key=lambda item: sum(item[1]))
-        server["p50"], server["p99"] = (quantile(bounds, buckets, share) for share in (0.5, 0.99))
+    server["p50"], server["p99"] = quantiles(latency)
     return server

@@ -7,7 +7,7 @@ from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import ModelStatistics
 
-from .figures import quantile, rate
+from .figures import Durations, durations, quantiles, rate, recent, sketch_of
 
 _FIRST, _BETWEEN = "modserve_time_to_first_token_seconds", "modserve_inter_token_latency_seconds"
 _TOKENS: Final = ("modserve_prompt_tokens_total", "modserve_generation_tokens_total")
@@ -20,21 +20,13 @@ EngineFigures: TypeAlias = Mapping[str, Sequence[float | Histogram]]
 """The series of a model version by family."""
 
 
-class Times(TypedDict):
-    """A histogram."""
-
-    buckets: list[int]
-    bounds: list[float]
-    """Upper bounds in milliseconds; one more bucket is above the last."""
-
-
 class StreamCounters(TypedDict):
     """Of a language model, or another decoupled one. Lists are empty where only language models have them."""
 
     by_token: bool
-    first: Times
+    first: Durations
     """From the request to its first token or response."""
-    between: Times
+    between: Durations
     """From one to the next."""
     tokens: list[int]
     """Read, and generated."""
@@ -61,8 +53,8 @@ def stream_counters(
     if engine is not None and _FIRST in engine:
         return {
             "by_token": True,
-            "first": _times(_histograms(engine, _FIRST), 1e-3),
-            "between": _times(_histograms(engine, _BETWEEN), 1e-3),
+            "first": _durations(engine, _FIRST),
+            "between": _durations(engine, _BETWEEN),
             "tokens": [_sum(engine, name) for name in _TOKENS],
             "sequences": [_sum(engine, name) for name in _SEQUENCES],
             "cache": [value for value in engine.get(_CACHE, ()) if isinstance(value, float)],
@@ -71,8 +63,8 @@ def stream_counters(
         return None
     return {
         "by_token": False,
-        "first": _times([statistics.first_response_histogram], 1e6),
-        "between": _times([statistics.response_intervals], 1e6),
+        "first": durations([statistics.first_response_histogram.sketch]),
+        "between": durations([statistics.response_intervals.sketch]),
         "tokens": [],
         "sequences": [],
         "cache": [],
@@ -88,8 +80,8 @@ def added_streams(rows: Sequence[StreamCounters | None]) -> StreamCounters | Non
     alike = [row for row in streams if row["by_token"] == first["by_token"]]
     return {
         "by_token": first["by_token"],
-        "first": _added([row["first"] for row in alike]),
-        "between": _added([row["between"] for row in alike]),
+        "first": durations(sketch_of(row["first"]) for row in alike),
+        "between": durations(sketch_of(row["between"]) for row in alike),
         "tokens": [sum(counts) for counts in zip(*(row["tokens"] for row in alike), strict=True)],
         "sequences": [sum(counts) for counts in zip(*(row["sequences"] for row in alike), strict=True)],
         "cache": [value for row in alike for value in row["cache"]],
@@ -111,8 +103,8 @@ def stream_row(stream: StreamCounters | None, before: StreamCounters | None, sec
     }
     if before is None or not seconds or before["by_token"] != stream["by_token"]:
         return row
-    row["first"] = _quantiles(stream["first"], before["first"])
-    row["between"] = _quantiles(stream["between"], before["between"])
+    row["first"] = quantiles(recent(stream["first"], before["first"]))
+    row["between"] = quantiles(recent(stream["between"], before["between"]))
     if stream["tokens"]:
         row["tokens"] = [
             rate(now - then, seconds) for now, then in zip(stream["tokens"], before["tokens"], strict=True)
@@ -125,31 +117,8 @@ def is_quiet(row: Mapping[str, Any] | None) -> bool:
     return row is None or not (any(row["tokens"]) or row["first"][0] or row["between"][0])
 
 
-def _quantiles(now: Times, then: Times) -> list[float | None]:
-    if now["bounds"] != then["bounds"]:
-        return [None, None]
-    lately = [count - earlier for count, earlier in zip(now["buckets"], then["buckets"], strict=True)]
-    if min(lately) < 0:
-        return [None, None]  # the model was loaded anew
-    return [quantile(now["bounds"], lately, share) for share in (0.5, 0.99)]
-
-
-def _histograms(engine: EngineFigures, name: str) -> list[Histogram]:
-    return [value for value in engine.get(name, ()) if isinstance(value, Histogram)]
-
-
-def _times(histograms: Sequence[Histogram], unit: float) -> Times:
-    """The counts of all that have the bounds of the first; `unit` is a millisecond in theirs."""
-    each: list[Times] = [
-        {"buckets": list(one.buckets), "bounds": [bound / unit for bound in one.bounds]} for one in histograms
-    ]
-    return _added(each) if each else {"buckets": [], "bounds": []}
-
-
-def _added(times: Sequence[Times]) -> Times:
-    bounds = times[0]["bounds"]
-    lists = [each["buckets"] for each in times if each["bounds"] == bounds]
-    return {"buckets": [sum(counts) for counts in zip(*lists, strict=True)], "bounds": bounds}
+def _durations(engine: EngineFigures, name: str) -> Durations:
+    return durations(value.sketch for value in engine.get(name, ()) if isinstance(value, Histogram))
 
 
 def _sum(engine: EngineFigures, name: str) -> int:

@@ -1,0 +1,101 @@
+"""The percentiles that people see, by `modserve top` and in the console, beside those that clients measure."""
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from python_models import tensors, write_python
+from server_process import ServerProcess, serving
+
+from modserve.commands.bench.percentiles import percentiles_ms
+from modserve.core.statistics.sketch import FINE_QUERY
+
+HOST = "127.0.0.1"
+CODE = """
+import time
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(float(requests[0].inputs()[0].as_numpy()[0]) / 1000)
+        return [pb_utils.InferenceResponse(each.inputs()) for each in requests]
+"""
+BODY = '{"inputs": [{"name": "T", "datatype": "INT32", "shape": [1], "data": [%d]}]}'
+SLOW_MS, QUICK_MS = 180, 120
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("models")
+    config = "\n".join((tensors("input", T="INT32 1"), tensors("output", T="INT32 1"), "instance_group { count: 4 }"))
+    write_python(repository, "sleep", CODE, config, modes=["thread"])
+    with serving(repository, options=["--workers=2"]) as server:
+        yield server
+
+
+def load(server: ServerProcess, seconds: float) -> list[int]:
+    """Four clients of their own connections, which both workers get some of. Nanoseconds of each request."""
+
+    def client(milliseconds: int) -> list[int]:
+        end, taken = time.monotonic() + seconds, []
+        while time.monotonic() < end:
+            connection = http.client.HTTPConnection(HOST, server.http_port, timeout=30)
+            connection.connect()
+            begin = time.monotonic_ns()
+            connection.request("POST", "/v2/models/sleep_thread/infer", BODY % milliseconds)
+            answer = connection.getresponse()
+            answer.read()
+            taken.append(time.monotonic_ns() - begin)
+            assert answer.status == 200
+            connection.close()
+        return taken
+
+    with ThreadPoolExecutor(4) as threads:
+        return [ns for each in threads.map(client, (QUICK_MS, QUICK_MS, QUICK_MS, SLOW_MS)) for ns in each]
+
+
+def console(server: ServerProcess) -> list[float]:
+    """p50 and p99 since the load, in milliseconds."""
+    connection = http.client.HTTPConnection(HOST, server.http_port, timeout=30)
+    connection.request("GET", "/console/events")
+    response = connection.getresponse()
+    line = response.readline()
+    while not line.startswith(b"data: "):
+        line = response.readline()
+    connection.close()
+    found: list[float] = json.loads(line.removeprefix(b"data: "))["models"]["1:sleep_thread"]["since_load"]
+    return found
+
+
+def test_top_and_console_show_what_clients_measure(server: ServerProcess) -> None:
+    command = [sys.executable, "-m", "modserve", "top", "--plain", "--count=1", "--interval=4"]
+    command += [f"--url=http://{HOST}:{server.http_port}", f"--metrics-url=http://{HOST}:{server.metrics_port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        time.sleep(1.5)
+        exact = percentiles_ms(array("q", load(server, 2.0)), (50.0, 99.0))
+        out, _ = top.communicate(timeout=30)
+    [row] = [line for line in out.splitlines() if line.startswith("sleep_thread ")]
+    _, p50, p99 = (float(text) for text in re.findall(r"([\d.]+) ms", row))
+    assert [p50, p99] == [pytest.approx(each, rel=0.05) for each in exact.values()]
+    assert [p50, p99] == [pytest.approx(each, rel=0.02) for each in console(server)], "the same figure everywhere"
+
+
+def test_only_who_asks_gets_the_fine_buckets(server: ServerProcess) -> None:
+    load(server, 0.2)
+    pages = []
+    for path in ("/metrics", f"/metrics?{FINE_QUERY}"):
+        connection = http.client.HTTPConnection(HOST, server.metrics_port, timeout=30)
+        connection.request("GET", path)
+        pages.append(connection.getresponse().read().decode())
+        connection.close()
+    usual, fine = pages
+    assert "modserve_request_durations" not in usual
+    assert "modserve_request_longest_seconds" not in usual
+    counts = re.findall(r'^modserve_request_durations\{.*seconds="[\d.]+".*\} (\S+)$', fine, re.MULTILINE)
+    [requests] = re.findall(r"^modserve_request_duration_seconds_count\{.*\} (\S+)$", fine, re.MULTILINE)
+    assert sum(map(float, counts)) == float(requests), "of both workers"
