@@ -20,6 +20,7 @@ from modserve.commands import table
 from modserve.commands.doctor import checks as checks
 from modserve.commands.doctor import command as doctor
 from modserve.commands.doctor.checks import Check
+from modserve.core.pip_command import pip_install
 
 
 def levels(rows: Sequence[Check]) -> list[str]:
@@ -175,7 +176,7 @@ def test_temporary_files(tmp_path: Path) -> None:
 def test_engines() -> None:
     entries = [
         BackendEntry("onnxruntime", "ONNX Runtime", "1.2", "ONNX", True),
-        BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, "pip install 'modserve[torch]'"),
+        BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, pip_install("torch")),
         BackendEntry("python", "", "", "Python", True),
     ]
     assert only(list(checks.engines(entries)))[:3] == ("ok", "engines", "ONNX Runtime 1.2; not installed: pytorch")
@@ -185,7 +186,7 @@ def test_engines() -> None:
 def test_gpus() -> None:
     assert only(list(checks.gpus([], False)))[:3] == ("ok", "GPU", "none: models run on CPU cores")
     assert only(list(checks.gpus(["H100, 80 GiB"], True))).level == "ok"
-    assert only(list(checks.gpus(["H100, 80 GiB"], False))).advice == "pip install 'modserve[gpu]'"
+    assert only(list(checks.gpus(["H100, 80 GiB"], False))).advice == pip_install("gpu")
 
 
 def test_the_clock(tmp_path: Path) -> None:

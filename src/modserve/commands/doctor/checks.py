@@ -17,6 +17,7 @@ from typing import NamedTuple
 from modserve.__about__ import __version__
 from modserve.backends.inventory import BackendEntry, inventory
 from modserve.client.address import Address
+from modserve.core.pip_command import pip_install
 from modserve.execution.placement import available_cores
 from modserve.form import form
 from modserve.process.ports import PortError, opening, probe_port
@@ -74,7 +75,8 @@ def versions(own_form: str = form()) -> Iterator[Check]:
         except Exception as error:  # protobuf's, of generated code and a library that do not fit
             broken.append(f"{distribution}: {type(error).__name__}: {error}")
     if broken:
-        yield Check(PROBLEM, "libraries", "; ".join(broken), "pip install --force-reinstall modserve, and 'pip check'")
+        advice = f"{pip_install()} --force-reinstall, and 'pip check'"
+        yield Check(PROBLEM, "libraries", "; ".join(broken), advice)
     else:
         yield Check(OK, "libraries", ", ".join(dict.fromkeys(listed)))
 
@@ -238,7 +240,7 @@ def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) ->
     text = ", ".join(devices)
     if not has_build:
         text += "; the installed ONNX Runtime is for CPU cores only"
-    yield _check("GPU", text, "" if has_build else "pip install 'modserve[gpu]'")
+    yield _check("GPU", text, "" if has_build else pip_install("gpu"))
 
 
 def _gpus() -> list[str]:
