@@ -76,7 +76,7 @@ def table(extras: list[str], pins: list[str]) -> str:
         with tempfile.TemporaryDirectory() as directory:
             size, install, load = measure(extra, Path(directory) / "environment", more_words)
         core = core or size
-        name = f"`modserve[{extra}]`{build}" if extra else "`modserve`"
+        name = f"`[{extra}]`{build}" if extra else "`modserve`"
         more = f"{size - core:.0f} MB" if extra else "–"
         lines.append(f"| {name} | {size:.0f} MB | {more} | {install:.0f} s | {load:.2f} s |")
         print(lines[-1], file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """What keys cost: microseconds of CPU a request by the number of keys, a token seen before, and whether time tells.
 
-    python benchmarks/keys.py                # with PyJWT for the row of tokens: pip install 'modserve[auth]'
+    python benchmarks/keys.py                # with PyJWT for the row of tokens: pip install '.[auth]'
     python benchmarks/keys.py --tries 100000
     python benchmarks/keys.py --flood        # a server, and wrong keys from 1,000 connections beside a healthy client
     python benchmarks/keys.py --rate 10000   # the same with so many wrong keys a second, whatever the server answers

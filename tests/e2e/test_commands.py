@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -177,9 +178,17 @@ def test_no_server(server: ServerProcess) -> None:
 
 
 def test_the_doctor_names_who_has_a_port(server: ServerProcess) -> None:
-    text = run(server, "doctor", f"--http-port={server.http_port}", "--grpc-port=0", code=1, header="")
-    assert f"is in use by process {server.pid} (python" in text
+    with socket.create_server(("", 0)) as other:
+        options = [f"--http-port={other.getsockname()[1]}", "--grpc-port=0", "--metrics-port=0"]
+        text = run(server, "doctor", *options, code=1, header="")
+    assert f"is in use by process {os.getpid()} (python" in text
     assert "→ '--http-port' chooses another one\n" in text
+
+
+def test_the_doctor_knows_a_server_that_runs(server: ServerProcess) -> None:
+    ports = [f"--http-port={server.http_port}", f"--grpc-port={server.grpc_port}"]
+    text = run(server, "doctor", *ports, f"--metrics-port={server.metrics_port}", header="")
+    assert text.count("modserve answers at 0.0.0.0:") == 3
 
 
 def test_the_doctor_asks_a_server_what_is_open(server: ServerProcess) -> None:

@@ -173,3 +173,4 @@ def test_where_the_page_is(busy: ServerProcess) -> None:
     place = f"port {busy.metrics_port}, path /metrics"
     assert (answer.status, answer.json) == (404, {"error": f"Not Found: the metrics of this server are at {place}"})
     assert b"/metrics" in http(busy.metrics_port, "GET", "/").body
+    assert http(busy.metrics_port, "HEAD", "/metrics").status == 200

@@ -149,4 +149,6 @@ def test_the_metrics_page_has_every_version_once(server: ServerProcess) -> None:
     assert {("simple", "1"), ("digits", "1"), ("digits", "2")} <= set(samples)
     assert len(samples) == len(set(samples))
     other = http(server.metrics_port, "GET", "/nosuch")
-    assert (other.status, other.body) == (200, b"")
+    places = f"HTTP at port {server.http_port} and gRPC at port {server.grpc_port}"
+    text = f"Not Found: this port serves only /metrics, for Prometheus; other calls: {places}"
+    assert (other.status, other.json) == (404, {"error": text})

@@ -25,12 +25,13 @@ from modserve.backends.openvino.instance import OpenVinoInstance
 from modserve.backends.registry import BackendRegistry
 from modserve.backends.tensorflow.backend import TensorFlowBackend
 from modserve.core.configuration.model_config import TensorSpec
+from modserve.core.pip_command import pip_install
 from modserve.core.tensors import dtypes
 from modserve.testing import config, instance_spec
 
 pytestmark = pytest.mark.skipif(BY_BACKEND["tensorflow"].installed, reason="TensorFlow is installed")
 
-INSTALL = "pip install 'modserve[tensorflow]'"
+INSTALL = pip_install("tensorflow")
 BY_OPENVINO = f"OpenVINO runs it, because TensorFlow is not installed; TensorFlow may be able to: {INSTALL}"
 PLACEHOLDER = (
     b"\x12\x0bPlaceholder*\x0b\n\x05dtype\x12\x020\x01*\x1c\n\x05shape\x12\x13:\x11\x12\x0b\x08"

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
+from modserve.core.pip_command import pip_install
 from modserve.process.app import InferenceServer
 from modserve.settings import OptionError, Settings, from_command_line, telemetry
 
@@ -99,7 +100,7 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch, options: list[str], environme
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=re.escape("install it with: pip install 'modserve[otel]'")):
+    with pytest.raises(OptionError, match=re.escape(f"install it with: {pip_install('otel')}")):
         from_command_line(["--model-repository=models", *SPANS], {})
     assert from_command_line(["--model-repository=models"], {}).settings.trace.spans is None
 

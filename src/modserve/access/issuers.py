@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from modserve.core.errors import UnauthenticatedError, unavailable
+from modserve.core.pip_command import pip_install
 from modserve.core.tenants import Tenant
 from modserve.core.texts import is_unicode, unicode_text
 
@@ -57,7 +58,7 @@ def check_library() -> None:
     try:
         importlib.import_module("jwt.algorithms")
     except ImportError:
-        raise unavailable("tokens need PyJWT: pip install 'modserve[auth]'") from None
+        raise unavailable(f"tokens need PyJWT: {pip_install('auth')}") from None
 
 
 def _values(claim: object) -> Iterable[str]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 
+from modserve.core.pip_command import pip_install
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -23,14 +25,14 @@ class Engine:
     distributions: tuple[str, ...]
     """Whose version it has; the first one that is installed counts."""
     extra: str
-    """What to install: ``pip install 'modserve[extra]'``; empty for what is always there."""
+    """The extra of this package that installs it; empty for what is always there."""
     loads: str
     """The kinds of files, for people."""
     stand_ins: tuple[str, ...] = ()
     """Other backends whose engine runs some of these files where the library is not installed."""
     builds: tuple[tuple[str, str], ...] = ()
     """Where pip has several builds of different sizes: the command for each, the one for any machine first, and what
-    it installs."""
+    it installs. An empty command is that of the extra."""
     elsewhere: bool = False
     """Models run in processes whose environments may have the library, where the server's has not."""
 
@@ -63,17 +65,18 @@ class Engine:
     @property
     def install(self) -> str:
         """The command that installs it; empty for what is always there."""
-        return f"pip install 'modserve[{self.extra}]'" if self.extra else ""
+        return pip_install(self.extra) if self.extra else ""
 
     @property
     def install_lines(self) -> str:
         """A line to copy for each build, with what it installs as a comment."""
-        return "\n".join(f"{command}    # {remark}" for command, remark in self.builds) or self.install
+        return "\n".join(f"{command or self.install}    # {remark}" for command, remark in self.builds) or self.install
 
     @property
     def install_text(self) -> str:
         """For a sentence: the command, or the commands of several builds."""
-        return ", or ".join(f"{command} ({remark})" for command, remark in self.builds) or self.install
+        builds = [f"{command or self.install} ({remark})" for command, remark in self.builds]
+        return ", or ".join(builds) or self.install
 
 
 ENGINES = (
@@ -97,7 +100,7 @@ ENGINES = (
         "TorchScript (model.pt), exported and compiled programs (model.pt2), classes in model.py",
         builds=(
             ("pip install uv && uv pip install torch --torch-backend=cpu", "the CPU build, 0.9 GB"),
-            ("pip install 'modserve[torch]'", "on Linux the CUDA build, 5.6 GB"),
+            ("", "on Linux the CUDA build, 5.6 GB"),
         ),
     ),
     Engine(
@@ -156,8 +159,8 @@ ENGINES = (
 )
 """Those that this package runs without another library (python, identity, repeat, auto) are not here."""
 
-QUANTIZATION = "pip install 'modserve[quantization]'"
-"""What installs the package with which ONNX Runtime quantises models."""
+QUANTIZATION = "quantization"
+"""The extra with the package by which ONNX Runtime quantises models."""
 
 BY_BACKEND = {engine.backend: engine for engine in ENGINES}
 

@@ -8,8 +8,11 @@ from modserve.frontends.http.wire.context import Message
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
 from modserve.protocol.accept import weights
+from modserve.protocol.http.infer_response import encode_message
+from modserve.protocol.json.json_text import MIME_JSON
 
-_WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
+PATHS = frozenset({"/metrics", "/metrics/"})
+_METHODS = frozenset({"GET", "HEAD"})
 _OPENMETRICS = "application/openmetrics-text"
 
 
@@ -34,9 +37,10 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
 
 
 class MetricsApplication:
-    """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton.
+    """Serves what `render` gives at `PATHS`; other paths are 404, unlike Triton's, so that a probe of this port fails.
 
-    `fine` makes the page with the sketches of durations, for the query `FINE_QUERY`.
+    `fine` makes the page with the sketches of durations, for the query `FINE_QUERY`. `elsewhere` names the ports of the
+    server's other calls.
     """
 
     def __init__(
@@ -45,32 +49,51 @@ class MetricsApplication:
         content_type: str,
         openmetrics: OpenMetrics | None = None,
         fine: Callable[[], Awaitable[bytes]] | None = None,
+        elsewhere: Callable[[], str] = str,
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
         self._openmetrics = openmetrics
         self._fine = fine
+        self._elsewhere = elsewhere
 
     async def __call__(self, scope: Message, receive: object, send: Callable[[Message], Awaitable[None]]) -> None:
-        body, kind = _WHERE if scope["path"] == "/" else b"", self._content_type
-        if scope["path"] == "/metrics":
-            other = self._openmetrics
-            if self._fine is not None and FINE_QUERY in scope["query_string"].decode("latin-1").split("&"):
-                body = await self._fine()
-            elif other is not None and takes_openmetrics(_header(scope, b"accept"), other.preferred()):
-                body, kind = await other.render(), other.content_type.encode()
-            else:
-                rendered = self._render()
-                body = rendered if isinstance(rendered, bytes) else await rendered
+        if scope["path"] not in PATHS:
+            text = f"Not Found: this port serves only /metrics, for Prometheus{self._elsewhere()}"
+            await _refuse(send, 404, text)
+            return
+        if scope["method"] not in _METHODS:
+            await _refuse(send, 405, "Method Not Allowed: /metrics takes GET and HEAD", (b"allow", b"GET, HEAD"))
+            return
+        other, kind = self._openmetrics, self._content_type
+        if self._fine is not None and FINE_QUERY in scope["query_string"].decode("latin-1").split("&"):
+            body = await self._fine()
+        elif other is not None and takes_openmetrics(_header(scope, b"accept"), other.preferred()):
+            body, kind = await other.render(), other.content_type.encode()
+        else:
+            rendered = self._render()
+            body = rendered if isinstance(rendered, bytes) else await rendered
         headers = [(b"content-type", kind), (b"vary", b"accept, accept-encoding")]
         encoding = compression.choose(_header(scope, b"accept-encoding")) if body else None
         if encoding is not None:
             # The page of a hundred models is a megabyte of text that hardly differs from line to line.
             body = await on_thread(compression.encode, [body], encoding)
             headers.append((b"content-encoding", encoding.encode()))
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await _respond(send, 200, body, headers)
+
+
+async def _refuse(
+    send: Callable[[Message], Awaitable[None]], status: int, text: str, *headers: tuple[bytes, bytes]
+) -> None:
+    await _respond(send, status, encode_message(text), [(b"content-type", MIME_JSON.encode()), *headers])
+
+
+async def _respond(
+    send: Callable[[Message], Awaitable[None]], status: int, body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _header(scope: Message, name: bytes) -> str:

@@ -117,6 +117,7 @@ class Listeners:
         self._access = access
         self._audit = audit
         self._server = server
+        self._opened: dict[str, int] = {}
         server.draining.ports = self
         self._member = member
         self._settings = settings
@@ -147,7 +148,8 @@ class Listeners:
         if settings.allow_metrics:
             render = page.text if member is None else member.page
             openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
-            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, partial(render, False, True))
+            fine = partial(render, False, True)
+            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, fine, self._elsewhere)
             if authority is not None and "metrics" not in settings.auth_open:
                 app = _guarded(app, authority, server)
         alone = metrics_address_of(settings)
@@ -180,6 +182,11 @@ class Listeners:
     def _endings(self) -> dict[str, int]:
         return self._grpc.endings if self._grpc is not None else {}
 
+    def _elsewhere(self) -> str:
+        """The end of a message of the metrics port."""
+        ports = [f"{name} at port {port}" for name in ("HTTP", "gRPC") if (port := self._opened.get(name))]
+        return f"; other calls: {' and '.join(ports)}" if ports else ""
+
     def _left_out_lines(self) -> Iterator[Family]:
         """Of the logs that there are."""
         server, counts = self._server, {}
@@ -199,7 +206,7 @@ class Listeners:
         if self._access is not None:
             self._access.start()
         openings = PortOpenings()
-        opened: dict[str, int] = {}
+        opened = self._opened
         for name, address, port, *_ in self._addresses:
             listener = listeners[name]
             assert listener is not None, "made by the same addresses: this is a bug"

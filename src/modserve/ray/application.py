@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.pip_command import pip_install
 from modserve.settings import Settings
 
 NAME = "modserve"
@@ -63,9 +64,7 @@ def check_installed() -> None:
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
-        raise ModserveError(
-            Code.UNSUPPORTED, f'Ray Serve is not installed: pip install "modserve[ray]" ({error})'
-        ) from None
+        raise ModserveError(Code.UNSUPPORTED, f"Ray Serve is not installed: {pip_install('ray')} ({error})") from None
 
 
 def checked(model_repository: str | Path, serve_options: Mapping[str, Any]) -> Settings:

@@ -6,6 +6,7 @@ from typing import Any
 
 from modserve.core.configuration.cache_settings import RedisSettings
 from modserve.core.errors import unavailable
+from modserve.core.pip_command import pip_install
 
 from .shared_cache import CacheStoreError
 
@@ -22,7 +23,7 @@ def connect(settings: RedisSettings) -> "RedisStore":
         from redis.exceptions import RedisError
     except ImportError as error:
         raise unavailable(
-            f"--cache-config=redis,… needs the library redis ({error}); install it with: pip install 'modserve[redis]'"
+            f"--cache-config=redis,… needs the library redis ({error}); install it with: {pip_install('redis')}"
         ) from error
 
     class NamedConnection(SSLConnection):

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from modserve.core.configuration.cache_settings import CacheSettings, RedisSettings
+from modserve.core.pip_command import pip_install
 
 _DEFAULT_TTL_S = 3600.0
 """Of a Redis: what models responded that are no longer there must go some day."""
@@ -95,7 +96,7 @@ def _redis(values: Mapping[str, Any]) -> CacheSettings:
     if ("cert" in values) != ("key" in values):
         raise ValueError("cache 'redis' needs both of 'cert' and 'key', or neither")
     if find_spec("redis") is None:
-        raise ValueError("cache 'redis' needs the library redis; install it with: pip install 'modserve[redis]'")
+        raise ValueError(f"cache 'redis' needs the library redis; install it with: {pip_install('redis')}")
     renamed = {
         "tls_enabled": "tls",
         "connect_timeout": "connect_timeout_s",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 from modserve.core.configuration.trace_settings import SpanSettings
+from modserve.core.pip_command import pip_install
 
 _TEXTS = ("url", "protocol", "resource")
 _NUMBERS = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
@@ -78,7 +79,7 @@ def check_library() -> None:
     needed = ("opentelemetry.sdk.trace", *exporters)
     if not all(map(_is_installed, needed)):
         raise ValueError(
-            "trace mode 'opentelemetry' needs the OpenTelemetry library; install it with: pip install 'modserve[otel]'"
+            f"trace mode 'opentelemetry' needs the OpenTelemetry library; install it with: {pip_install('otel')}"
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.pip_command import pip_install
 
 from .description import TOKENIZER
 from .files import broken, read_bytes
@@ -18,7 +19,6 @@ Text: TypeAlias = str | tuple[str, str]
 """A text, or a pair of them, such as a query and a document."""
 Ids: TypeAlias = NDArray[np.int64]
 
-_MISSING: Final = "no tokenizer can be loaded: pip install 'modserve[text]'"
 PIECE_CHARACTERS: Final = 64 * 1024
 """Of the texts that a thread tokenizes at a time: some 15 ms of work, then others have their turn."""
 PIECE_TEXTS: Final = 256
@@ -159,7 +159,7 @@ def load(folder: Path) -> Tokenizer:
     try:
         tokenizers = importlib.import_module("tokenizers")
     except ImportError as error:
-        raise unsupported(_MISSING) from error
+        raise unsupported(f"no tokenizer can be loaded: {pip_install('text')}") from error
     path = folder / TOKENIZER
     content = read_bytes(path)
     if content is None:

@@ -28,6 +28,7 @@ from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.errors import invalid
 from modserve.core.lifecycle import LifecycleState
+from modserve.core.pip_command import pip_install
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 from modserve.protocol.control import metadata
@@ -185,7 +186,7 @@ async def test_without_the_package_that_quantises(bench: Workbench, monkeypatch:
     bench.cpu = INT8_CPU
     bench.write(tolerance="0.2")
     report = await bench.report()
-    assert whys(report)[3] == "int8 needs the package onnx: pip install 'modserve[quantization]'"
+    assert whys(report)[3] == f"int8 needs the package onnx: {pip_install('quantization')}"
     assert chosen(report) == (OV, "int8")
     monkeypatch.setattr(catalogue, "is_installed", lambda module: True)
     assert not (await bench.report())["from_cache"], "the package came: another measurement"

@@ -21,6 +21,7 @@ from modserve.backends.auto.candidates import (
 from modserve.backends.auto.options import AutoOptions, Tolerance, engine_parameters, read_options, warnings
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code, ModserveError
+from modserve.core.pip_command import pip_install
 
 X86 = """processor	: 0
 model name	: AMD EPYC
@@ -50,7 +51,7 @@ def test_the_reference_of_every_format_has_full_precision() -> None:
     [
         (["openvino"], ["amx_bf16"], ""),
         (["openvino"], ["avx512f"], "this CPU cannot compute bf16: it needs one of avx512_bf16, amx_bf16"),
-        (["onnxruntime"], ["amx_bf16"], "OpenVINO is not installed: pip install 'modserve[openvino]'"),
+        (["onnxruntime"], ["amx_bf16"], f"OpenVINO is not installed: {pip_install('openvino')}"),
     ],
 )
 def test_what_is_in_the_way(available: list[str], flags: list[str], why: str) -> None:
@@ -65,7 +66,7 @@ def test_a_package_that_int8_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(by_name) == ["onnxruntime fp32", "openvino fp32", "openvino bf16", "onnxruntime int8", "openvino int8"]
     assert missing_package(by_name["onnxruntime int8"]) == ""
     monkeypatch.setattr(catalogue, "is_installed", lambda module: False)
-    wants = "int8 needs the package onnx: pip install 'modserve[quantization]'"
+    wants = f"int8 needs the package onnx: {pip_install('quantization')}"
     assert missing_package(by_name["onnxruntime int8"]) == wants
     assert missing_package(by_name["openvino int8"]) == ""
     assert hindrance(by_name["openvino int8"], ["openvino"], ["avx_vnni"]) == ""

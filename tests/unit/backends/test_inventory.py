@@ -9,6 +9,7 @@ import pytest
 
 from modserve.backends import catalogue, inventory
 from modserve.backends.catalogue import ENGINES
+from modserve.core.pip_command import pip_install
 
 
 def by_name() -> dict[str, inventory.BackendEntry]:
@@ -30,14 +31,14 @@ def test_what_is_missing_comes_last_with_its_command(monkeypatch: pytest.MonkeyP
     assert [entry.backend for entry in entries][-len(missing) :] == missing
     assert missing == sorted(engine.backend for engine in ENGINES if engine.backend != "onnxruntime")
     assert {"openvino", "pytorch", "tensorflow"} <= {*missing}
-    assert by_name()["openvino"].install == "pip install 'modserve[openvino]'"
+    assert by_name()["openvino"].install == pip_install("openvino")
     assert by_name()["onnxruntime"].install == ""
 
 
 def test_one_library_in_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "is_installed", lambda module: module == "openvino")
     entry = by_name()["tensorflow"]
-    assert (entry.library, entry.installed, entry.install) == ("OpenVINO", True, "pip install 'modserve[tensorflow]'")
+    assert (entry.library, entry.installed, entry.install) == ("OpenVINO", True, pip_install("tensorflow"))
 
 
 def test_backends_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

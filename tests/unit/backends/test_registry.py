@@ -19,6 +19,7 @@ from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
 from modserve.backends.registry import GROUP, BackendRegistry, imports_since, new_instance
 from modserve.core.configuration.model_config import InstanceKind, ModelConfig
 from modserve.core.errors import Code, ModserveError
+from modserve.core.pip_command import pip_install
 from modserve.testing import PuppetBackend, config, instance_spec
 
 MODULE = """
@@ -105,7 +106,7 @@ def test_a_backend_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatc
     others = ", ".join(registry.names)
     assert refusal(registry, "openvino") == (
         Code.INVALID_ARG,
-        "backend 'openvino' needs OpenVINO, which is not installed here: pip install 'modserve[openvino]'; installed "
+        f"backend 'openvino' needs OpenVINO, which is not installed here: {pip_install('openvino')}; installed "
         f"backends are: {others}",
     )
 

@@ -1,10 +1,15 @@
 """What the doctor says of machines that are made up, and of this one."""
 
+import contextlib
 import errno
 import json
 import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,7 @@ from modserve.commands import table
 from modserve.commands.doctor import checks as checks
 from modserve.commands.doctor import command as doctor
 from modserve.commands.doctor.checks import Check
+from modserve.core.pip_command import pip_install
 
 
 def levels(rows: Sequence[Check]) -> list[str]:
@@ -63,6 +69,58 @@ def test_ports() -> None:
     assert (grpc.name, grpc.advice) == ("gRPC port", "'--grpc-port' chooses another one")
     assert "this user may not open it" in grpc.text
     assert [port for _, port in seen] == [8000, 8001, 8002]
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes, request_id: str = "") -> Iterator[int]:
+    """An HTTP server that answers everything with `body`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("X-Request-ID", request_id)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "request_id", "expected"),
+    [
+        (200, b'{"name": "modserve"}', "", "ok"),
+        (401, b'{"error": "no key"}', "0123456789-1", "ok"),
+        (200, b'{"name": "triton"}', "", "problem"),
+        (200, b'["modserve"]', "", "problem"),
+        (200, b"hello", "", "problem"),
+    ],
+)
+def test_ports_of_a_server_that_runs(status: int, body: bytes, request_id: str, expected: str) -> None:
+    """The metrics port is that of the same process, the gRPC port of somebody else."""
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    with (
+        answering(status, body, request_id) as http_port,
+        socket.create_server(("127.0.0.1", 0)) as beside,
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        assert other.stdout is not None
+        grpc_port, metrics_port = int(other.stdout.readline()), beside.getsockname()[1]
+        options = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+        settings = Settings(model_repository=(Path(),), http_address="127.0.0.1", grpc_address="127.0.0.1", **options)
+        http, grpc, metrics = checks.ports(settings)
+    assert levels([http, grpc, metrics]) == [expected, "problem", expected]
+    assert (http.text == f"modserve answers at 127.0.0.1:{http_port}") == (expected == "ok")
+    assert "the port is in use by process" in grpc.text
 
 
 def test_ports_that_are_switched_off_or_any() -> None:
@@ -118,7 +176,7 @@ def test_temporary_files(tmp_path: Path) -> None:
 def test_engines() -> None:
     entries = [
         BackendEntry("onnxruntime", "ONNX Runtime", "1.2", "ONNX", True),
-        BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, "pip install 'modserve[torch]'"),
+        BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, pip_install("torch")),
         BackendEntry("python", "", "", "Python", True),
     ]
     assert only(list(checks.engines(entries)))[:3] == ("ok", "engines", "ONNX Runtime 1.2; not installed: pytorch")
@@ -128,7 +186,7 @@ def test_engines() -> None:
 def test_gpus() -> None:
     assert only(list(checks.gpus([], False)))[:3] == ("ok", "GPU", "none: models run on CPU cores")
     assert only(list(checks.gpus(["H100, 80 GiB"], True))).level == "ok"
-    assert only(list(checks.gpus(["H100, 80 GiB"], False))).advice == "pip install 'modserve[gpu]'"
+    assert only(list(checks.gpus(["H100, 80 GiB"], False))).advice == pip_install("gpu")
 
 
 def test_the_clock(tmp_path: Path) -> None:

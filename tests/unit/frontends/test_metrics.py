@@ -281,20 +281,37 @@ def test_two_servers_in_one_process_share_no_metrics() -> None:
     assert 'model="a"' not in second
 
 
-WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
+ELSEWHERE = "Not Found: this port serves only /metrics, for Prometheus; other calls: HTTP at port 8000"
+NOT_ALLOWED = "Method Not Allowed: /metrics takes GET and HEAD"
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [("/metrics", b"page"), ("/", WHERE), ("/v2", b""), ("/metrics/", b"")],
-    ids=lambda value: str(value),
+    ("method", "path", "status", "text"),
+    [
+        ("GET", "/metrics", 200, "page"),
+        ("GET", "/metrics/", 200, "page"),
+        ("HEAD", "/metrics", 200, ""),
+        ("GET", "/", 404, ELSEWHERE),
+        ("GET", "/v2/health/ready", 404, ELSEWHERE),
+        ("POST", "/v2/models/m/infer", 404, ELSEWHERE),
+        ("GET", "/metrics/x", 404, ELSEWHERE),
+        ("POST", "/metrics", 405, NOT_ALLOWED),
+        ("OPTIONS", "/metrics/", 405, NOT_ALLOWED),
+    ],
 )
-async def test_the_metrics_port(path: str, body: bytes) -> None:
-    transport = httpx.ASGITransport(MetricsApplication(lambda: b"page", prometheus.CONTENT_TYPE))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        answer = await client.get(path)
-    assert (answer.status_code, answer.content) == (200, body)
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+async def test_the_metrics_port(method: str, path: str, status: int, text: str) -> None:
+    app = MetricsApplication(
+        lambda: b"page", prometheus.CONTENT_TYPE, elsewhere=lambda: "; other calls: HTTP at port 8000"
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        answer = await client.request(method, path, headers={"Accept-Encoding": "identity"})
+    assert answer.status_code == status
+    if status == 200:
+        assert (answer.text, answer.headers["content-type"]) == (text, "text/plain; charset=utf-8")
+        assert answer.headers["content-length"] == "4"
+    else:
+        assert answer.json() == {"error": text}
+    assert answer.headers.get("allow") == ("GET, HEAD" if status == 405 else None)
 
 
 @pytest.mark.parametrize(

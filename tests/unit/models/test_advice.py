@@ -7,11 +7,12 @@ import pytest
 
 from modserve.backends import catalogue
 from modserve.core.files.config_file import misspelt_config
+from modserve.core.pip_command import pip_install
 from modserve.models.diagnosis import advice
 
 PYTORCH = (
     "pip install uv && uv pip install torch --torch-backend=cpu (the CPU build, 0.9 GB), or "
-    "pip install 'modserve[torch]' (on Linux the CUDA build, 5.6 GB)"
+    f"{pip_install('torch')} (on Linux the CUDA build, 5.6 GB)"
 )
 
 INSTALLED = ["identity", "onnxruntime", "repeat"]
@@ -70,7 +71,7 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
     "keras": (
         {"1/model.h5": b"x"},
         [
-            "'1/model.h5' is a Keras file: pip install 'modserve[tensorflow]'",
+            f"'1/model.h5' is a Keras file: {pip_install('tensorflow')}",
             "model.export('model.savedmodel')",
             "tf2onnx",
         ],
@@ -79,15 +80,15 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
         {"1/saved_model.pb": b"x"},
         ["'1/saved_model.pb' is a TensorFlow graph: pip", "into a folder 'model.savedmodel'", "tf2onnx"],
     ),
-    "openvino": ({"1/model.xml": b"x"}, ["'1/model.xml' is an OpenVINO file: pip install 'modserve[openvino]'"]),
-    "a forest": ({"1/model.ubj": b"x"}, ["'1/model.ubj' is a file of XGBoost: pip install 'modserve[trees]'"]),
+    "openvino": ({"1/model.xml": b"x"}, [f"'1/model.xml' is an OpenVINO file: {pip_install('openvino')}"]),
+    "a forest": ({"1/model.ubj": b"x"}, [f"'1/model.ubj' is a file of XGBoost: {pip_install('trees')}"]),
     "catboost": (
         {"1/model.cbm": b"x"},
         ["'1/model.cbm' is a file of CatBoost: save it with model.save_model('model.onn"],
     ),
     "a language model": (
         {"1/llama.gguf": b"x"},
-        ["'1/llama.gguf' is a file of llama.cpp: pip install 'modserve[genai]'", "with llama-cpp-python"],
+        [f"'1/llama.gguf' is a file of llama.cpp: {pip_install('genai')}", "with llama-cpp-python"],
     ),
     "tensorrt": ({"1/model.plan": b"x"}, ["'1/model.plan' is a TensorRT engine: serve the ONNX file that"]),
     "tensorrt by its tool": ({"1/model.engine": b"x"}, ["'1/model.engine' is a TensorRT engine"]),
@@ -222,8 +223,8 @@ def test_a_model_of_mlflow_below_its_version(tmp_path: Path) -> None:
         ("torchscript", f"did you mean 'pytorch'? It needs PyTorch: {PYTORCH}"),
         ("pytorch", f"It needs PyTorch: {PYTORCH}"),
         ("tensorrt_plan", ""),
-        ("tensorflow_savedmodel", "did you mean 'tensorflow'? It needs TensorFlow: pip install 'modserve[tensorflow]'"),
-        ("xgboost", "did you mean 'fil'? It needs Treelite: pip install 'modserve[trees]'"),
+        ("tensorflow_savedmodel", f"did you mean 'tensorflow'? It needs TensorFlow: {pip_install('tensorflow')}"),
+        ("xgboost", f"did you mean 'fil'? It needs Treelite: {pip_install('trees')}"),
         ("tensorrtllm", "language models run on backend 'openvino_genai' (GGUF files, OpenVINO IR), or 'vllm' (mo"),
         ("llama_cpp", "language models run on"),
         ("nosuch", ""),

@@ -13,6 +13,7 @@ from modserve.core.configuration.ensemble_config import EnsembleConfig, Step
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.configuration.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
 from modserve.core.lifecycle import IndexEntry, LifecycleState
+from modserve.core.pip_command import pip_install
 from modserve.core.requests.normalize import Signature
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
@@ -107,7 +108,7 @@ def test_an_engine_with_builds_of_different_sizes() -> None:
     lines = engines_table([BackendEntry("pytorch", "PyTorch", "", "TorchScript", False, pytorch.install_lines)])
     assert lines.splitlines()[-2:] == [
         "    pip install uv && uv pip install torch --torch-backend=cpu    # the CPU build, 0.9 GB",
-        "    pip install 'modserve[torch]'    # on Linux the CUDA build, 5.6 GB",
+        f"    {pip_install('torch')}    # on Linux the CUDA build, 5.6 GB",
     ]
 
 

@@ -1,5 +1,6 @@
 """What Ray is told of an application, and what cannot be asked for."""
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from modserve import ModserveError, cli, ray
 from modserve.commands.ray import reason
+from modserve.core.pip_command import pip_install
 from modserve.ray.application import check_installed, checked, deployment_options
 from modserve.ray.scaling import PendingPolicy, replicas
 from modserve.ray.sessions import MODEL_HOMES, candidates, owner, session_id
@@ -21,14 +23,14 @@ def _absent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_ray_the_message_says_how_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModserveError, match=r'Ray Serve is not installed: pip install "modserve\[ray\]"'):
+    with pytest.raises(ModserveError, match=re.escape(f"Ray Serve is not installed: {pip_install('ray')}")):
         check_installed()
     with pytest.raises(ModserveError, match="not installed"):
         ray.app(REPOSITORY, deployment={"num_replicas": 2})
     with pytest.raises(ModserveError, match="not installed"):
         ray.build({"model_repository": REPOSITORY})
     assert cli.main(["ray", "deploy", "--model-repository", REPOSITORY]) == 1
-    assert 'Ray Serve is not installed: pip install "modserve[ray]"' in capsys.readouterr().err
+    assert f"Ray Serve is not installed: {pip_install('ray')}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

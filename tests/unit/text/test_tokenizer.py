@@ -1,5 +1,6 @@
 """Texts to tokens, against the library with its own truncation."""
 
+import re
 import threading
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.pip_command import pip_install
 from modserve.text.tokenizer import PIECE_CHARACTERS, PIECE_TEXTS, Text, Tokenizer, load, pieces, shares
 from text_folders import IDS, WORDS, tokenizer, write_folder
 
@@ -168,7 +170,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(ModserveError, match=r"pip install 'modserve\[text\]'") as caught:
+    with pytest.raises(ModserveError, match=re.escape(pip_install("text"))) as caught:
         load(write_folder(tmp_path, with_tokenizer=False))
     assert caught.value.code is Code.UNSUPPORTED
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modserve.core.errors import invalid
+from modserve.core.pip_command import pip_install
 
 from .. import catalogue
 
@@ -26,7 +27,7 @@ class Candidate:
     """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
 
     `variant` tells apart what has the same engine and precision. Of the flags one suffices; without any the candidate
-    runs everywhere. `module` is a Python module that it needs besides the engine, which `install` installs.
+    runs everywhere. `module` is a Python module that it needs besides the engine, which `extra` installs.
     """
 
     backend: str
@@ -35,7 +36,7 @@ class Candidate:
     needs: tuple[str, ...] = ()
     variant: str = ""
     module: str = ""
-    install: str = ""
+    extra: str = ""
 
     @property
     def name(self) -> str:
@@ -81,7 +82,7 @@ _ONNX = (
         {"dynamic_quantization": "int8"},
         _INT8_FLAGS,
         module="onnx",
-        install=catalogue.QUANTIZATION,
+        extra=catalogue.QUANTIZATION,
     ),
     *_OPENVINO[-1:],
 )
@@ -173,7 +174,7 @@ def missing_package(candidate: Candidate) -> str:
     """Which package it needs that is not installed, and how to install it; empty if there is none."""
     if not candidate.module or catalogue.is_installed(candidate.module):
         return ""
-    return f"{candidate.precision} needs the package {candidate.module}: {candidate.install}"
+    return f"{candidate.precision} needs the package {candidate.module}: {pip_install(candidate.extra)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.pip_command import pip_install
 
 from .. import catalogue
 from ..api import ModelSource
@@ -101,7 +102,7 @@ class QuantisedFile:
     def _run(self, path: Path, target: Path) -> None:
         doing = f"model '{self._model}' cannot be quantised"
         if not catalogue.is_installed("onnx"):
-            raise invalid(f"{doing}: this needs the package onnx: {catalogue.QUANTIZATION}")
+            raise invalid(f"{doing}: this needs the package onnx: {pip_install(catalogue.QUANTIZATION)}")
         ended = run([sys.executable, "-P", str(_PROGRAM), str(path), str(target)], doing, _LIMIT_S)
         if ended.returncode:
             raise _failure(doing, last_lines(ended.stderr, 1).strip())

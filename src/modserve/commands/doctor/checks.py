@@ -1,6 +1,7 @@
 """The checks of ``modserve doctor``, a function each. Their sources are arguments, so that tests can replace them."""
 
 import asyncio
+import json
 import os
 import platform
 import shutil
@@ -15,15 +16,20 @@ from typing import NamedTuple
 
 from modserve.__about__ import __version__
 from modserve.backends.inventory import BackendEntry, inventory
+from modserve.client.address import Address
+from modserve.core.pip_command import pip_install
 from modserve.execution.placement import available_cores
 from modserve.form import form
 from modserve.process.ports import PortError, opening, probe_port
 from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.open_files import for_connections, raised_limit
+from modserve.resources.port_owner import listener
 from modserve.settings import Settings
-from modserve.settings.listen_addresses import listen_addresses
+from modserve.settings.listen_addresses import ListenAddress, listen_addresses
 
+from ..errors import UnreachableError
 from ..terminal import count, plural, size
+from .keyless_call import ask
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _CGROUP = Path("/sys/fs/cgroup")
@@ -69,7 +75,8 @@ def versions(own_form: str = form()) -> Iterator[Check]:
         except Exception as error:  # protobuf's, of generated code and a library that do not fit
             broken.append(f"{distribution}: {type(error).__name__}: {error}")
     if broken:
-        yield Check(PROBLEM, "libraries", "; ".join(broken), "pip install --force-reinstall modserve, and 'pip check'")
+        advice = f"{pip_install()} --force-reinstall, and 'pip check'"
+        yield Check(PROBLEM, "libraries", "; ".join(broken), advice)
     else:
         yield Check(OK, "libraries", ", ".join(dict.fromkeys(listed)))
 
@@ -92,8 +99,9 @@ def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
 
 
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
-    """Whether the ports of these settings can be opened, or who has them."""
+    """Whether the ports of these settings can be opened, or who has them: a server of ours is no problem."""
     probe = probe or _probe
+    own: Path | None = None
     addresses = {each.name: each for each in listen_addresses(settings)}
     for name in ("HTTP", "gRPC", "metrics", *(["admin"] if "admin" in addresses else ())):
         listening = addresses.get(name)
@@ -106,11 +114,30 @@ def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -
             with opening(name, listening.address, listening.port):
                 probe(listening.address, listening.port)
         except PortError as error:
-            text, _, advice = str(error).rpartition("; ")
-            yield Check(PROBLEM, f"{name} {kind}", text, advice)
+            process = None if listening.path else listener(listening.port)
+            conflict = listening.path or error.refusals[0].in_use
+            if conflict and name in ("HTTP", "admin") and _is_modserve(listening):
+                own = process
+            elif process is None or process != own:
+                text, _, advice = str(error).rpartition("; ")
+                yield Check(PROBLEM, f"{name} {kind}", text, advice)
+                continue
+            yield Check(OK, f"{name} {kind}", f"modserve answers at {listening}")
         else:
             any_port = not listening.path and not listening.port
             yield Check(OK, f"{name} {kind}", "any that is free" if any_port else f"{listening} is free")
+
+
+def _is_modserve(listening: ListenAddress) -> bool:
+    """Whether an HTTP server that listens there says that it is one. With keys, its ids of requests say so."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.address, listening.address)
+    place = Address("https" if listening.secure else "http", host, listening.port, socket=listening.path)
+    try:
+        response = ask(place, "GET", "/v2")
+        about = json.loads(response.text)
+    except (UnreachableError, ValueError):
+        return False
+    return bool(response.process) or (isinstance(about, dict) and about.get("name") == "modserve")
 
 
 def _probe(address: str, port: int) -> None:
@@ -213,7 +240,7 @@ def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) ->
     text = ", ".join(devices)
     if not has_build:
         text += "; the installed ONNX Runtime is for CPU cores only"
-    yield _check("GPU", text, "" if has_build else "pip install 'modserve[gpu]'")
+    yield _check("GPU", text, "" if has_build else pip_install("gpu"))
 
 
 def _gpus() -> list[str]:

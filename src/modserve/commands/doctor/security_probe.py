@@ -2,40 +2,25 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 
-from modserve.client.address import CONNECT_SECONDS, Access, Address
-from modserve.client.http_sync import UnixConnection
+from modserve.client.address import Address
 
 from ..errors import UnreachableError
 from . import tls_probe
 from .checks import OK, PROBLEM, WARNING, Check
+from .keyless_call import StatusText, ask
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY = "modserve-doctor-none"
 """A model that there is not."""
 _REFUSALS = (401, 403)
 _ABSENT = "Not Found"
-_LARGEST = 65_536
 _METRICS_PORT = re.compile(r"at port (\d+)")
-_NO_ID = {"X-Request-ID": "doctor has none"}
-"""Not an id, for its spaces: the process that responds makes one."""
-_OWN_ID = re.compile(r"([0-9a-f]{10})-[0-9a-f]+")
-"""An id that a server has made. It begins with the name of its process."""
 _CONTROL_ADVICE = (
     "loads, unloads, drains and settings through it reach one server: '--url' and --peers take the servers' own "
     "addresses, http://HOST:PORT,http://HOST:PORT or dns:///NAME:PORT"
 )
-
-
-class _StatusText(NamedTuple):
-    """`software` is what the response says that it has passed, `process` which one has made it; empty if unknown."""
-
-    status: int
-    text: str
-    software: str = ""
-    process: str = ""
 
 
 class _Probe(NamedTuple):
@@ -82,7 +67,7 @@ def all_checks(address: Address) -> Iterator[Check]:
         if tls_probe.needs_certificate(address):
             yield Check(OK, "calls", "none without a client certificate")
             return
-    health = _ask(address, "GET", "/v2/health/live")
+    health = ask(address, "GET", "/v2/health/live")
     if health.status not in (200, 503, *_REFUSALS):
         raise UnreachableError(f"{address} does not speak the protocol: /v2/health/live has status {health.status}")
     if not address.secure and is_loopback(address.host):
@@ -91,7 +76,7 @@ def all_checks(address: Address) -> Iterator[Check]:
         text = "off: others on the way read and change requests, responses and keys"
         yield Check(PROBLEM, "TLS", text, TLS_ADVICE.format("http"))
     yield Check(OK, "health", "needs a key" if health.status in _REFUSALS else "open, for probes")
-    responses = [_ask(address, probe.method, probe.path) for probe in _PROBES]
+    responses = [ask(address, probe.method, probe.path) for probe in _PROBES]
     yield from _gateway([health, *responses])
     for probe, response in zip(_PROBES, responses, strict=True):
         if response.status in _REFUSALS:
@@ -103,7 +88,7 @@ def all_checks(address: Address) -> Iterator[Check]:
     yield from _metrics(address, level)
 
 
-def _gateway(responses: Sequence[_StatusText]) -> Iterator[Check]:
+def _gateway(responses: Sequence[StatusText]) -> Iterator[Check]:
     """Whether something stands before one server or several; nothing where it is a server itself that responds."""
     software = ", ".join(dict.fromkeys(each.software for each in responses if each.software))
     processes = len({each.process for each in responses if each.process})
@@ -117,7 +102,7 @@ def _gateway(responses: Sequence[_StatusText]) -> Iterator[Check]:
 
 
 def _metrics(address: Address, level: str) -> Iterator[Check]:
-    own = _ask(address, "GET", "/metrics")
+    own = ask(address, "GET", "/metrics")
     if own.status == 200:
         text = "open at this port: names of models, and how much each is used"
         yield Check(level, "metrics", text, KEYS_ADVICE)
@@ -131,7 +116,7 @@ def _metrics(address: Address, level: str) -> Iterator[Check]:
         return
     port = int(place[1])
     try:
-        response = _ask(address.at_port(port, "http"), "GET", "/metrics")
+        response = ask(address.at_port(port, "http"), "GET", "/metrics")
     except UnreachableError:
         yield Check(OK, "metrics", f"port {port} cannot be reached from here")
         return
@@ -140,29 +125,3 @@ def _metrics(address: Address, level: str) -> Iterator[Check]:
     else:
         text = f"open at port {port}: names of models, and how much each is used"
         yield Check(level, "metrics", text, "--metrics-address of an inner network, or 127.0.0.1; or keys")
-
-
-def _ask(address: Address, method: str, path: str) -> _StatusText:
-    """The call shows no key, so whoever answers learns nothing: certificates are not checked."""
-    place = address.host, address.port
-    connection: HTTPConnection
-    if address.socket:
-        connection = UnixConnection(address.socket, CONNECT_SECONDS)
-    elif address.secure:
-        context = Access(insecure=True).context()
-        connection = HTTPSConnection(*place, timeout=CONNECT_SECONDS, context=context)
-    else:
-        connection = HTTPConnection(*place, timeout=CONNECT_SECONDS)
-    try:
-        body = b"{}" if method == "POST" else None
-        headers = _NO_ID | ({"Content-Type": "application/json"} if body else {})
-        connection.request(method, f"{address.prefix}{path}", body, headers)
-        response = connection.getresponse()
-        text = response.read(_LARGEST).decode(errors="replace")
-        own = _OWN_ID.fullmatch(response.headers.get("X-Request-ID", ""))
-        software = response.headers.get("Via") or response.headers.get("Server") or ""
-        return _StatusText(response.status, text, software[:100], own[1] if own else "")
-    except (OSError, HTTPException) as error:
-        raise UnreachableError(f"cannot reach {address}: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        connection.close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from modserve.core.requests import request_ids
+from modserve.frontends.metrics import PATHS as METRICS_PATHS
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import ADMIN_PATHS, DRAIN
 from modserve.server import Server
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from modserve.observability.audit_log import AuditLog
 
 _PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
-_METRICS = "/metrics"
 _ID = request_ids.HEADER.lower().encode()
 
 
@@ -61,7 +61,7 @@ class Application:
         """The calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if self._metrics is not None and scope["path"] == _METRICS:
+        if self._metrics is not None and scope["path"] in METRICS_PATHS:
             await self._metrics(scope, receive, send)
             return
         app = self._app

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from modserve.core.files.remote_place import RemotePlace
+from modserve.core.pip_command import pip_install
 
 from .credentials import Credentials, credentials_of, s3_access
 from .failures import unreadable
@@ -14,7 +15,6 @@ from .failures import unreadable
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-INSTALL = "pip install 'modserve[remote]'"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _MOST_WORDS = 200
 
@@ -24,7 +24,7 @@ def open_store(place: RemotePlace, timeout_s: float) -> "ObjectStore":
     try:
         from obstore.store import AzureStore, GCSStore, S3Store
     except ImportError as error:
-        raise unreadable(place, f"this needs the library obstore: {INSTALL}") from error
+        raise unreadable(place, f"this needs the library obstore: {pip_install('remote')}") from error
     known = credentials_of(place)
     config: dict[str, Any]
     provider: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from modserve.core.errors import Code, ModserveError, internal, unsupported
+from modserve.core.pip_command import pip_install
 
 from .errors import TemplateError
 
@@ -45,7 +46,7 @@ class ChatTemplate:
         self, source: str, model: str, special_tokens: Mapping[str, str] | None = None, seconds: float = MOST_SECONDS
     ) -> None:
         if importlib.util.find_spec("jinja2") is None:
-            raise unsupported("chat templates need Jinja2: pip install 'modserve[text]'")
+            raise unsupported(f"chat templates need Jinja2: {pip_install('text')}")
         self._model = model
         self._seconds = seconds
         if len(source) > MOST_SOURCE:

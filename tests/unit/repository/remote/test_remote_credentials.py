@@ -1,6 +1,7 @@
 """Credentials: Triton's variables, its file, and what the libraries find by themselves."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from remote_fixtures import PLACE, place_of
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.pip_command import pip_install
 from modserve.repository.remote.credentials import credentials_of, s3_access
 from modserve.repository.remote.store import open_store
 
@@ -135,7 +137,7 @@ def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("place", [PLACE, GS, AZURE], ids=str)
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(ModserveError, match=r"pip install 'modserve\[remote\]'") as caught:
+    with pytest.raises(ModserveError, match=re.escape(pip_install("remote"))) as caught:
         open_store(place, 1)
     assert caught.value.code is Code.INVALID_ARG
 

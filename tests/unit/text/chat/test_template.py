@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.pip_command import pip_install
 from modserve.text.chat import template as templates
 from modserve.text.chat.errors import TemplateError
 from modserve.text.chat.template import ChatTemplate
@@ -298,7 +299,7 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes, text: str) -> N
 def test_without_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert read_template("m", {}, tmp_path) is None
-    with pytest.raises(ModserveError, match=r"chat templates need Jinja2: pip install 'modserve\[text\]'") as raised:
+    with pytest.raises(ModserveError, match=re.escape(f"chat templates need Jinja2: {pip_install('text')}")) as raised:
         read_template("m", {"chat_template": "{{ 1 }}"}, tmp_path)
     assert raised.value.code is Code.UNSUPPORTED
 
