@@ -15,7 +15,7 @@ from modserve.core.servable import Servable, base
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
-from modserve.observability.families import Collector, render
+from modserve.observability.families import Collector, Family, collected, page
 from modserve.observability.gpus import GpuCollector
 from modserve.observability.machine import MachineCollector
 from modserve.observability.server_families import ServerFigures
@@ -74,14 +74,17 @@ class MetricsPage:
         statistics = [each.statistics for each in self._server.ready_models()]
         return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
 
-    async def text(self, openmetrics: bool = False) -> bytes:
-        """For the event loop's thread. Pages are made one after the other."""
+    async def families(self) -> list[Family]:
+        """For the event loop's thread. They are made for one page after the other."""
         async with self._one:
             if self._about is None:
                 self._about = await asyncio.to_thread(_about)
             self._servables = self._server.ready_models()
             self._figures = self._read(*self._about)
-            return await asyncio.to_thread(render, self.collectors, openmetrics)
+            return await asyncio.to_thread(lambda: list(collected(self.collectors)))
+
+    async def text(self, openmetrics: bool = False) -> bytes:
+        return await asyncio.to_thread(page, await self.families(), openmetrics)
 
     def _state(self) -> ServerFigures:
         assert self._figures is not None, "read before each page: this is a bug"
