@@ -90,8 +90,9 @@ class WorkerControl:
                 await self._make(each, "")
 
     async def roll_back(self, rollback: RouteRollback) -> None:
-        """Do what a rule of a routing has done in another worker."""
         self._server.routings.roll_back(rollback)
+        if rollback.model in self._server.model_names():
+            self._server.rank(rollback.model)
 
     async def _end(self) -> None:
         self._leave()
