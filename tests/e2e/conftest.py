@@ -31,6 +31,7 @@ LONGEST = (
     "test_memory_of_unloaded_models",
     "test_unread_logs",
     "test_workers",
+    "test_rolled_back_versions",
     "test_perf_analyzer",
     "test_what_to_try",
     "test_record_and_replay",

@@ -1,5 +1,6 @@
 """Calls to a running server by `modserve.client`, with advice for failures."""
 
+import json
 import os
 import socket
 import ssl
@@ -14,6 +15,7 @@ from google.protobuf import json_format
 from modserve.client import remote
 from modserve.client.address import PORTS
 from modserve.client.errors import ClientError, ClientTimeoutError
+from modserve.client.http_messages import model_path
 from modserve.client.http_sync import HttpTransport
 from modserve.client.transport import (
     CONFIG,
@@ -107,6 +109,11 @@ class RemoteServer:
         """The page at a path of an HTTP port, such as metrics."""
         with _advice(self._destination):
             return self._http().page(path).decode(errors="replace")
+
+    def roll_back(self, model: str, version: str, reason: str | None) -> Any:
+        """Requests that name no version do not go to this one any more, or for None do; the routing there is then."""
+        body = json.dumps({"rolled_back": {version: reason}}).encode()
+        return json.loads(b"".join(self.lines(f"{model_path(model, None)}/routing", body)) or b"{}")
 
     def lines(self, path: str, body: bytes) -> Generator[bytes]:
         """The lines of the response to a body of JSON, as they come. Closing the iterator ends the call."""

@@ -5,7 +5,7 @@ reads and checks its configuration once (`Blueprint`), the repository brings the
 (`DirectoryLease`), and the blueprint makes a `Servable` of them.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from .errors import ModserveError
 from .files.config_file import CONFIG_FILE
 from .servable import Servable
-from .version import unserved
+from .version import RolledBack, unserved
 
 Needs: TypeAlias = Mapping[str, frozenset[int | None]]
 """The models that another one is made of, with the versions that it needs; None stands for any version."""
@@ -68,6 +68,17 @@ class Listing:
 
     folders: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Folders in the model's directory that are not versions."""
+
+    rolled_back: Mapping[int, RolledBack] = field(default_factory=dict, hash=False, repr=False)
+    """Versions that were rolled back, as a file in the model's directory has it. No mark depends on it."""
+    remark: str = field(default="", compare=False, repr=False)
+    """What is wrong with that file, so that it is ignored."""
+
+    def left_out(self, versions: Collection[int]) -> Iterator[str]:
+        """Messages about versions that were rolled back and are not one of these, which are served."""
+        for version, rolled_back in sorted(self.rolled_back.items()):
+            if version in self.versions and version not in versions:
+                yield f"version {version} was rolled back, and is not served: {rolled_back.reason}"
 
     def mark(self, version: int) -> object:
         """Equal for two listings from which a version would be loaded alike."""
@@ -173,7 +184,10 @@ class Blueprint:
     @property
     def unserved(self) -> str:
         """Message about versions in the folder that the policy leaves out; empty if there are none."""
-        return "" if self.failure is not None else unserved(self.listing.versions, self.versions)
+        if self.failure is not None:
+            return ""
+        others = unserved(set(self.listing.versions) - self.listing.rolled_back.keys(), self.versions)
+        return "; ".join(filter(None, [*self.listing.left_out(self.versions), others]))
 
 
 class UnreadableModelError(ModserveError):

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -44,19 +44,37 @@ class ModelId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Requests that name no version no longer go to a version of a model."""
+
+    reason: str
+    """With figures, if a rule has found it."""
+    at_ms: int
+    """Milliseconds since 1970."""
+    unsaved: str = ""
+    """Why a restart forgets it, and what to do about that; empty if the model's folder has it."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPolicy:
     """The versions of a repository that are served: the `latest` highest ones, the `specific` ones, or all of them."""
 
     latest: int = 0
     specific: tuple[int, ...] = ()
 
-    def select(self, available: Iterable[int]) -> list[int]:
-        """The versions to serve in ascending order; specific versions that are not available are left out."""
+    def select(self, available: Iterable[int], rolled_back: Container[int] = ()) -> list[int]:
+        """The versions to serve in ascending order; specific versions that are not available are left out.
+
+        The latest ones are those that were not rolled back, if there are any.
+        """
         present = sorted(set(available))
         if self.specific:
             specific = set(self.specific)
             return [version for version in present if version in specific]
-        return present[-self.latest :] if self.latest else present
+        if not self.latest:
+            return present
+        good = [version for version in present if version not in rolled_back]
+        return (good or present)[-self.latest :]
 
 
 def may_be_model(folder: str) -> bool:

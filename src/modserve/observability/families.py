@@ -156,13 +156,26 @@ def escaped_value(text: str) -> str:
 
 
 def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
-    """The page in Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without samples.
+    """The page of what these collectors have to say."""
+    return page(collected(collectors), openmetrics)
+
+
+def collected(collectors: Iterable[Collector]) -> Iterator[Family]:
+    for collect in collectors:
+        try:  # one that fails takes nothing but its own families from the page
+            yield from collect()
+        except Exception as error:
+            count_failure("metrics", error)
+
+
+def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
+    """In Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without samples.
 
     OpenMetrics wants counters to be called ``<name>_total``. Those that Triton calls otherwise are ``unknown`` in it:
     names are the same in both formats.
     """
     lines: list[str] = []
-    for each in (each for collect in collectors for each in _families(collect)):
+    for each in families:
         breathe()
         samples = _lines(each, openmetrics)
         if not samples:
@@ -173,14 +186,6 @@ def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
         lines += samples
     lines.append("# EOF\n" if openmetrics else "")
     return "\n".join(lines).encode()
-
-
-def _families(collect: Collector) -> Iterator[Family]:
-    """What a collector has to say; one that fails takes nothing but its own families from the page."""
-    try:
-        yield from collect()
-    except Exception as error:
-        count_failure("metrics", error)
 
 
 def _head(each: Family, openmetrics: bool) -> tuple[str, str]:

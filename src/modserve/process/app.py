@@ -268,7 +268,7 @@ async def serve(
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member, access, audit)
             if member is not None:
-                await member.start(server, tasks, listeners.page.text, settings.http.max_json)
+                await member.start(server, tasks, listeners.page.families, settings.http.max_json)
 
             async def open_ports() -> bool:
                 try:

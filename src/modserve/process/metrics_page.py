@@ -15,7 +15,7 @@ from modserve.core.servable import Servable, base
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
-from modserve.observability.families import Collector, Family, render
+from modserve.observability.families import Collector, Family, collected, page
 from modserve.observability.gpus import GpuCollector
 from modserve.observability.machine import MachineCollector
 from modserve.observability.server_families import ServerFigures
@@ -74,15 +74,18 @@ class MetricsPage:
         statistics = [each.statistics for each in self._server.ready_models()]
         return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
 
-    async def text(self, openmetrics: bool = False, fine: bool = False) -> bytes:
-        """For the event loop's thread. Pages are made one after the other. `fine`: with the sketches of durations."""
+    async def families(self, fine: bool = False) -> list[Family]:
+        """For the event loop's thread, made for one page after the other. `fine`: with sketches of durations."""
         async with self._one:
             if self._about is None:
                 self._about = await asyncio.to_thread(_about)
             self._servables = self._server.ready_models()
             self._figures = self._read(*self._about)
             collectors = [*self.collectors, self._sketches] if fine else self.collectors
-            return await asyncio.to_thread(render, collectors, openmetrics)
+            return await asyncio.to_thread(lambda: list(collected(collectors)))
+
+    async def text(self, openmetrics: bool = False, fine: bool = False) -> bytes:
+        return await asyncio.to_thread(page, await self.families(fine), openmetrics)
 
     def _sketches(self) -> Iterator[Family]:
         return prometheus.sketch_families(self._servables)

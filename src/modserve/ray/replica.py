@@ -1,7 +1,7 @@
 """The class of the deployment: a server in the process of a Ray replica."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -129,7 +129,7 @@ for _service, _methods in SERVICES:
         setattr(Replica, _name, _stream(_path) if _row.server_streaming else _unary(_path))
 
 
-async def _no_page(openmetrics: bool, fine: bool) -> bytes:
+async def _no_page(orphans: Collection[str], fine: bool) -> bytes:
     return b""
 
 

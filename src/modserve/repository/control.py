@@ -14,8 +14,11 @@ from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.loading import Blueprint, Listing, Repository
 from modserve.core.runtime.background import Background
 from modserve.core.runtime.failures import count_failure
+from modserve.core.version import RolledBack
+from modserve.routing import reading
 
-from . import overrides
+from . import overrides, rollbacks
+from .local import LocalRepository
 from .manager import ModelManager
 from .outages import Outages
 
@@ -109,6 +112,8 @@ class ModelControl:
         self._seen: dict[str, Listing | None] = {}
         """What polling saw the last time; None for a model that has to be looked at again."""
         self._outages = Outages()
+        self._keeping = asyncio.Lock()
+        self._table.routings.keep = self._keep_soon
         self._tasks = Background("model_control")
         self.waiting: tuple[str, ...] = ()
         """The models that were in the repositories at the start and were not loaded then."""
@@ -211,7 +216,13 @@ class ModelControl:
             raise _not_in_repository(name)
         listing = dataclasses.replace(present.models[name], config=config)
         former = self._targets.get(name)
-        if config is None and former is not None and former.failure is None and listing.same_files(former.listing):
+        if (
+            config is None
+            and former is not None
+            and former.failure is None
+            and listing.same_files(former.listing)
+            and (former.listing.config is not None or listing.rolled_back == former.listing.rolled_back)
+        ):
             target = former  # also with the configuration that came with it
         else:
             target = (await self._manager.inspect([listing]))[name]
@@ -273,6 +284,46 @@ class ModelControl:
                 f"'{mode.value}', start it with --model-control-mode=explicit"
             )
 
+    # Versions that take requests, and those that were rolled back
+
+    async def set_routing(self, name: str, document: object, checked: bool) -> None:
+        """As `Server.set_routing`. With `checked`, somebody else has checked it, and writes what there is to write."""
+        table, latest = self._table, self._table.latest(name)
+        if reasons := reading.rollbacks(document):
+            present = (await scan(self._repositories, (name,))).models.get(name)
+            for version in [version for version, reason in reasons.items() if reason]:
+                if present is None or version not in present.versions:
+                    raise invalid(
+                        f"model '{name}' has no version {version} in a repository, which could be rolled back"
+                    )
+            for version, rolled_back in table.routings.decide(name, reasons).items():
+                table.rank(name)
+                await self.keep_rollback(name, version, rolled_back)
+            return
+        if not checked:  # versions may have gone since they were
+            table.check_routing(name, document)
+        table.routings.set(name, latest, document)
+        table.rank(name)
+        if not checked:
+            await self.keep_rollback(name)
+
+    def _keep_soon(self, name: str, version: int, rolled_back: RolledBack) -> None:
+        self._tasks.start(self._keep(name, version, rolled_back))
+
+    async def keep_rollback(self, name: str, version: int = 0, rolled_back: RolledBack | None = None) -> None:
+        """Write into a model's folder that a version was rolled back, or is no longer; without a version, none is."""
+        await self._operate(self._keep(name, version, rolled_back))
+
+    async def _keep(self, name: str, version: int, rolled_back: RolledBack | None) -> None:
+        model = self._table.models.get(name)
+        if model is None or model.blueprint is None:
+            return
+        async with self._keeping:
+            why = await asyncio.to_thread(_write, model.blueprint.listing, version, rolled_back)
+        if why:
+            _log.error("model '%s': %s", name, why)
+            self._table.routings.unsaved(name, version, why)
+
     # Polling
 
     async def poll(self) -> None:
@@ -324,6 +375,23 @@ class ModelControl:
     async def _names(self) -> Counter[str]:
         """In how many repositories each model is."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
+
+
+def _write(listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
+    """Why what was rolled back cannot be written down; empty if it is. Blocking."""
+    file, folder = listing.path / rollbacks.FILE, listing.path / str(version)
+    remedy = f"remove '{folder}', or a restart of this or another server takes version {version} for the latest again"
+    if type(listing.repository) is not LocalRepository:
+        return "" if rolled_back is None else f"the server writes nothing to {listing.repository}: {remedy}"
+    try:
+        if version:
+            rollbacks.write(listing.path, version, rolled_back)
+        else:
+            rollbacks.remove(listing.path)
+    except OSError as error:
+        remedy = f"remove '{file}', or a restart rolls back what it names" if rolled_back is None else remedy
+        return f"'{file}' cannot be written: {error.strerror}: {remedy}"
+    return ""
 
 
 def _not_in_repository(name: str) -> ModserveError:

@@ -15,6 +15,8 @@ from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.texts import is_unicode, unicode_text
 from modserve.core.version import folder_owner, may_be_model, parse_directory
 
+from . import rollbacks
+
 MODEL_FILES = frozenset(
     {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".gguf", ".h5", ".keras"}
 )
@@ -83,6 +85,8 @@ class LocalRepository:
         links = [path] if path.is_symlink() else []
         folders: list[str] = []
         for below, status, is_directory, is_link in walk(path, (_COMPILED,)):
+            if below in _NOT_LOADED:
+                continue
             top, *rest = below.split(os.sep)
             version = parse_directory(top) if rest or is_directory else None
             mark: Mark = () if is_directory else (status.st_mtime_ns, status.st_size)
@@ -100,6 +104,7 @@ class LocalRepository:
             file, content = CONFIG_FILE, _content(path / CONFIG_FILE, name)
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
         kept = {version: frozenset(files) for version, files in weights.items()}
+        rolled_back, remark = rollbacks.read(path)
         refusal = None if self._outside_links else self._refusal(name, links)
         return Listing(
             name,
@@ -112,6 +117,8 @@ class LocalRepository:
             marks=by_version,
             weights=kept,
             folders=tuple(sorted(folders)),
+            rolled_back=rolled_back,
+            remark=remark,
         )
 
     def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
@@ -185,5 +192,6 @@ def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
 
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
+_NOT_LOADED = (rollbacks.FILE, rollbacks.NEW)
 _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""

@@ -44,7 +44,7 @@ class ModelRow:
     problem: str = ""
     """What is wrong with the model as it is in the repository, while no version could be tried or older ones serve."""
     latest: Servable | None = None
-    """The highest READY version."""
+    """The highest READY version that was not rolled back, if there is one."""
     front: Servable | None = None
     """What takes requests that name no version: `latest`, or the routing between the READY versions."""
     failed_loads: dict[int, int] = field(default_factory=dict)

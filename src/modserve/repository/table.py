@@ -180,7 +180,7 @@ class ModelTable:
         return self.loans.lend(servable, *(lent.parts if isinstance(lent, Routed) else (lent,)))
 
     def latest(self, name: str) -> Servable:
-        """The highest READY version. Raises as `get` does."""
+        """The highest READY version that was not rolled back. Raises as `get` does."""
         model = self.models.get(name)
         if model is None or model.latest is None:
             raise self._refusal(name, None)
@@ -221,7 +221,8 @@ class ModelTable:
             for version, row in sorted(model.versions.items()):
                 state = row.state
                 ailment = row.servable.unready_reason if row.servable is not None else None
-                reason = ailment or (state.reason if row.servable is None else model.problem or _presence(row.servable))
+                note = model.problem or self.routings.note(name, version, model.latest)
+                reason = ailment or (state.reason if row.servable is None else note or _presence(row.servable))
                 entry = IndexEntry(name, version, state.state, reason, state.load_ns)
                 beside = row.added and model.latest is not None and not self._strict
                 yield entry, ailment is None and (beside or not state.holds_up_readiness)
@@ -346,9 +347,8 @@ class ModelTable:
 
     def rank(self, name: str) -> None:
         """Other versions of a model are READY, or they have another routing."""
-        model = self.models[name]
-        served = model.served
-        model.latest = next(reversed(served.values()), None)
+        model, served = self.models[name], self.models[name].served
+        model.latest = self.routings.latest(name, served)
         model.front = self.routings.front(name, served, model.latest)
         if model.latest is None:
             model.made_of = {}

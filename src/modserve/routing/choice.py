@@ -5,7 +5,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .rollback import RequestWindow, RolledBack
+from modserve.core.version import RolledBack
+
+from .rollback import RequestWindow
 
 
 @dataclass(slots=True, eq=False)

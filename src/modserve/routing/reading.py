@@ -19,8 +19,11 @@ _MOST_LOOKED_AT = 1000
 """Requests of a route that the rule for a rollback looks at: their latencies are sorted now and then."""
 _MOST_COPIES = 1000
 _MAX_WEIGHT = 1e9
+_MOST_REASON = 2000
+"""Characters."""
 _MAX_SECONDS = 86400.0
 
+ROLLED_BACK: Final = "rolled_back"
 _MEMBERS = ("labels", "split", "sticky", "shadow", "rollback", "allow_missing")
 
 
@@ -44,6 +47,27 @@ def read(document: object) -> Routing:
     if not isinstance(allow_missing, bool):
         raise _wrong("routing.allow_missing", allow_missing, "true or false")
     return Routing(labels, split, _sticky(top.get("sticky", "")), shadow, rollback, allow_missing, top)
+
+
+def rollbacks(document: object) -> dict[int, str]:
+    """The versions that a document rolls back instead of being a routing, with the reasons: `{"rolled_back": {…}}`.
+
+    None of them for a routing. An empty reason stands for a version that is no longer rolled back. Raises INVALID_ARG.
+    """
+    if not isinstance(document, Mapping) or ROLLED_BACK not in document:
+        return {}
+    if others := sorted(str(name) for name in document if name != ROLLED_BACK):
+        raise invalid(f"routing.{ROLLED_BACK} stands alone, and keeps the routing as it is; beside it is: {others[0]}")
+    versions: dict[int, str] = {}
+    for name, reason in _object(document[ROLLED_BACK], f"routing.{ROLLED_BACK}").items():
+        if _VERSION.fullmatch(name) is None:
+            raise invalid(f"routing.{ROLLED_BACK} has '{name[:100]}', expected a version such as 2")
+        if reason is not None and not (isinstance(reason, str) and 0 < len(reason) <= _MOST_REASON):
+            raise _wrong(f"routing.{ROLLED_BACK}.{name}", reason, f"the reason, a text of 1 to {_MOST_REASON}, or null")
+        versions[int(name)] = reason or ""
+    if not versions:
+        raise invalid(f"routing.{ROLLED_BACK} is empty, expected a version with the reason, or with null")
+    return versions
 
 
 def missing(routing: Routing, versions: Collection[int], unserved: str = "") -> str:

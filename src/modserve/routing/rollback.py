@@ -1,21 +1,10 @@
 """Decides when a version loses its weight, by the failures and latencies of its latest requests."""
 
 from collections import deque
-from dataclasses import dataclass
 
 from modserve.core.configuration.routing_config import Rollback
 
 _QUANTILE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """A route has lost its weight."""
-
-    reason: str
-    """With figures."""
-    at_ms: int
-    """Milliseconds since 1970."""
 
 
 class RequestWindow:

@@ -28,9 +28,10 @@ from modserve.core.servable import (
     Servable,
     engine_report,
 )
+from modserve.core.version import RolledBack
 
 from .choice import Route, next_route, route_of
-from .rollback import RequestWindow, RolledBack, verdict
+from .rollback import RequestWindow, verdict
 from .shadow import ShadowTraffic
 
 _log = logging.getLogger(__name__)
@@ -42,11 +43,12 @@ _NOT_ITS_FAULT = frozenset({Code.INVALID_ARG, Code.CANCELLED})
 
 
 class RouteRollback(NamedTuple):
-    """A route of a model's routing has lost its weight, in values that JSON has: other workers do the same."""
+    """A version of a model is rolled back, in values that JSON has: other workers do the same."""
 
     model: str
-    route: str
+    version: int
     reason: str
+    """Empty if it is no longer."""
     document: Mapping[str, Any]
     """The whole routing: another one begins anew."""
 
@@ -113,25 +115,14 @@ class Router:
         if baseline is not None:
             baseline.forget(now_ns)
         if reason := verdict(rule, window, baseline):
-            self.roll_back(route.name, reason)
-            self._on_rollback(RouteRollback(self.name, route.name, reason, self.routing.document))
+            self.roll_back(route.version, RolledBack(reason, self._now_ms()))
+            self._on_rollback(RouteRollback(self.name, route.version, reason, self.routing.document))
 
-    def roll_back(self, name: str, reason: str) -> None:
-        """A route loses its weight."""
+    def roll_back(self, version: int, rolled_back: RolledBack | None) -> None:
+        """A version loses its weight, or has it again."""
         for route in self.routes:
-            if route.name == name and route.rolled_back is None:
-                route.rolled_back = RolledBack(reason, self._now_ms())
-                text = "model '%s', version %d: rolled back, requests that name no version no longer go to it: %s"
-                _log.warning(text, self.name, route.version, reason)
-
-    @property
-    def rollbacks(self) -> list[RouteRollback]:
-        """What has been rolled back."""
-        return [
-            RouteRollback(self.name, route.name, route.rolled_back.reason, self.routing.document)
-            for route in self.routes
-            if route.rolled_back is not None
-        ]
+            if route.version == version:
+                route.rolled_back = rolled_back
 
     def share(self, route: Route, ready: Callable[[Route], bool]) -> float:
         """The share of the requests that a route gets, from 0 to 1."""

@@ -2,13 +2,16 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from modserve.core.configuration.routing_config import RouteFigures, Routing, ShadowFigures
 from modserve.core.errors import ModserveError, invalid, not_found
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.servable import SequenceKeeper, Servable
+from modserve.core.version import RolledBack
 
 from . import reading
 from .choice import Route
@@ -23,7 +26,8 @@ class Routings:
     """By the names of models. What a client has set takes the place of the configuration's until it is deleted, or
     no version of the model is READY any more.
 
-    Copies of requests take from `memory`. `on_rollback` is called when a rule of a routing has rolled back a version.
+    Copies of requests take from `memory`. `on_rollback` is called when a version was rolled back here: by the rule of a
+    routing, or by a client. What was rolled back stays so until the routing is set anew.
     """
 
     def __init__(
@@ -34,9 +38,20 @@ class Routings:
         self._routers: dict[str, Router] = {}
         self._memory = MemoryBudget() if memory is None else memory
         self._on_rollback = on_rollback
+        self._rolled_back: dict[str, dict[int, RolledBack]] = {}
+        self.keep: Callable[[str, int, RolledBack], None] = lambda name, version, rolled_back: None
+        """Called with what a rule has rolled back, by whoever can write it down."""
 
     def _router(self, name: str, routing: Routing, source: str) -> Router:
-        return Router(name, routing, source, self._memory, on_rollback=self._on_rollback)
+        router = Router(name, routing, source, self._memory, on_rollback=self._by_rule)
+        for version, rolled_back in self.rolled_back(name).items():
+            router.roll_back(version, rolled_back)
+        return router
+
+    def latest(self, name: str, served: Mapping[int, Servable]) -> Servable | None:
+        """The highest of the READY versions that was not rolled back beside others."""
+        good = [servable for version, servable in served.items() if version not in self.rolled_back(name)]
+        return max(good or served.values(), key=lambda each: each.id.version, default=None)
 
     def front(self, name: str, served: Mapping[int, Servable], latest: Servable | None) -> Servable | None:
         """What takes the requests that name no version, if these versions are READY: `latest` without a routing."""
@@ -76,25 +91,90 @@ class Routings:
         """
         if document is None:
             former = self._routers.get(name)
+            for version in self._rolled_back.pop(name, {}):
+                if former is not None:
+                    former.roll_back(version, None)
             if former is not None and former.source == API:
                 self._routers[name] = self._router(name, Routing(), ENDED)
                 _log.info("model '%s': deleted the routing that a client had set", name)
             return
         routing = reading.read(document)
         reading.check(routing, latest.config)
+        self._rolled_back.pop(name, None)
         self._routers[name] = self._router(name, routing, API)
         _log.info("model '%s': a client has set the routing %s", name, json.dumps(routing.document))
+
+    # Versions that were rolled back
+
+    def rolled_back(self, name: str) -> Mapping[int, RolledBack]:
+        return self._rolled_back.get(name, {})
+
+    def note(self, name: str, version: int, latest: Servable | None) -> str:
+        """What the index says of a READY version: that it was rolled back, or of the latest that others were."""
+        known = self.rolled_back(name)
+        if version in known:
+            return f"rolled back, and takes no requests that name no version: {known[version].reason}"
+        if latest is None or latest.id.version != version:
+            return ""
+        return "; ".join(f"version {each} was rolled back: {of.reason}" for each, of in sorted(known.items()))
+
+    def recall(self, name: str, rolled_back: Mapping[int, RolledBack]) -> None:
+        """What a model's folder says of it, which is all but for what could not be written there."""
+        unsaved = {version: each for version, each in self.rolled_back(name).items() if each.unsaved}
+        self._rolled_back[name] = unsaved | dict(rolled_back)
 
     @property
     def rollbacks(self) -> list[RouteRollback]:
         """What has been rolled back, of all models."""
-        return [rollback for router in self._routers.values() for rollback in router.rollbacks]
+        return [
+            RouteRollback(name, version, rolled_back.reason, self._document(name))
+            for name, versions in self._rolled_back.items()
+            for version, rolled_back in versions.items()
+        ]
 
     def roll_back(self, rollback: RouteRollback) -> None:
-        """Do what a rule has done in another worker, if the model still has the same routing."""
-        router = self._routers.get(rollback.model)
-        if router is not None and router.routing.document == rollback.document:
-            router.roll_back(rollback.route, rollback.reason)
+        """Do what was done in another worker, if the model still has the same routing."""
+        if self._document(rollback.model) == rollback.document:
+            self._mark(rollback)
+
+    def decide(self, name: str, versions: Mapping[int, str]) -> Mapping[int, RolledBack | None]:
+        """Roll back what `reading.rollbacks` has read, here and in the other workers. What holds of it then.
+
+        `front` has to be called then.
+        """
+        for version, reason in versions.items():
+            rollback = RouteRollback(name, version, reason, self._document(name))
+            self._mark(rollback)
+            self._on_rollback(rollback)
+        return {version: self.rolled_back(name).get(version) for version in versions}
+
+    def unsaved(self, name: str, version: int, why: str) -> None:
+        """What was rolled back could not be written down."""
+        known = self._rolled_back.get(name, {})
+        if version in known:
+            known[version] = replace(known[version], unsaved=why)
+
+    def _by_rule(self, rollback: RouteRollback) -> None:
+        self._mark(rollback)
+        self._on_rollback(rollback)
+        self.keep(rollback.model, rollback.version, self._rolled_back[rollback.model][rollback.version])
+
+    def _mark(self, rollback: RouteRollback) -> None:
+        name, version, reason, _ = rollback
+        known, router = self._rolled_back.setdefault(name, {}), self._routers.get(name)
+        if not reason:
+            known.pop(version, None)
+            _log.info("model '%s', version %d: no longer rolled back", name, version)
+        elif version not in known:
+            known[version] = RolledBack(reason, time.time_ns() // 1_000_000)
+            text = "model '%s', version %d: rolled back, requests that name no version no longer go to it: %s"
+            _log.warning(text, name, version, reason)
+        if router is not None:
+            router.roll_back(version, known.get(version))
+
+    def _document(self, name: str) -> Mapping[str, Any]:
+        router = self._routers.get(name)
+        return {} if router is None else router.routing.document
 
     def labelled(self, name: str, text: str, failure: ModserveError) -> int:
         """The version of a model with the label `text`, which is no number.
@@ -116,10 +196,15 @@ class Routings:
 
     def report(self, name: str, trouble: Callable[[int], str]) -> dict[str, Any]:
         """As `Router.report`. Raises NOT_FOUND for a model without a routing."""
-        router = self._routers.get(name)
-        if router is None or router.source == ENDED:
+        router, rolled_back = self._routers.get(name), self.rolled_back(name)
+        if router is not None and router.source != ENDED:
+            report = router.report(trouble)
+        elif rolled_back:
+            report = {"model": name, "source": ENDED, "routing": {}, "routes": []}
+        else:
             raise not_found(f"model '{name}' has no routing: requests that name no version go to the latest one")
-        return router.report(trouble)
+        versions = {str(version): _document_of(each) for version, each in sorted(rolled_back.items())}
+        return {**report, "rolled_back": versions} if versions else report
 
     def figures(self, ready: Callable[[str, int], bool]) -> Iterator[RouteFigures | ShadowFigures]:
         """Of all routings, for the metrics page. `ready`: whether a version of a model is READY."""
@@ -129,3 +214,8 @@ class Routings:
                 return ready(name, route.version)
 
             yield from router.figures(is_ready)
+
+
+def _document_of(rolled_back: RolledBack) -> dict[str, Any]:
+    document = {"reason": rolled_back.reason, "at_ms": rolled_back.at_ms}
+    return {**document, "unsaved": rolled_back.unsaved} if rolled_back.unsaved else document

@@ -71,6 +71,7 @@ class LocalServer:
         """All that have sequences which have begun, whether they are READY or not."""
         self.routings, self.check_routing = manager.table.routings, manager.table.check_routing
         self._control = ModelControl(manager, repositories, control or ControlOptions())
+        self.rank, self.forget_rollbacks = manager.table.rank, self._control.keep_rollback
         self._strict_readiness = strict_readiness
         self._logs = services.logs
         self.tracer = services.tracer
@@ -171,10 +172,7 @@ class LocalServer:
 
     async def set_routing(self, name: str, document: object, checked: bool = False) -> None:
         self._check_running()
-        if not checked:  # versions may have gone since they were
-            self.check_routing(name, document)
-        self.routings.set(name, self._table.latest(name), document)
-        self._table.rank(name)
+        await self._control.set_routing(name, document, checked)
 
     def _trouble(self, name: str, version: int | None) -> str:
         """Why a version takes no requests; empty if it does."""

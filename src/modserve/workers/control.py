@@ -1,7 +1,7 @@
 """The socket of a worker: it serves calls of the other workers, and HTTP like the port."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from modserve.frontends.errors import to_client_error
@@ -19,12 +19,12 @@ _WHILE_STOPPING = frozenset({"status", "state", "page", "reading", "give_notice"
 
 
 class WorkerControl:
-    """What the other workers may call in this one. `page` makes its metrics page; `leave` begins its end."""
+    """What the other workers may call in this one. `page` has its metrics; `leave` begins its end."""
 
     def __init__(
         self,
         server: LocalServer,
-        page: Callable[[bool, bool], Awaitable[bytes]],
+        page: Callable[[Collection[str], bool], Awaitable[bytes]],
         restarts: int,
         leave: Callable[[], None],
     ) -> None:
@@ -90,8 +90,9 @@ class WorkerControl:
                 await self._make(each, "")
 
     async def roll_back(self, rollback: RouteRollback) -> None:
-        """Do what a rule of a routing has done in another worker."""
         self._server.routings.roll_back(rollback)
+        if rollback.model in self._server.model_names():
+            self._server.rank(rollback.model)
 
     async def _end(self) -> None:
         self._leave()
@@ -107,7 +108,7 @@ class WorkerControl:
         """The fields of `WorkerStatus`."""
         server = self._server
         reasons = [] if server.ready else server.unready_reasons()
-        return server.ready, server.phase.value, self.caught_up.is_set(), self._restarts, reasons
+        return server.ready, server.phase.value, self.caught_up.is_set(), reasons
 
     async def _state(self) -> tuple[list[ServerChange], list[RouteRollback]]:
         return self._journal.state(), self._server.routings.rollbacks

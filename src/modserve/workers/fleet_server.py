@@ -9,6 +9,7 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
+from modserve.routing.reading import rollbacks
 from modserve.server import DrainPhase, DrainReport, Phase, Readiness
 from modserve.server.interface import Region, RegionT
 from modserve.server.local import LocalServer
@@ -190,8 +191,12 @@ class FleetServer:
         await self._change("unload_model", name, unload_dependents)
 
     async def set_routing(self, name: str, document: object) -> None:
+        if rollbacks(document):
+            await self._server.set_routing(name, document)  # which tells the others
+            return
         self._server.check_routing(name, document)
         await self._change("set_routing", name, document, True)
+        await self._server.forget_rollbacks(name)
 
     async def change_log_settings(self, change: Mapping[str, Any]) -> None:
         await self._change("change_log_settings", change)

@@ -50,6 +50,10 @@ class WorkerIdentity:
         """A file that is there once a worker has served."""
         return self.directory / f"{index}.served"
 
+    def counts(self, index: int) -> Path:
+        """A file with what a worker and those before it have counted."""
+        return self.directory / f"{index}.counts"
+
     @property
     def stopping(self) -> Path:
         """A file that is there when the supervisor ends all workers."""

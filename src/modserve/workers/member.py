@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,17 +15,21 @@ from modserve.core.servable import Servable
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.wire.connection import HttpConnection
 from modserve.frontends.http.wire.context import HttpContext
+from modserve.observability.families import Family, family
+from modserve.observability.families import page as written
 from modserve.routing.router import RouteRollback
 from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
-from . import pages
+from . import values
 from .control import WorkerControl, worker_app
 from .coordinator import Coordinator
+from .counts import Counts, last_page
 from .engine_control import EngineControl
 from .fleet_server import FleetServer
 from .identity import WorkerIdentity
 from .journal import ServerChange
+from .pages import WorkerPage, merged
 from .peers import Peers
 from .sequences import SequenceForwarder, SequenceReceiver, with_owners
 
@@ -35,6 +39,7 @@ _ONE_OF_MANY = (
     "it runs in one of several workers, and the others would not do the same. Let a client do it, or start the server "
     "with --workers=1"
 )
+_RESTARTS = "modserve_worker_restarts_total"
 
 
 class Member:
@@ -46,7 +51,11 @@ class Member:
         self._coordinator = Coordinator(identity, self._peers)
         self._forwarder = SequenceForwarder(identity)
         self._receiver: SequenceReceiver | None = None
-        self._page: Callable[[bool, bool], Awaitable[bytes]] | None = None
+        self._families: Callable[[bool], Awaitable[list[Family]]] | None = None
+        self._counts = Counts(identity.counts(identity.index))
+        self._one = asyncio.Lock()
+        self._orphans: frozenset[str] = frozenset()
+        """SampleTable that nobody has any more, as of the last page that this worker has made of all."""
         self._control: WorkerControl | None = None
         self._context: HttpContext | None = None
         self._sockets: list[asyncio.Server] = []
@@ -105,17 +114,17 @@ class Member:
         self,
         server: LocalServer,
         tasks: asyncio.TaskGroup,
-        page: Callable[[bool, bool], Awaitable[bytes]],
+        families: Callable[[bool], Awaitable[list[Family]]],
         max_json: int,
     ) -> None:
         """Open the sockets for the other workers; from then on their changes come here, too.
 
-        `page` makes the metrics page of this worker; its arguments are those of `MetricsPage.text`.
+        `families` are what is on the metrics page of this worker, with sketches of durations if its argument is true.
         """
         options = HttpSettings(max_json=max_json, max_connections=0, idle_timeout=0, client_timeout=0)
-        control = self._control = WorkerControl(server, page, self.identity.starts, _leave)
+        control = self._control = WorkerControl(server, self._page, self.identity.starts, _leave)
         receiver = self._receiver = SequenceReceiver(server)
-        self._page = page
+        self._families = families
         loop = asyncio.get_running_loop()
         app = worker_app(control, Application(server, options))
         context = self._context = HttpContext(server, app, tasks, loop, options)
@@ -156,14 +165,36 @@ class Member:
             pause = min(2 * pause, 0.5)
 
     async def page(self, openmetrics: bool = False, fine: bool = False) -> bytes:
-        """The metrics of all workers."""
-        assert self._page is not None, "it has started: this is a bug"
-        statuses = await self._peers.statuses()
-        others = (await self._peers.ask("page", openmetrics, fine)).values()
-        each = [await self._page(openmetrics, fine), *(page for page in others if isinstance(page, bytes))]
-        restarts = self.identity.starts + sum(status.restarts for status in statuses.values() if status is not None)
-        page = await asyncio.to_thread(pages.merged, each)
-        return pages.with_workers(page, len(each), restarts, openmetrics)
+        """The metrics of all workers. Of one that does not respond, what it had counted when it was asked last."""
+        orphans = self._orphans
+        answers = await self._peers.ask("page", orphans, fine)
+        own = await self._tell(orphans, fine)
+        others = {index: page for index, page in answers.items() if isinstance(page, bytes)}
+        silent = [index for index in self.identity.others if index not in others]
+
+        def of_all() -> bytes:
+            last = [last_page(self.identity.counts(index)) for index in silent]
+            families, orphans = merged([own, *map(values.loads, others.values()), *last])
+            self._orphans = frozenset() if silent else orphans
+            return written(families, openmetrics)
+
+        return await asyncio.to_thread(of_all)
+
+    async def _page(self, orphans: Collection[str], fine: bool) -> bytes:
+        """For another worker. Values of many samples take a thread long to write or to read."""
+        return await asyncio.to_thread(values.dumps, await self._tell(orphans, fine))
+
+    async def _tell(self, orphans: Collection[str] = (), fine: bool = False) -> WorkerPage:
+        """The metrics of this worker, made for one question after the other."""
+        assert self._families is not None, "it has started: this is a bug"
+        async with self._one:
+            families = await self._families(fine)
+            restarts = self.identity.starts - self._counts.before(_RESTARTS)
+            families += [
+                family("modserve_workers", "gauge", "Worker processes that are serving", [("", 1)]),
+                family(_RESTARTS, "counter", "Worker processes started to replace others", [("", restarts)]),
+            ]
+            return await asyncio.to_thread(self._counts.tell, families, orphans)
 
     async def stop(self) -> None:
         """Close the sockets for the other workers."""

@@ -1,13 +1,15 @@
 """Merges the metrics pages of several workers into one.
 
-Pages are in Prometheus' text format or in OpenMetrics, all in the same. Counters and histograms are added up, and so
-are gauges that count what each worker has for itself. Gauges that say the same of every worker, or what the worst of
-them sees, are the largest; those of `LEAST` are the smallest.
+Counters and histograms are added up, and so are gauges that count what each worker has for itself. Gauges that say the
+same of every worker, or what the worst of them sees, are the largest; those of `LEAST` are the smallest.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import isnan
+from typing import NamedTuple, TypeAlias
+
+from modserve.observability.families import Family, number
 
 LARGEST = frozenset(
     {
@@ -15,7 +17,6 @@ LARGEST = frozenset(
         "modserve_engine_candidate_error",
         "modserve_engine_candidate_seconds",
         "modserve_engine_info",
-        "modserve_event_loop_lag_seconds",
         "modserve_model_state",
         "modserve_request_longest_seconds",
         "modserve_routing_rolled_back",
@@ -42,62 +43,90 @@ LARGEST = frozenset(
 LEAST = frozenset({"modserve_drain_phase", "modserve_ready", "process_start_time_seconds"})
 
 
-_END = "# EOF"
-_EXEMPLAR = " # {"
+class SampleTable(NamedTuple):
+    """The samples of a family, by name and labels as they are written."""
+
+    kind: str
+    text: str
+    values: dict[str, float]
+    exemplars: dict[str, str]
+
+    def counts(self, sample: str) -> bool:
+        """Whether the sample only grows."""
+        return self.kind in _GROWING and 'quantile="' not in sample
+
+    def empty(self) -> "SampleTable":
+        return SampleTable(self.kind, self.text, {}, {})
 
 
-@dataclass(slots=True)
-class _Family:
-    head: list[str] = field(default_factory=list)
-    kind: str = "untyped"
-    samples: dict[str, float] = field(default_factory=dict)
-    """By name and labels, as they are written."""
-    exemplars: dict[str, str] = field(default_factory=dict)
-    """What OpenMetrics has behind the values: of several workers one."""
+_GROWING = frozenset({"counter", "histogram", "summary"})
+
+Families: TypeAlias = Mapping[str, SampleTable]
 
 
-def merged(pages: Sequence[bytes]) -> bytes:
-    """The page of all workers. Families and samples keep the order in which they come first."""
-    families: dict[str, _Family] = {}
+class WorkerPage(NamedTuple):
+    """What one worker tells."""
+
+    families: Families
+    absent: AbstractSet[str] = frozenset()
+    """Samples that the worker does not have now: it had them before, or a process whose place it has taken."""
+    gone: AbstractSet[str] = frozenset()
+    """Those of them that this process itself had: of models that were unloaded, say."""
+
+
+def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
+    made: dict[str, SampleTable] = {}
+    for each in families:
+        samples = made[each.name] = SampleTable(each.kind, each.text, {}, {})
+        for place, line in enumerate(each.lines):
+            sample, _, value = line.rpartition(" ")
+            samples.values[sample] = float(value)
+            if place in each.exemplars:
+                samples.exemplars[sample] = each.exemplars[place]
+    return made
+
+
+def merged(pages: Sequence[WorkerPage]) -> tuple[list[Family], frozenset[str]]:
+    """The families of all workers, and the samples left out, which no worker has any more.
+
+    What one worker has no more is told as long as another has it, or the sum would fall while a model is unloaded in
+    one worker after the other. Families and samples keep the order in which they come first.
+    """
+    orphans = _orphans(pages)
+    totals: dict[str, SampleTable] = {}
     for page in pages:
-        _add(page.decode(), families)
-    lines: list[str] = []
-    for family in families.values():
-        lines += family.head
-        exemplars = family.exemplars
-        lines += [f"{sample} {_number(value)}{exemplars.get(sample, '')}" for sample, value in family.samples.items()]
-    lines.append("")
-    return "\n".join(lines).encode()
+        for name, samples in page.families.items():
+            total, combine = totals.setdefault(name, samples.empty()), _rule(name)
+            for sample, value in samples.values.items():
+                before = total.values.get(sample)
+                if before is None:
+                    total.values[sample] = value
+                elif 'quantile="' in sample and samples.kind == "summary":
+                    total.values[sample] = _worse(before, value)  # quantiles do not add up: that of the worst worker
+                else:
+                    total.values[sample] = combine(before, value)
+            total.exemplars.update(samples.exemplars)  # of several workers one
+    return [_family(name, samples, orphans) for name, samples in totals.items()], orphans
 
 
-def _add(page: str, families: dict[str, _Family]) -> None:
-    family, new = _Family(), False
-    combine: Callable[[float, float], float] = _sum
-    for line in page.split("\n"):
-        if line == _END:
+def _orphans(pages: Sequence[WorkerPage]) -> frozenset[str]:
+    gone = {sample for page in pages for sample in page.gone}
+    if gone:
+        for page in pages:
+            for table in page.families.values():
+                gone -= (table.values.keys() & gone) - page.absent
+    return frozenset(gone)
+
+
+def _family(name: str, samples: SampleTable, orphans: AbstractSet[str]) -> Family:
+    made = Family(name, samples.kind, samples.text)
+    for sample, value in samples.values.items():
+        if sample in orphans:
             continue
-        if line.startswith("# "):
-            _, keyword, name, rest = line.split(" ", 3)
-            if keyword == "HELP":
-                new = name not in families
-                family = families.setdefault(name, _Family())
-                combine = _rule(name)
-            else:
-                family.kind = rest
-            if new:
-                family.head.append(line)
-        elif line:
-            line, mark, exemplar = line.partition(_EXEMPLAR)
-            sample, _, text = line.rpartition(" ")
-            if mark:
-                family.exemplars[sample] = mark + exemplar
-            value, before = float(text), family.samples.get(sample)
-            if before is None:
-                family.samples[sample] = value
-            elif family.kind == "summary" and 'quantile="' in sample:
-                family.samples[sample] = _worse(before, value)  # quantiles do not add up: that of the worst worker
-            else:
-                family.samples[sample] = combine(before, value)
+        if sample in samples.exemplars:
+            made.exemplars[len(made.lines)] = samples.exemplars[sample]
+        made.lines.append(f"{sample} {number(value)}")
+    return made
 
 
 def _worse(a: float, b: float) -> float:
@@ -113,25 +142,3 @@ def _rule(name: str) -> Callable[[float, float], float]:
     if name in LEAST:
         return min
     return max if name in LARGEST else _sum
-
-
-def _number(value: float) -> str:
-    """As it is written on a page, whole numbers with one decimal place."""
-    if isnan(value):
-        return "NaN"
-    return {float("inf"): "+Inf", float("-inf"): "-Inf"}.get(value) or repr(value)
-
-
-def with_workers(page: bytes, serving: int, restarts: int, openmetrics: bool = False) -> bytes:
-    """The page with what it says of the workers themselves."""
-    total = "" if openmetrics else "_total"
-    lines = (
-        "# HELP modserve_workers Worker processes that are serving",
-        "# TYPE modserve_workers gauge",
-        f"modserve_workers {_number(float(serving))}",
-        f"# HELP modserve_worker_restarts{total} Worker processes started to replace others",
-        f"# TYPE modserve_worker_restarts{total} counter",
-        f"modserve_worker_restarts_total {_number(float(restarts))}",
-        "# EOF\n" if openmetrics else "",
-    )
-    return page + "\n".join(lines).encode()

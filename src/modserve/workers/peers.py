@@ -26,7 +26,6 @@ class WorkerStatus(NamedTuple):
     ready: bool
     phase: str
     caught_up: bool
-    restarts: int
     reasons: list[IndexEntry]
 
 

@@ -21,6 +21,8 @@ from modserve.client.transport import (
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
 
+ROLL_BACK = Operation("POST", "{model}/routing", "")
+
 
 @dataclass
 class ScriptedModel:
@@ -46,6 +48,9 @@ class ScriptedServer(RemoteServer):
         self.models = dict(models)
         self.calls: list[str] = []
         self.counts: dict[str, Any] = {}
+        self.rolled_back: dict[str, str | None] = {}
+        """By version, what was said last."""
+        self.unsaved: dict[str, str] = {}
         self.drained: dict[str, Any] = {"drained": True, "in_flight": {}, "seconds": 0.002}
         self.on_call: Callable[[Operation], None] = lambda operation: None
         self._lock = threading.Lock()
@@ -70,6 +75,12 @@ class ScriptedServer(RemoteServer):
         if operation is INDEX:
             return self._index()
         return self._control(operation, self.models[model], parameters or {})
+
+    def roll_back(self, model: str, version: str, reason: str | None) -> Any:
+        self.calls.append("roll_back")
+        self.on_call(ROLL_BACK)
+        self.rolled_back[version] = reason
+        return {} if reason is None else {"rolled_back": {version: {"reason": reason, **self.unsaved}}}
 
     def _index(self) -> list[dict[str, str]]:
         rows = []

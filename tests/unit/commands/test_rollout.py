@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
+from scripted_servers import ROLL_BACK, ScriptedModel, ScriptedServer, refusing, silent
 
 from modserve.client.transport import LOAD, Operation
 from modserve.commands import table
@@ -433,3 +433,36 @@ def test_a_report_as_json() -> None:
     assert [row["counts"]["requests"] for row in body["servers"]] == [600, 600]
     with pytest.raises(UsageError):
         command.read(options(":1"))
+
+
+def test_a_restart_keeps_to_what_was_decided() -> None:
+    world = World()
+    world.failing["2"] = 10
+    report = world.run()
+    assert [server.rolled_back for server in world.servers] == [{"2": report.why}] * 3
+    assert [each.reason for each in report.servers] == [""] * 3
+    world.failing.clear()
+    assert world.run().done
+    assert [server.rolled_back for server in world.servers] == [{"2": None}] * 3
+
+
+def test_a_server_that_cannot_keep_to_it_is_named() -> None:
+    world = World()
+    world.servers[1].unsaved["unsaved"] = "remove 'm/2'"
+    world.servers[2].on_call = refusing(ROLL_BACK)
+    world.failing["2"] = 10
+    report = world.run()
+    assert [each.reason for each in report.servers] == [
+        "",
+        "after a restart, it may not do without version 2: remove 'm/2'",
+        "after a restart, it may not do without version 2: not allowed",
+    ]
+
+
+def test_a_version_that_served_before_is_not_rolled_back() -> None:
+    world = World()
+    for server in world.servers:
+        server.models["m"].files = ("1",)
+    world.agrees = False
+    assert not world.run(version=None).done
+    assert [server.rolled_back for server in world.servers] == [{}] * 3

@@ -76,7 +76,7 @@ def test_replicas_of_one_node_trace_to_files_of_their_own() -> None:
 
 async def test_the_others_hear_of_a_rollback() -> None:
     broadcasts = Broadcasts()
-    rollback = RouteRollback("m", "canary", "errors", {"routes": []})
+    rollback = RouteRollback("m", 2, "errors", {"routes": []})
     member("r1", broadcasts).roll_back_elsewhere(rollback)
     await broadcasts.heard.wait()
     [(sender, method, (sent,))] = broadcasts.calls

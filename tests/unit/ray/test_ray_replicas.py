@@ -1,6 +1,6 @@
 """Three servers as replicas, without Ray: what is done to all, also when one refuses, or comes later."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class FakeRay:
             raise LedgerLostError
 
 
-async def _no_page(openmetrics: bool, fine: bool) -> bytes:
+async def _no_page(orphans: Collection[str], fine: bool) -> bytes:
     return b""
 
 

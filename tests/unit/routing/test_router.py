@@ -3,11 +3,11 @@
 from contextlib import suppress
 from typing import Any
 
-import pytest
 from routed_versions import Keeper, Stage, Version
 
 from modserve.core.configuration.routing_config import RouteFigures
 from modserve.core.errors import ModserveError, cancelled, internal, invalid, unavailable
+from modserve.core.version import RolledBack
 from modserve.testing import RecordingSink, request
 
 LABELS = {"stable": 1, "canary": 2}
@@ -132,7 +132,7 @@ def fail(stage: Stage, *outcomes: float | ModserveError) -> None:
                 version.respond(outcome if number == 2 else 1.0)
 
 
-def test_a_canary_that_fails_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_canary_that_fails_is_rolled_back() -> None:
     stage = Stage(ROLLBACK)
     fail(stage, internal("a"), 1.0, internal("b"))
     assert stage.router.routes[1].rolled_back is None
@@ -143,7 +143,6 @@ def test_a_canary_that_fails_is_rolled_back(caplog: pytest.LogCaptureFixture) ->
         "3 of the last 4 requests failed (75.0%), and at most 50.0% may",
         17,
     )
-    assert rolled_back.reason in caplog.text
     send(stage, 10)
     assert stage.taken_by == {1: 14, 2: 4}
     figures = list(stage.router.figures(lambda route: True))
@@ -219,7 +218,7 @@ def test_it_shows_the_latest() -> None:
 
 async def test_a_version_that_was_rolled_back_takes_nothing_for_one_that_is_lost() -> None:
     stage = Stage(ROLLBACK)
-    stage.router.roll_back("canary", "a test")
+    stage.router.roll_back(2, RolledBack("a test", 0))
     stage.versions[1].unready_reason = "no instance left"
     send(stage, 3)
     assert stage.taken_by == {1: 3, 2: 0}  # which refuses them, as long as it has no instance
@@ -233,7 +232,7 @@ async def test_a_version_that_was_rolled_back_takes_nothing_for_one_that_is_lost
 
 def test_beside_a_version_that_was_rolled_back_the_latest_other_one_takes_what_no_route_can_take() -> None:
     stage = Stage(ROLLBACK, Version(1), Version(2), Version(3))
-    stage.router.roll_back("canary", "a test")
+    stage.router.roll_back(2, RolledBack("a test", 0))
     stage.versions[1].unready_reason = "no instance left"
     send(stage, 2)
     assert stage.taken_by == {1: 0, 2: 0, 3: 2}

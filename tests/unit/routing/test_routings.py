@@ -9,10 +9,11 @@ from routed_versions import Keeper, Version
 from modserve.core.configuration.routing_config import RouteFigures, Routing
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.servable import Servable
+from modserve.core.version import RolledBack
 from modserve.repository.rows import ModelRow
 from modserve.repository.rows import VersionRow as Row
 from modserve.repository.table import ModelTable
-from modserve.routing.reading import read
+from modserve.routing.reading import read, rollbacks
 from modserve.routing.router import Routed, RouteRollback
 from modserve.routing.routings import Routings
 from modserve.testing import RecordingSink, request
@@ -127,7 +128,7 @@ def test_a_rollback_elsewhere_is_done_here_if_the_routing_is_the_same() -> None:
     canary = served[2]
     assert isinstance(canary, Version)
     canary.respond(internal("no"))
-    assert [(each.model, each.route, each.document) for each in seen] == [("m", "canary", document)]
+    assert [(each.model, each.version, each.document) for each in seen] == [("m", 2, document)]
     assert elsewhere.rollbacks == seen
     here.set("m", served[2], {**document, "split": {"stable": 8, "canary": 1}})
     here.roll_back(seen[0])
@@ -206,3 +207,79 @@ async def test_who_borrows_a_routed_model_keeps_all_its_versions() -> None:
     handle = table.borrow("m", 1)
     assert [table.loans.lent(each) for each in served.values()] == [True, False]
     handle.release()
+
+
+def decide(routings: Routings, versions: dict[str, str | None]) -> Any:
+    return routings.decide("m", rollbacks({"rolled_back": versions}))
+
+
+def test_a_version_that_was_rolled_back_is_not_the_latest() -> None:
+    seen: list[RouteRollback] = []
+    routings, served = Routings(on_rollback=seen.append), versions()
+    decided = decide(routings, {"2": "it is bad"})
+    assert decided[2].reason == "it is bad"
+    assert seen == [RouteRollback("m", 2, "it is bad", {})]
+    assert routings.latest("m", served) is served[1]
+    assert routings.latest("m", {2: served[2]}) is served[2], "there is no other"
+    assert routings.latest("m", {}) is None
+    assert routings.report("m", lambda version: "")["rolled_back"] == {
+        "2": {"reason": "it is bad", "at_ms": decided[2].at_ms}
+    }
+    assert (routings.note("m", 2, served[2]), routings.note("m", 1, served[1])) == (
+        "rolled back, and takes no requests that name no version: it is bad",
+        "version 2 was rolled back: it is bad",
+    )
+    assert decide(routings, {"2": None}) == {2: None}
+    assert routings.latest("m", served) is served[2]
+    assert document(routings) is None
+
+
+@pytest.mark.parametrize("source", ["client", "configuration"])
+@pytest.mark.parametrize("anew", [None, OTHER, SPLIT])
+def test_a_routing_that_is_set_anew_rolls_nothing_back(source: str, anew: object) -> None:
+    routings, served = Routings(), versions(read(SPLIT) if source == "configuration" else None)
+    if source == "client":
+        routings.set("m", served[2], SPLIT)
+    routings.front("m", served, served[2])
+    decide(routings, {"2": "it is bad"})
+    assert [each["weight"] for each in routings.report("m", lambda version: "")["routes"]] == [9, 0]
+    routings.set("m", served[2], anew)
+    routings.front("m", served, served[2])
+    assert (routings.rollbacks, routings.rolled_back("m")) == ([], {})
+    if source == "configuration" or anew == SPLIT:
+        weights = [each["weight"] for each in routings.report("m", lambda version: "")["routes"]]
+        assert weights == ([1] if anew == OTHER else [9, 1])
+
+
+def test_a_look_at_the_folder_says_what_was_rolled_back_but_for_what_is_not_there() -> None:
+    routings, served = Routings(), versions(read(SPLIT))
+    decide(routings, {"1": "it is bad", "2": "it is worse"})
+    routings.unsaved("m", 1, "the disk is full")
+    routings.unsaved("m", 3, "nobody knows it")
+    routings.recall("m", {})
+    assert [(each.version, each.reason) for each in routings.rollbacks] == [(1, "it is bad")]
+    assert routings.report("m", lambda version: "")["rolled_back"]["1"]["unsaved"] == "the disk is full"
+    routings.recall("m", {2: RolledBack("it is bad", 17)})
+    routings.front("m", served, served[2])
+    assert [each["weight"] for each in routings.report("m", lambda version: "")["routes"]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rolled_back", "text"),
+    [
+        ({}, "routing.rolled_back is empty, expected a version with the reason, or with null"),
+        ([], "routing.rolled_back is [], expected a JSON object"),
+        ({"canary": "a"}, "routing.rolled_back has 'canary', expected a version such as 2"),
+        ({"2": ""}, 'routing.rolled_back.2 is "", expected the reason, a text of 1 to 2000, or null'),
+        ({"2": 1}, "routing.rolled_back.2 is 1, expected the reason, a text of 1 to 2000, or null"),
+    ],
+)
+def test_what_is_wrong_with_a_rollback(rolled_back: object, text: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        rollbacks({"rolled_back": rolled_back})
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, text)
+
+
+def test_a_rollback_stands_alone() -> None:
+    with pytest.raises(ModserveError, match=r"^routing\.rolled_back stands alone, .* beside it is: split$"):
+        rollbacks({"rolled_back": {"2": "a"}, "split": {"1": 1}})

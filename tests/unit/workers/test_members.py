@@ -1,6 +1,6 @@
 """Two servers as two workers, without sockets: what is done to both, and what becomes of it when one refuses."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from modserve.workers.peers import Peers
 REGION = CudaRegion("g", 0, 32)
 
 
-async def no_page(openmetrics: bool, fine: bool) -> bytes:
+async def no_page(orphans: Collection[str], fine: bool) -> bytes:
     return b""
 
 

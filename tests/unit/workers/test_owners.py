@@ -70,7 +70,7 @@ def test_an_identity_is_written_and_read() -> None:
         {"level": TraceLevel.TIMESTAMPS | TraceLevel.TENSORS, "rate": None, "format": LogFormat.JSON},
         [IndexEntry("a", 1, LifecycleState.READY, ""), IndexEntry("b\udc2f", None, LifecycleState.UNKNOWN, "why", 3)],
         ({"1/model.onnx": b"\x00\xff"}, 2**80, 1.5, (True, None)),
-        RouteRollback("m", "canary", "it failed", {"split": {"1": 9}}),
+        RouteRollback("m", 2, "it failed", {"split": {"1": 9}}),
     ],
 )
 def test_values_come_as_they_were(value: object) -> None:

@@ -24,6 +24,8 @@ from .rule import LOOKS, RolloutRules, Verdict, WatchCounts, judge, judge_later,
 from .watch import CountSource, RolloutError, Watch, watched_versions
 
 _LEFT = "interrupted twice, so that servers are left as they are"
+_SOON = 10.0
+"""Seconds for a server to write down what was decided."""
 Say = Callable[[str], None]
 
 
@@ -115,10 +117,12 @@ class Rollout:
                 raise RolloutError("not confirmed")
             self._go_on(servers)
             self._report.done = True
+            self._keep(servers, None)
         except RolloutError as error:
             self._report.why = str(error)
             self._say(f"going back: {error}")
             self._try_back(servers)
+            self._keep(servers, str(error))
         except KeyboardInterrupt:
             self._report.why = _LEFT
         self._end(servers)
@@ -263,6 +267,29 @@ class Rollout:
                 each.reason = "\n".join(filter(None, (each.reason, reason)))
             elif not each.outcome.startswith("failed"):
                 each.outcome = "loaded, and back"
+
+    def _keep(self, servers: Sequence[ServerProgress], why: str | None) -> None:
+        """Have all servers write down that the new versions were rolled back, or are not: a restart keeps to it.
+
+        Versions that served before have other files or another configuration now, and are not told from what they were.
+        """
+        model, by_url = self._plan.model, {each.server.url: each for each in servers}
+        versions = servers[0].after.versions if self._plan.version is None else (str(self._plan.version),)
+        for version in sorted(set(versions).difference(*(each.before.versions for each in servers))):
+
+            def keep(server: RemoteServer, version: str = version) -> Any:
+                return server.within(_SOON).roll_back(model, version, why)
+
+            servers_over_http = [each.server for each in servers if why or not each.server.url.startswith("grpc")]
+            for outcome in self._set.call(keep, servers_over_http):
+                failure = "" if outcome.error is None else failure_text(outcome.error, outcome.url)
+                if outcome.error is None:
+                    failure = outcome.value.get("rolled_back", {}).get(version, {}).get("unsaved", "")
+                if failure:
+                    each = by_url[outcome.url]
+                    what = "serve" if why is None else "do without"
+                    failure = f"after a restart, it may not {what} version {version}: {failure}"
+                    each.reason = "\n".join(filter(None, (each.reason, failure)))
 
     def _end(self, servers: Sequence[ServerProgress]) -> None:
         model = self._plan.model

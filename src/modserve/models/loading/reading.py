@@ -152,7 +152,7 @@ class ModelReader:
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """The versions to serve. Raises INVALID_ARG if there are none."""
-        versions = tuple(draft.provisional().version_policy.select(listing.versions))
+        versions = tuple(draft.provisional().version_policy.select(listing.versions, listing.rolled_back))
         if not versions:
             policy = f"the version policy of model '{listing.name}'"
             failure = invalid(f"at least one version must be available under {policy}")
@@ -245,6 +245,10 @@ def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args,
 
 def _remarks_on_versions(draft: model_config.Draft, listing: Listing, versions: Sequence[int]) -> Iterator[str]:
     """Yield a message for versions that are not served, and for each folder that only looks like a version."""
-    if not draft.message.HasField("version_policy") and (remark := unserved(listing.versions, versions)):
+    others = set(listing.versions) - listing.rolled_back.keys()
+    if not draft.message.HasField("version_policy") and (remark := unserved(others, versions)):
         yield remark
+    yield from listing.left_out(versions)
+    if listing.remark:
+        yield listing.remark
     yield from filter(None, map(not_a_version, listing.folders))

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from modserve.core.errors import ModserveError
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.frontends.offload import on_thread
 from modserve.protocol.control import control_body, logging_settings, regions, repository, trace_settings
@@ -151,12 +152,18 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
         return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:
-        """Set the whole routing, in place of the one there is; null deletes it."""
+        """Set the whole routing, in place of the one there is; null deletes it. `rolled_back` alone leaves it."""
         body = await read_body(request, max_json)
         if body.strip() == b"null":
             return await delete(model)
-        await server.set_routing(model, control_body.read(body))
-        return json_response(await server.routing(model))
+        document = control_body.read(body)
+        await server.set_routing(model, document)
+        try:
+            return json_response(await server.routing(model))
+        except ModserveError:
+            if "rolled_back" not in document:
+                raise
+            return json_response({"model": model, "source": "", "routing": {}, "routes": []})
 
     async def delete(model: str) -> Response:
         """Go back to the routing of the model's configuration, if it has one."""

@@ -115,12 +115,12 @@ _BODIES: dict[str, tuple[str, str]] = {
         "`predictions` answers `instances`, `outputs` answers `inputs`.",
     ),
     "Routing": (
-        "labels?: object, split?: object, sticky?: string, shadow?: object, rollback?: object",
+        "labels?: object, split?: object, sticky?: string, shadow?: object, rollback?: object, rolled_back?: object",
         "`labels` are names of versions, `split` has weights of labels and versions.",
     ),
     "RoutingReport": (
         "model: string, source: string, routing: Routing, routes: [object], requests_without_key?: integer, "
-        "shadow?: object",
+        "shadow?: object, rolled_back?: object",
         "The routing, and for each of its routes the version, the share of the requests and their number.",
     ),
     "OpenAIModel": (

@@ -1,0 +1,69 @@
+"""The file in a model's directory that says which of its versions were rolled back: a restart keeps to it.
+
+All servers of a repository read it, and one writes it: as a whole, so that nobody reads half of it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modserve.core.errors import ModserveError
+from modserve.core.files import regular_file
+from modserve.core.version import RolledBack, parse_directory
+
+FILE = "rolled_back.json"
+NEW = f".{FILE}.new"
+"""What it is while it is written."""
+
+
+def read(directory: Path) -> tuple[Mapping[int, RolledBack], str]:
+    """What was rolled back, and why the file is ignored if it is no such file."""
+    path = directory / FILE
+    try:
+        return _parsed(json.loads(regular_file.read_bytes(path))), ""
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ModserveError, ValueError, RecursionError) as error:
+        return {}, f"'{path}' is ignored, and no version counts as rolled back: {error}"
+
+
+def _parsed(document: object) -> Mapping[int, RolledBack]:
+    if not isinstance(document, dict):
+        raise ValueError("it is not an object of JSON")
+    return {_version(name): _rolled_back(name, value) for name, value in document.items()}
+
+
+def _version(name: str) -> int:
+    version = parse_directory(name)
+    if version is None:
+        raise ValueError(f"'{name[:100]}' is no version, expected one such as 2")
+    return version
+
+
+def _rolled_back(name: str, value: Any) -> RolledBack:
+    reason, at_ms = (value.get("reason"), value.get("at_ms")) if isinstance(value, dict) else (None, None)
+    if not isinstance(reason, str) or type(at_ms) is not int:
+        raise ValueError(f'version {name} has no {{"reason": "a text", "at_ms": a whole number}}')
+    return RolledBack(reason, at_ms)
+
+
+def write(directory: Path, version: int, rolled_back: RolledBack | None) -> None:
+    """Say of one version that it was rolled back, or is no longer. Blocking. Raises OSError."""
+    versions = {**read(directory)[0]}
+    versions.pop(version, None)
+    if rolled_back is not None:
+        versions[version] = rolled_back
+    if not versions:
+        remove(directory)
+        return
+    document = {str(each): {"reason": of.reason, "at_ms": of.at_ms} for each, of in sorted(versions.items())}
+    new = directory / NEW
+    new.write_text(json.dumps(document, indent=2) + "\n")
+    os.replace(new, directory / FILE)
+
+
+def remove(directory: Path) -> None:
+    """Nothing is rolled back any more. Raises OSError."""
+    (directory / FILE).unlink(missing_ok=True)

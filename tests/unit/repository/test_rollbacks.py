@@ -1,0 +1,78 @@
+"""The file that says which versions were rolled back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modserve.core.version import RolledBack, VersionPolicy
+from modserve.repository import rollbacks
+from modserve.repository.local import LocalRepository
+
+BAD = RolledBack("it is bad", 17)
+
+
+def test_each_change_of_the_file_is_of_one_version(tmp_path: Path) -> None:
+    rollbacks.write(tmp_path, 2, BAD)
+    rollbacks.write(tmp_path, 10, RolledBack("slow", 18, "unsaved"))
+    assert rollbacks.read(tmp_path) == ({2: BAD, 10: RolledBack("slow", 18)}, "")
+    rollbacks.write(tmp_path, 2, None)
+    assert rollbacks.read(tmp_path) == ({10: RolledBack("slow", 18)}, "")
+    assert [path.name for path in tmp_path.iterdir()] == [rollbacks.FILE]
+    rollbacks.write(tmp_path, 10, None)
+    rollbacks.write(tmp_path, 10, None)
+    assert not list(tmp_path.iterdir())
+    rollbacks.write(tmp_path, 2, BAD)
+    rollbacks.remove(tmp_path)
+    rollbacks.remove(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[", "Expecting value"),
+        ("[]", "it is not an object of JSON"),
+        ('{"01": {"reason": "a", "at_ms": 1}}', "'01' is no version, expected one such as 2"),
+        ('{"2": "bad"}', 'version 2 has no {"reason": "a text", "at_ms": a whole number}'),
+        ('{"2": {"reason": "a", "at_ms": 1.5}}', "version 2 has no"),
+        ("\xff", "Expecting value"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
+    ],
+    ids=range(7),
+)
+def test_a_file_that_says_something_else_is_ignored(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / rollbacks.FILE).write_text(content)
+    versions, remark = rollbacks.read(tmp_path)
+    assert versions == {}
+    assert remark.startswith(
+        f"'{tmp_path / rollbacks.FILE}' is ignored, and no version counts as rolled back: {reason}"
+    )
+    rollbacks.write(tmp_path, 2, BAD)
+    assert rollbacks.read(tmp_path) == ({2: BAD}, "")
+
+
+async def test_the_file_is_no_change_of_the_model(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+    before = (await LocalRepository(tmp_path).look())["m"]
+    (tmp_path / "m" / rollbacks.FILE).write_text(json.dumps({"2": {"reason": "it is bad", "at_ms": 17}}))
+    (tmp_path / "m" / rollbacks.NEW).write_text("{")
+    after = (await LocalRepository(tmp_path).look())["m"]
+    assert (after.rolled_back, after.marks, after.weights) == ({2: BAD}, before.marks, before.weights)
+    assert before != after, "or polling would not see it"
+    assert before.same_files(after)
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        (VersionPolicy(latest=1), [1]),
+        (VersionPolicy(latest=2), [1]),
+        (VersionPolicy(), [1, 2, 3]),
+        (VersionPolicy(specific=(2,)), [2]),
+    ],
+)
+def test_the_latest_versions_are_those_that_were_not_rolled_back(policy: VersionPolicy, versions: list[int]) -> None:
+    assert policy.select([1, 2, 3], {2: BAD, 3: BAD}) == versions
+    assert VersionPolicy(latest=1).select([2, 3], {2: BAD, 3: BAD}) == [3], "there is no other"
