@@ -171,6 +171,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Queue delay by the tuner", {"{{model}}": "max by (model) (modserve_tuner_delay_seconds{M})"}, "s"),
         Panel("Batch size by the tuner", {"{{model}}": "max by (model) (modserve_tuner_batch_size{M})"}),
+        Panel(
+            "Oldest execution",
+            {"{{model}}": "max by (model) (modserve_oldest_execution_seconds{M})"},
+            "s",
+            width=12,
+            text="Of decoupled models the time without a response. If the line only rises, the engine hangs.",
+        ),
+        Panel(
+            "Oldest request that waits",
+            {"{{model}}": "max by (model) (modserve_oldest_waiting_seconds{M})"},
+            "s",
+            width=12,
+        ),
     ),
     "Text generation": (
         Panel(

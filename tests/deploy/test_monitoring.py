@@ -35,9 +35,9 @@ def quick(name: str, labels: str) -> dict[str, str]:
     return histogram(name, labels, {"0.05": 100, "+Inf": 100})
 
 
-def failures(reason: str) -> dict[str, str]:
+def failures(reason: str, a_minute: int = 10) -> dict[str, str]:
     return {
-        f'nv_inference_request_failure{{{MODEL},reason="{reason}"}}': "0+10x90",
+        f'nv_inference_request_failure{{{MODEL},reason="{reason}"}}': f"0+{a_minute}x90",
         f"nv_inference_request_success{{{MODEL}}}": "0+90x90",
     }
 
@@ -53,11 +53,14 @@ FIRING: dict[str, dict[str, str]] = {
     "ModserveModelUnavailable": {f'modserve_model_state{{{MODEL},state="UNAVAILABLE"}}': "1x90"},
     "ModserveModelLoadFails": {f"modserve_model_load_failures_total{{{MODEL}}}": "0x55 1x35"},
     "ModserveInstancesLost": {f'modserve_instances{{{MODEL},state="lost"}}': "1x90"},
+    "ModserveExecutionStuck": {f"modserve_oldest_execution_seconds{{{MODEL}}}": "0+60x90"},
     "ModserveInstanceRestarts": {f"modserve_instance_restarts_total{{{MODEL}}}": "0+1x90"},
     "ModserveModelsTakeTurns": {f"modserve_model_evictions_total{{{MODEL}}}": "0+3x90"},
     "ModserveRouteRolledBack": {f'modserve_routing_rolled_back{{{MODEL},route="canary"}}': "1x90"},
     "ModserveRequestsFail": failures("BACKEND"),
     "ModserveRequestsRejected": failures("REJECTED"),
+    "ModserveRequestsCanceled": failures("CANCELED", 50),
+    "ModserveRequestsWait": {f"modserve_oldest_waiting_seconds{{{MODEL}}}": "90x90"},
     "ModserveHttpServerErrors": {
         f'modserve_http_responses_total{{{WHO},code="200"}}': "0+90x90",
         f'modserve_http_responses_total{{{WHO},code="503"}}': "0+10x90",
@@ -98,6 +101,8 @@ HEALTHY = {
     f'modserve_model_state{{{WHO},model="n",version="1",state="UNLOADED"}}': "1x90",
     f"modserve_model_load_failures_total{{{MODEL}}}": "3x90",
     f'modserve_instances{{{MODEL},state="lost"}}': "0x90",
+    f"modserve_oldest_execution_seconds{{{MODEL}}}": "100 0 5 100x87",
+    f"modserve_oldest_waiting_seconds{{{MODEL}}}": "0 50 70 0x87",
     f"modserve_instance_restarts_total{{{MODEL}}}": "2x90",
     f"modserve_model_evictions_total{{{MODEL}}}": "0+1x90",
     f'modserve_routing_rolled_back{{{MODEL},route="canary"}}': "0x90",

@@ -17,6 +17,8 @@ LARGEST = frozenset(
         "modserve_engine_info",
         "modserve_event_loop_lag_seconds",
         "modserve_model_state",
+        "modserve_oldest_execution_seconds",
+        "modserve_oldest_waiting_seconds",
         "modserve_routing_rolled_back",
         "modserve_routing_share",
         "modserve_tuner_batch_size",
