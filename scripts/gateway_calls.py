@@ -69,7 +69,7 @@ ROWS = (
         "health, metadata, statistics, pages",
         2,
         "yes. Statistics, index and settings are those of one server",
-        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/repository(/\{repository\})?/index)?|/info|/metrics|/openapi\.json"
+        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/stacks|/repository(/\{repository\})?/index)?|/info|/metrics|/openapi\.json"
         r"|/docs(/\w+/\{model\})?|/console(/about|/failures|/peers|/texts/\{model\})?"
         r"|/v2/models/\{model\}(/(ready|config|stats|batches|engine|openapi\.json))?"
         r"|/v1/models(/\{model\}(/metadata)?)?|/openai/v1/models(/\{model\})?"

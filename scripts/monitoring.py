@@ -1,16 +1,20 @@
-"""Write deploy/grafana/modserve.json, and deploy/k8s/prometheus-rule.yaml from deploy/prometheus/modserve.rules.yaml.
+"""Write deploy/grafana/modserve.json, and what is made of deploy/prometheus/modserve.rules.yaml.
 
-The dashboard is made of the tables below. tests/deploy/test_monitoring.py compares both files with what this writes.
+The dashboard is made of the tables below. tests/deploy/test_monitoring.py compares the files with what this writes.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "modserve.json"
 RULES = DEPLOY / "prometheus" / "modserve.rules.yaml"
 KUBERNETES_RULE = DEPLOY / "k8s" / "prometheus-rule.yaml"
+RUNBOOK = DEPLOY.parent / "docs" / "alerts.md"
 CHART_RULES = DEPLOY / "helm" / "modserve" / "files" / "modserve.rules.yaml"
 
 _SERVER = 'job=~"$job", instance=~"$instance"'
@@ -171,6 +175,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Queue delay by the tuner", {"{{model}}": "max by (model) (modserve_tuner_delay_seconds{M})"}, "s"),
         Panel("Batch size by the tuner", {"{{model}}": "max by (model) (modserve_tuner_batch_size{M})"}),
+        Panel(
+            "Oldest execution",
+            {"{{model}}": "max by (model) (modserve_oldest_execution_seconds{M})"},
+            "s",
+            width=12,
+            text="Of decoupled models the time without a response. If the line only rises, the engine hangs.",
+        ),
+        Panel(
+            "Oldest request that waits",
+            {"{{model}}": "max by (model) (modserve_oldest_waiting_seconds{M})"},
+            "s",
+            width=12,
+        ),
     ),
     "Text generation": (
         Panel(
@@ -454,12 +471,35 @@ def kubernetes_rule(rules: str) -> str:
     return _RULE_HEAD + "".join(f"  {line}" if line.strip() else line for line in groups.splitlines(keepends=True))
 
 
+def _words(text: str) -> str:
+    """A template of Prometheus for people: values as capital letters, which no table can break at."""
+    values = re.sub(r"\{\{ *\$(?:labels\.)?(\w+)[^}]*\}\}", lambda match: match[1].upper(), text)
+    return values.replace("|", "\\|")
+
+
+def runbook(rules: str) -> str:
+    """docs/alerts.md: a table for each group of alerts."""
+    lines = [
+        "# Alerts",
+        "",
+        "What each alert of [`modserve.rules.yaml`](../deploy/prometheus/modserve.rules.yaml) says, and what to do.",
+        "Their metrics are in [metrics](metrics.md). `python scripts/monitoring.py` writes this page.",
+    ]
+    for group in yaml.safe_load(rules)["groups"]:
+        lines += ["", f"## {group['name']}", "", "| alert | severity | it says | what to do |", "|---|---|---|---|"]
+        for rule in group["rules"]:
+            texts = [_words(" ".join(rule["annotations"][name].split())) for name in ("summary", "runbook")]
+            lines.append(f"| `{rule['alert']}` | {rule['labels']['severity']} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
 def files() -> dict[Path, str]:
     """What is to be in each file."""
     return {
         DASHBOARD: json.dumps(dashboard(), indent=2) + "\n",
         KUBERNETES_RULE: kubernetes_rule(RULES.read_text("utf-8")),
         CHART_RULES: RULES.read_text("utf-8"),
+        RUNBOOK: runbook(RULES.read_text("utf-8")),
     }
 
 

@@ -45,11 +45,17 @@ ZONES = [
     {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"},
     {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"},
 ]
+METRICS_KEY = {"monitoring": {"keySecret": {"name": "modserve-metrics-key"}}}
 SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
     "the base": ({}, ()),
     "hpa": ({"autoscaling": {"kind": "hpa"}}, ("hpa",)),
     "keda": ({"autoscaling": {"kind": "keda"}}, ("keda",)),
     "pod monitor": ({"monitoring": {"kind": "pod"}}, ("pod-monitor",)),
+    "metrics key": (METRICS_KEY, ("metrics-key",)),
+    "pod monitor with a key": (
+        {"monitoring": {"kind": "pod", **METRICS_KEY["monitoring"]}},
+        ("pod-monitor", "metrics-key"),
+    ),
     "routes": ({"routes": {"gateway": "gateway"}}, ("gateway-api",)),
     "network policy": ({"networkPolicy": {"create": True}}, ("network-policy",)),
     "gpu": ({"gpus": 1}, ("gpu",)),

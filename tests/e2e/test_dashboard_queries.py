@@ -22,8 +22,9 @@ FAULTS = {
     'state="UNAVAILABLE"': 'state="READY"',
     'code=~"5.."': 'code=~"2.."',
     'code=~"UNKNOWN|INTERNAL|UNAVAILABLE|DATA_LOSS|RESOURCE_EXHAUSTED"': 'code="OK"',
+    "unless on": "and on",
 }
-"""Labels of series that only a fault makes, and those that are looked for in their place."""
+"""Parts of queries that only a fault gives data, and what is looked for in their place."""
 ROUTING = '{"labels": {"new": 2}, "split": {"1": 1}, "shadow": {"version": 2, "share": 1}}'
 MODELS = {
     "cached": {"extra": "response_cache { enable: true }"},

@@ -1,6 +1,7 @@
 """A real Prometheus scrapes the metrics port and answers with the right numbers."""
 
 import functools
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -163,3 +164,20 @@ def test_prometheus_finds_nothing_wrong_with_the_page(prometheus: Prometheus) ->
     assert kinds["nv_inference_pending_request_count"] == "gauge"
     assert kinds["modserve_request_duration_seconds"] == "histogram"
     assert kinds["process_resident_memory_bytes"] == "gauge"
+
+
+def test_probes_do_not_count_as_responses(server: ServerProcess) -> None:
+    """Or many of them would hide that all other requests fail."""
+    line = re.compile(r'^modserve_http_responses_total\{code="(\d+)"\} (\S+)$', re.MULTILINE)
+
+    def responses() -> dict[str, float]:
+        page = http(server.metrics_port, "GET", "/metrics").body.decode()
+        return {code: float(count) for code, count in line.findall(page)}
+
+    before = responses()
+    assert {"200", "400", "404", "429", "500", "503"} <= before.keys()
+    paths = ("/v2/health/live", "/v2/health/ready", "/v2/models/simple/ready", "/v2/models/absent/ready", "/")
+    assert [http(server.http_port, "GET", path).status for path in paths] == [200, 200, 200, 404, 200]
+    assert responses() == before
+    http(server.http_port, "GET", "/v2")
+    assert responses() == {**before, "200": before["200"] + 1}

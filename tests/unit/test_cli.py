@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -453,13 +454,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> list[int]
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     monkeypatch.setattr(faulthandler, "enable", lambda: codes.append(-1))
+    monkeypatch.setattr(faulthandler, "register", lambda number: codes.append(-number))
     return codes
 
 
 def test_the_console_script_ends_the_process_with_the_code(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
     monkeypatch.setattr(cli, "main", lambda: 3)
     cli.entry()
-    assert ended == [-1, 3], "native crashes are to leave a stack, and the code is that of the command"
+    assert ended == [-1, -signal.SIGUSR1, 3], "native crashes are to leave a stack, and the code is that of the command"
 
 
 def test_an_error_that_nobody_foresaw_is_a_crash_to_the_supervisor(
@@ -470,7 +472,7 @@ def test_an_error_that_nobody_foresaw_is_a_crash_to_the_supervisor(
 
     monkeypatch.setattr(cli, "main", fail)
     cli.entry()
-    assert ended == [-1, cli.CRASHED]
+    assert ended == [-1, -signal.SIGUSR1, cli.CRASHED]
     assert "this is a bug" in caplog.text
     assert "ZeroDivisionError: here" in caplog.text
 

@@ -1,7 +1,7 @@
 """A loaded model version, as the server, the front ends and other models see it. `models/` implements it."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from .configuration.model_config import ModelConfig
 from .requests.inflight import Inflight, RequestTrace
@@ -88,6 +88,26 @@ class RequestHolder(Protocol):
     @property
     def outstanding(self) -> int:
         """Of an ensemble only its own requests; the models that run its steps count those to the steps."""
+
+
+class Oldest(NamedTuple):
+    """Nanoseconds that the oldest execution of a model and its oldest waiting request have lasted; 0 for none."""
+
+    execution_ns: int = 0
+    waiting_ns: int = 0
+
+
+@runtime_checkable
+class OldestReporter(Protocol):
+    """A servable that has requests wait, and executes them."""
+
+    def oldest(self, now_ns: int) -> Oldest: ...
+
+
+def oldest(servable: Servable, now_ns: int) -> Oldest | None:
+    """As `OldestReporter` has it; None for a servable that has none: an ensemble."""
+    reporter = base(servable)
+    return reporter.oldest(now_ns) if isinstance(reporter, OldestReporter) else None
 
 
 @runtime_checkable

@@ -12,11 +12,12 @@ from typing import TypeAlias
 
 from modserve.backends.api import BackendInstance, Executor, InstanceLostError, RequestInstance, reuses_outputs
 from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
 from .inline import InlineRule
 from .job import Job, Work
-from .running import Deliver, RequestProgress
+from .running import Deliver, RequestProgress, RequestReport, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class Instance(ABC):
     """It was lost: it cannot run anything any more. Kept by the pool."""
     open: set[RequestProgress]
     """The requests without a final response, of an engine that responds to each by itself."""
+    heard_ns: int = 0
+    """When the engine of a decoupled model last responded to a request; 0 for never, and for other models."""
     typical_ns: int = 2_000_000
     """How long an execution takes, by the latest ones. Kept by instances with `max_ahead`."""
 
@@ -71,6 +74,19 @@ class Instance(ABC):
     def awaited(self) -> bool:
         """Whether somebody waits for what it does, or it must not be closed before that is done."""
         return self.job is not None or bool(self.open)
+
+    def silent_ns(self, now_ns: int) -> int | None:
+        """For how long the oldest execution has run, a decoupled model's without a response. None if it does nothing.
+
+        An execution lasts until each of its requests has its final response.
+        """
+        timings = [*self._timings(), *[each.inflight.timing for each in list(self.open)]]
+        starts = [timing.compute_start_ns for timing in timings if timing is not None and timing.compute_start_ns]
+        return now_ns - max(min(starts), self.heard_ns) if starts else None
+
+    @abstractmethod
+    def _timings(self) -> list[ExecutionTiming]:
+        """Of the executions that the engine is at."""
 
     @abstractmethod
     def start(self, job: Job) -> None:
@@ -140,7 +156,8 @@ class ThreadInstance(Instance):
             if may_inline and not getattr(engine, "data_dependent", True):
                 self.inline_rule = InlineRule()
         self._done = done
-        self._deliver = deliver
+        self._deliver = self._heard if config.decoupled else deliver
+        self._deliver_on_loop = deliver
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._runner = InstanceThread(self._work, name)
         self._runner.start()
@@ -148,6 +165,14 @@ class ThreadInstance(Instance):
     @property
     def engine(self) -> Executor:
         return self._engine
+
+    def _timings(self) -> list[ExecutionTiming]:
+        job = self._runner.job
+        return [] if job is None or self._given_up else [job.timing]
+
+    def _heard(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
+        self.heard_ns = time.monotonic_ns()
+        self._deliver_on_loop(running, report)
 
     def start(self, job: Job) -> None:
         self._jobs.put(job)

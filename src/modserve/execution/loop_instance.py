@@ -28,6 +28,7 @@ from modserve.backends.api import (
 )
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import unavailable
+from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
@@ -76,6 +77,7 @@ class LoopInstance(Instance):
         self._engine = engine
         # Asked once: to see whether an object has a protocol's methods takes longer than many an execution.
         self._merges = isinstance(engine, AsyncInstance)
+        self._decoupled = config.decoupled
         self._work = Work(model, name, config, engine)
         self.open = self._work.open
         self._done = done
@@ -104,6 +106,9 @@ class LoopInstance(Instance):
         jobs = [*[execution.job for execution in self._executions], *self._waiting]
         inflights = [*[inflight for job in jobs for inflight in job.members], *[each.inflight for each in self.open]]
         return not all(inflight.settled for inflight in inflights)
+
+    def _timings(self) -> list[ExecutionTiming]:
+        return [execution.job.timing for execution in self._executions]
 
     def start(self, job: Job) -> None:
         self._waiting.append(job)
@@ -279,6 +284,8 @@ class LoopInstance(Instance):
     # Order
 
     def _deliver(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
+        if self._decoupled:
+            self.heard_ns = time.monotonic_ns()
         self._post(partial(self._deliver_on_loop, running, report))
 
     def _post(self, callback: Callable[[], None]) -> None:

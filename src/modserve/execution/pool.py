@@ -13,7 +13,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 
-from .execution_limit import ExecutionLimit
+from .execution_limit import GUARD_NS, ExecutionLimit
 from .inline import LONG_NS, LoopThreadTime
 from .instance import Instance, ThreadInstance
 from .instance_set import InstanceSet
@@ -44,7 +44,8 @@ class InstancePool(InstanceSet):
 
     An instance that is lost fails what it runs, and nothing else. With `make` and `clock`, another one takes its place
     when it is warm: with `make_samples`, it runs these first. With `clock` and `execution_timeout_ns`, an instance is
-    lost as well if an execution takes longer; no batch then runs on the event loop's own thread.
+    lost as well if an execution takes longer, or responds to nothing for so long; with a limit of less than `GUARD_NS`,
+    no batch runs on the event loop's own thread.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class InstancePool(InstanceSet):
         super().__init__(model, statistics, owner, loop, settlement, make, clock, make_samples)
         self._config = config
         self._has_sequences = config.sequence_batching is not None
-        self._limit: ExecutionLimit | None = None
+        self._limit: ExecutionLimit[Instance] | None = None
         if execution_timeout_ns and clock is not None:
-            self._limit = ExecutionLimit(execution_timeout_ns, clock, self._give_up)
-        self._may_inline = may_inline and self._limit is None
+            self._limit = ExecutionLimit(execution_timeout_ns, clock, self._up, self._give_up)
+        self._may_inline = may_inline and (self._limit is None or execution_timeout_ns >= GUARD_NS)
         self.prefetches = prefetches
         self._loop_thread = LoopThreadTime()
         self._prefetch = Prefetch(loop, self._offer_prefetch)
@@ -263,11 +264,24 @@ class InstancePool(InstanceSet):
                 self._limit.started(instance, one)
             instance.start(one)
 
-    def _give_up(self, instance: Instance, job: Job) -> None:
+    def _up(self) -> list[Instance]:
+        return [*[instance for instance in self._instances.values() if not instance.gone], *self.leaving]
+
+    def oldest_execution_ns(self, now_ns: int) -> int:
+        """For how long an instance has been silent at most, as `Instance.silent_ns`; 0 if none is at work."""
+        return max([instance.silent_ns(now_ns) or 0 for instance in self._up()], default=0)
+
+    def stop_watching(self) -> None:
+        """The pool is closed."""
+        if self._limit is not None:
+            self._limit.end()
+
+    def _give_up(self, instance: Instance) -> None:
         """An execution takes too long: the instance is lost, with all that it has at hand."""
         limit = self._limit
         assert limit is not None, "it has noticed: this is a bug"
-        reason = f"an execution took longer than {limit.limit_ns / 1e6:g} ms ('limits.execution_timeout_ms')"
+        names = "'--execution-timeout-secs' or 'limits.execution_timeout_ms'"
+        reason = f"an execution took longer than {limit.limit_ns / 1e9:g} s ({names})"
         error = InstanceLostError(f"model '{self._model.name}', instance '{instance.name}' was lost: {reason}")
         jobs = limit.of(instance)
         if instance.give_up(InstanceLostError(reason)):
@@ -277,3 +291,5 @@ class InstancePool(InstanceSet):
             one.refused = False
             one.timing.compute_end_ns = time.monotonic_ns()
             self._finish(instance, one)
+        if not jobs:  # the engine owes responses to executions that are over
+            self._lose(instance, error)

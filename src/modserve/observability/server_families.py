@@ -9,7 +9,9 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.recording import RecordFigures
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
+from modserve.core.servable import Oldest
 from modserve.core.tenants import TenantReport
+from modserve.core.version import ModelId
 
 from . import model_memory
 from .families import Family, family, labelled
@@ -46,6 +48,7 @@ class ServerFigures:
     drain_phase: int = 0
     records: RecordFigures | None = None
     """None if nothing is recorded."""
+    oldest: Mapping[ModelId, Oldest] = field(default_factory=dict)
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -58,6 +61,19 @@ _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
         lambda m: m.limit,
     ),
     ("modserve_request_memory_refused", "counter", "Requests refused for lack of memory", lambda m: m.refused),
+)
+
+_OLDEST: tuple[tuple[str, str, Callable[[Oldest], int]], ...] = (
+    (
+        "modserve_oldest_execution_seconds",
+        "How long the oldest execution has run, that of a decoupled model without a response; 0: none runs",
+        lambda oldest: oldest.execution_ns,
+    ),
+    (
+        "modserve_oldest_waiting_seconds",
+        "How long the oldest request has waited for its execution; 0: none waits",
+        lambda oldest: oldest.waiting_ns,
+    ),
 )
 
 UNLOADED_STATE = "UNLOADED"
@@ -86,6 +102,9 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     names = sorted({entry.name for entry in figures.index} | figures.in_flight.keys())
     rows = [(labelled({"model": name}), figures.in_flight.get(name, 0)) for name in names]
     yield family("modserve_requests_in_flight", "gauge", "Requests accepted and not answered yet", rows)
+    by_model = [(labelled(_version(id.name, id.version)), each) for id, each in figures.oldest.items()]
+    for name, text, age_ns in _OLDEST:
+        yield family(name, "gauge", text, [(labels, max(0, age_ns(each)) / 1e9) for labels, each in by_model])
     rows = [(labelled({"protocol": protocol}), count) for protocol, count in figures.connections.items()]
     yield family("modserve_connections", "gauge", "Open connections, by protocol", rows)
     for protocol, text in _RESPONSES.items():

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """Signals that request the end. They are passed on to the server, which knows what to finish first."""
 
-_PASSED_ON = (*_STOPPING, signal.SIGHUP)
-"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it."""
+HARMLESS = (signal.SIGHUP, signal.SIGUSR1)
+"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it. SIGUSR1 has the server write
+the stack of each thread."""
+
+_PASSED_ON = (*_STOPPING, *HARMLESS)
 
 _DELIBERATE = frozenset({0, 1, 2})
 """Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
@@ -109,7 +112,8 @@ def start(command: Sequence[str]) -> int:
         signal.set_wakeup_fd(-1)
         for number in (*_STOPPING, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
+        for number in HARMLESS:
+            signal.signal(number, signal.SIG_IGN)  # until it has a handler of its own: nobody means to end it
         os.setpgid(0, 0)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

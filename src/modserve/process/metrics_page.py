@@ -6,12 +6,13 @@ each of them is read at.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from modserve.backends.inventory import inventory
 from modserve.core.residency import residency
-from modserve.core.servable import Servable, base
+from modserve.core.servable import Servable, base, oldest
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
@@ -96,6 +97,7 @@ class MetricsPage:
 
     def _read(self, form: str, engines: Sequence[tuple[str, str, str]]) -> ServerFigures:
         server = self._server
+        now_ns = time.monotonic_ns()
         failed = server.failed_loads()
         for servable in self._servables:
             if (report := residency(servable)) is not None and report.failed_loads:
@@ -119,6 +121,7 @@ class MetricsPage:
             server.quotas.reports([base(each) for each in self._servables]),
             server.drain_phase,
             None if server.recorder is None else server.recorder.figures,
+            {each.id: times for each in self._servables if (times := oldest(each, now_ns)) is not None},
         )
 
 

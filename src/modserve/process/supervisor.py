@@ -14,6 +14,7 @@ container it also reaps orphans.
 - A single server: a failed start or a normal end ends the supervisor too. The server keeps the grace period itself.
 - Every other signal that requests the end goes to all children at once. SIGHUP does, too, and ends none: they reopen
   the log file, and so does this process. At a terminal, SIGHUP is that of a terminal which closes, and means SIGTERM.
+- SIGUSR1 goes to all children, which write the stacks of their threads. It ends none, and this process writes none.
 """
 
 import logging
@@ -32,7 +33,7 @@ from modserve.core.runtime import unix_socket
 from modserve.observability.logging import Logs
 from modserve.workers.identity import STOPPING, WorkerIdentity
 
-from .child_process import BackOff, ExitStatus, Signals, reaped, start
+from .child_process import HARMLESS, BackOff, ExitStatus, Signals, reaped, start
 
 _log = logging.getLogger("modserve.supervisor")
 
@@ -142,8 +143,8 @@ class Supervisor:
             self._send_all(signal.SIGKILL)
 
     def signalled(self, number: int, now_s: float) -> None:
-        """A signal requests the end, or is SIGHUP."""
-        if number == signal.SIGHUP:
+        """A signal requests the end, or is one of `HARMLESS`."""
+        if number in HARMLESS:
             self._send_all(number)
             return
         if self._workers is None:

@@ -30,6 +30,7 @@ class Calls:
 
 
 DRAIN = "/v2/health/drain"
+STACKS = "/v2/stacks"
 
 _OPENAI_CALLS = ("embeddings", "rerank", "chat/completions", "completions", "responses")
 _VERBS = ("status", "register", "unregister")
@@ -94,7 +95,7 @@ CATEGORIES: Mapping[str, Calls] = {
     "trace": Calls(
         ("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",), for_operators=True
     ),
-    "logging": Calls(("LogSettings",), paths=("/v2/logging", "/console/failures"), for_operators=True),
+    "logging": Calls(("LogSettings",), paths=("/v2/logging", STACKS, "/console/failures"), for_operators=True),
 }
 
 OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about", "/metrics"})

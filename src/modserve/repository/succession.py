@@ -7,7 +7,16 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.requests.sequence import membership
-from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter, engine_report
+from modserve.core.servable import (
+    Oldest,
+    OldestReporter,
+    RequestHolder,
+    SequenceKeeper,
+    Servable,
+    Submitter,
+    engine_report,
+    oldest,
+)
 from modserve.core.version import STOPPING
 
 
@@ -60,6 +69,12 @@ class Succession:
     def outstanding(self) -> int:
         """Includes the requests of the retired."""
         return sum(each.outstanding for each in (self.heir, *self._retired) if isinstance(each, RequestHolder))
+
+    def oldest(self, now_ns: int) -> Oldest:
+        """Implements `core.servable.OldestReporter`, with the requests of the retired."""
+        parts = [each.oldest(now_ns) for each in self._retired if isinstance(each, OldestReporter)]
+        parts.append(oldest(self.heir, now_ns) or Oldest())
+        return Oldest(max([each.execution_ns for each in parts]), max([each.waiting_ns for each in parts]))
 
     async def drain(self) -> None:
         await self.heir.drain()

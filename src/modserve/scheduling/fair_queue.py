@@ -100,6 +100,9 @@ class FairQueue(RequestQueue):
     def __iter__(self) -> Iterator[Inflight]:
         return self.shares.calendar.in_turn(_all_of, self._cost)
 
+    def oldest_ns(self) -> int:
+        return next(iter(self._line)).queue_start_ns
+
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
         """Those of the tenant, and in the same time the others get their shares, if they have so many."""
         account = self.shares.account(tenant)

@@ -105,6 +105,9 @@ class LevelQueue(RequestQueue):
         for _, level in sorted(self._levels.items()):
             yield from level.line
 
+    def oldest_ns(self) -> int:
+        return min([inflight.queue_start_ns for level in self._levels.values() for inflight in level.line])
+
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
         levels = [each for number, each in self._levels.items() if number <= level]
         return sum([len(each.line) for each in levels]), sum([each.size for each in levels])

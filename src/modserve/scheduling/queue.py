@@ -105,6 +105,10 @@ class FifoQueue(RequestQueue):
         """Everything that waits, the most urgent first."""
         return iter(self._line)
 
+    def oldest_ns(self) -> int:
+        """When the first of those that wait came. The queue must not be empty."""
+        return next(iter(self._line)).queue_start_ns
+
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
         """How many would run before a new request of a level, and the sum of their batch sizes.
 

@@ -105,6 +105,9 @@ class QueuedScheduler(Generic[SlotT]):
         """Those that wait, the most urgent first."""
         return self._queue
 
+    def waited_ns(self, now_ns: int) -> int:
+        return now_ns - self._queue.oldest_ns() if self._queue.count else 0
+
     def waiting_by_tenant(self) -> dict[str, int]:
         """Implements `core.tenants.TenantQueues`."""
         return {} if self._fair is None else self._fair.waiting_by_tenant()

@@ -21,6 +21,9 @@ class Scheduler(Protocol):
     def count(self) -> int:
         """How many requests wait."""
 
+    def waited_ns(self, now_ns: int) -> int:
+        """For how long the oldest of those that wait has done so; 0 if none waits."""
+
     def dispatch(self) -> None:
         """Start every batch that can start now: called when a slot of the runner may have become free."""
 

@@ -19,7 +19,7 @@ failure, a time-out or a cancellation of one request aborts the whole sequence: 
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
@@ -117,6 +117,10 @@ class SequenceScheduler(Generic[SlotT]):
     def open_sequences(self) -> int:
         return len(self._live)
 
+    def waited_ns(self, now_ns: int) -> int:
+        heads = [sequence.first_waiting for sequence in self._live]
+        return max([now_ns - self._members[head].arrived_ns for head in heads if head is not None], default=0)
+
     def has(self, key: SequenceKey) -> bool:
         return key in self._open
 
@@ -183,11 +187,8 @@ class SequenceScheduler(Generic[SlotT]):
     def _unused_id(self) -> SequenceId:
         control = self._batching.correlation
         as_text = control is not None and control.datatype is dtypes.BYTES
-        while True:
-            number = next(self._numbers)
-            id: SequenceId = str(number) if as_text else number
-            if id not in self._open:
-                return id
+        ids: Iterator[SequenceId] = map(str, self._numbers) if as_text else self._numbers
+        return next(id for id in ids if id not in self._open)
 
     # Through
 
@@ -389,9 +390,8 @@ class SequenceScheduler(Generic[SlotT]):
 
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}
-        request = InferenceRequest(self._model, {})
-        filler = Inflight(request, NOBODY, inputs, like.output_names, like.batch_size, like.shape_key, 0)
-        filler.length = like.length
+        request, names = InferenceRequest(self._model, {}), like.output_names
+        filler = Inflight(request, NOBODY, inputs, names, like.batch_size, like.shape_key, 0, 0, like.length)
         filler.settled = True
         return filler
 

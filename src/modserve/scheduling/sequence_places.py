@@ -56,6 +56,13 @@ class Sequence:
     """Why it was ended early."""
     over: bool = False
 
+    @property
+    def first_waiting(self) -> Inflight | None:
+        """The first of its requests that wait, in the lane or before it."""
+        if self.busy is not None and not self.running:
+            return self.busy
+        return self.waiting[0] if self.waiting else None
+
 
 Turn: TypeAlias = tuple[float, float, int, "SequenceAccount"]
 """Places held over weight, time over weight, and a number that makes it unique: the smallest goes first."""

@@ -16,9 +16,9 @@ MAX_ACCEPTED: int = option(
     "limits.max_accepted_requests sets its own.",
 )
 EXECUTION_SECS: int = option(
-    0,
-    "Seconds after which an execution is given up: its requests fail, and its instance is replaced. 0: never. A "
-    "model's parameter limits.execution_timeout_ms overrides it.",
+    600,
+    "Seconds after which an execution is given up: its requests fail, and its instance is replaced. Each response of a "
+    "decoupled model begins the time anew. 0: never. A model's parameter limits.execution_timeout_ms overrides it.",
 )
 RATE_LIMIT: Literal["off", "execution_count"] = option(
     "off",

@@ -18,6 +18,8 @@ LARGEST = frozenset(
         "modserve_engine_candidate_seconds",
         "modserve_engine_info",
         "modserve_model_state",
+        "modserve_oldest_execution_seconds",
+        "modserve_oldest_waiting_seconds",
         "modserve_request_longest_seconds",
         "modserve_routing_rolled_back",
         "modserve_routing_share",

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -12,21 +12,22 @@ import pytest
 from pool_bench import CONFIG, SOURCE, Owner, answer, copied, member, refused, sink, until
 
 from modserve.backends.api import EngineRequest, Executor, InstanceHandle, RequestsDone
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import Code
 from modserve.core.statistics.model_statistics import ModelStatistics
+from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
-from modserve.execution.execution_limit import ExecutionLimit
+from modserve.execution.execution_limit import GUARD_NS, ExecutionLimit
 from modserve.execution.job import Job
 from modserve.execution.pool import InstancePool
-from modserve.testing import FakeClock, PuppetBackend, instance_spec
+from modserve.testing import FakeClock, PuppetBackend, config, instance_spec
 
 S = 1_000_000_000
 LIMIT = 1000 * S
 """So long that the test's own time does not matter."""
 LATE = LIMIT + 100 * S
-TEXT = (
-    "model 'model', instance 'model_0' was lost: an execution took longer than 1e+06 ms ('limits.execution_timeout_ms')"
-)
+REASON = "an execution took longer than 1000 s ('--execution-timeout-secs' or 'limits.execution_timeout_ms')"
+TEXT = f"model 'model', instance 'model_0' was lost: {REASON}"
 
 
 class Clock(FakeClock):
@@ -38,7 +39,13 @@ class Clock(FakeClock):
 
 
 class PoolBench:
-    def __init__(self, *engines: Executor, by_request: bool = False) -> None:
+    def __init__(
+        self,
+        *engines: Executor,
+        by_request: bool = False,
+        config: ModelConfig = CONFIG,
+        limit_ns: int = LIMIT,
+    ) -> None:
         self.clock = Clock()
         self.backend = PuppetBackend(by_request=by_request)
         self.model = self.backend.open(SOURCE)
@@ -46,7 +53,7 @@ class PoolBench:
         self.settled = 0
         self.pool = InstancePool(
             ModelId("model", 3),
-            CONFIG,
+            config,
             [("model_0", engine) for engine in engines or [self._engine()]],
             self.statistics,
             Owner(self._on_settled),
@@ -54,7 +61,7 @@ class PoolBench:
             may_inline=True,
             make=self._make,
             clock=self.clock,
-            execution_timeout_ns=LIMIT,
+            execution_timeout_ns=limit_ns,
         )
 
     def _engine(self) -> Executor:
@@ -225,45 +232,134 @@ async def test_a_process_is_ended() -> None:
     entry = member(1)
     bench.start(entry)
     bench.clock.advance(LATE)
-    assert remote.reasons == ["an execution took longer than 1e+06 ms ('limits.execution_timeout_ms')"]
+    assert remote.reasons == [REASON]
     assert not entry.settled  # that follows when the process has ended
     bench.pool.close()
 
 
-async def test_time_counts_from_when_the_engine_begins() -> None:
-    bench = PoolBench()
-    clock, over = FakeClock(), []
-    limit = ExecutionLimit(10, clock, lambda instance, job: over.append((job, limit.ended(job))))
-    instance = bench.pool.reserve()
-    assert instance is not None
-    first, second = Job([member(1)]), Job([member(2)])
-    limit.started(instance, first)
-    first.timing.compute_start_ns = clock.now_ns()
-    clock.advance(5)
-    limit.started(instance, second)
-    clock.advance(4)
-    assert limit.of(instance) == [first, second]
+class Streaming(Remote):
+    """One whose executions end at once; it responds later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[EngineRequest] = []
+
+    def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
+        self.requests += requests
+        done(None)
+
+    def close(self) -> None: ...
+
+
+async def test_a_decoupled_model_is_given_up_when_it_has_responded_to_nothing_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Streaming()
+    bench = PoolBench(engine, config=config(decoupled=True))
+    pool, clock = bench.pool, bench.clock
+    monkeypatch.setattr(time, "monotonic_ns", clock.now_ns)
+    streamed, waiting = member(1), member(2)
+    bench.start(streamed)
+    bench.start(waiting)
+    await until(lambda: pool.free_places() == 2)
+    for _ in range(3):
+        clock.advance(LIMIT * 3 // 5)
+        assert pool.oldest_execution_ns(clock.now_ns()) == LIMIT * 3 // 5
+        engine.requests[0].respond({"OUTPUT0": engine.requests[0].inputs["INPUT0"]})
+        assert pool.oldest_execution_ns(clock.now_ns()) == 0
+    clock.advance(LIMIT - 1)
+    assert not waiting.settled
     clock.advance(1)
-    assert over == [(first, True)]
-    clock.advance(100)
-    assert over == [(first, True)]
-    second.timing.compute_start_ns = clock.now_ns()
-    clock.advance(20)
-    assert over == [(first, True), (second, True)]
-    assert clock.next_timer_ns() is None
-    assert not limit.ended(second)
+    assert refused(waiting) == (Code.UNAVAILABLE, TEXT)
+    assert len(sink(streamed).responses) == 3
+    assert streamed.settled
+    assert pool.oldest_execution_ns(clock.now_ns()) == 0
+    pool.stop_watching()
+    pool.close()
+
+
+async def test_the_age_of_an_execution_counts_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = PoolBench()
+    monkeypatch.setattr(time, "monotonic_ns", bench.clock.now_ns)
+    assert bench.pool.oldest_execution_ns(bench.clock.now_ns()) == 0
+    entry = member(1)
+    bench.start(entry)
+    execution = bench.backend.next_execution()
+    bench.clock.advance(LIMIT // 2)
+    entry.cancel()  # the client is gone, and the engine still at it
+    assert bench.pool.oldest_execution_ns(bench.clock.now_ns()) == LIMIT // 2
+    execution.finish(copied(execution))
+    await until(lambda: bench.pool.free_places() == 1)
+    assert bench.pool.oldest_execution_ns(bench.clock.now_ns()) == 0
+    bench.pool.stop_watching()
+    assert bench.clock.next_timer_ns() is None
     bench.pool.close()
 
 
-async def test_no_timer_is_left_when_all_is_over() -> None:
-    bench = PoolBench()
+class Steady:
+    """An engine whose executions all take the same time."""
+
+    data_dependent = False
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        return {"OUTPUT0": inputs["INPUT0"]}
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("limit_ns", "inline"), [(GUARD_NS - 1, False), (GUARD_NS, True), (0, True)])
+async def test_a_limit_of_minutes_keeps_no_short_execution_off_the_event_loop(limit_ns: int, inline: bool) -> None:
+    bench = PoolBench(Steady(), limit_ns=limit_ns)
+    slot = bench.pool.reserve()
+    assert slot is not None
+    assert (slot.inline_rule is not None) == inline
+    bench.pool.close()
+
+
+async def test_time_counts_from_when_the_engine_begins() -> None:
+    over: list[list[bool]] = []
     clock = FakeClock()
-    limit = ExecutionLimit(10, clock, lambda instance, job: pytest.fail("too early"))
+    clock.advance(1)
+    instance = Silent()
+    first, second = Job([member(1)]), Job([member(2)])
+
+    def give_up(instance: Silent) -> None:
+        over.append([limit.ended(job) for job in limit.of(instance)])
+        instance.since_ns = 0
+
+    limit = ExecutionLimit(10, clock, lambda: [instance], give_up)
+    limit.started(instance, first)
+    clock.advance(5)
+    limit.started(instance, second)
+    assert limit.of(instance) == [first, second]
+    clock.advance(100)
+    assert not over
+    instance.since_ns = clock.now_ns()
+    clock.advance(9)
+    assert not over
+    clock.advance(1)
+    assert over == [[True, True]]
+    clock.advance(20)
+    assert over == [[True, True]]
+    assert clock.next_timer_ns() is None
+    assert not limit.ended(second)
+
+
+class Silent:
+    """An instance that has said nothing since a time; 0: it does nothing."""
+
+    since_ns = 0
+
+    def silent_ns(self, now_ns: int) -> int | None:
+        return now_ns - self.since_ns if self.since_ns else None
+
+
+async def test_no_timer_is_left_when_all_is_over() -> None:
+    clock = FakeClock()
+    instance = Silent()
+    limit = ExecutionLimit(10, clock, lambda: [instance], lambda instance: pytest.fail("too early"))
     job = Job([member(1)])
-    instance = bench.pool.reserve()
-    assert instance is not None
     limit.started(instance, job)
     assert limit.ended(job)
     clock.advance(10)
     assert clock.next_timer_ns() is None
-    bench.pool.close()

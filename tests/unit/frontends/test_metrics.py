@@ -16,7 +16,7 @@ from modserve.core.configuration.routing_config import RouteFigures, ShadowFigur
 from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState
 from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.servable import Servable
+from modserve.core.servable import Oldest, Servable
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
@@ -429,6 +429,16 @@ def test_routings() -> None:
         'modserve_routing_shadow_in_flight{model="m",version="3"} 2.0',
     ]
     assert "modserve_routing" not in server_page()
+
+
+def test_the_oldest_executions_and_requests() -> None:
+    text = server_page(oldest={ModelId("m", 2): Oldest(1_500_000_000, 0), ModelId("n", 1): Oldest(-5, 250_000_000)})
+    assert [line for line in text.splitlines() if line.startswith("modserve_oldest")] == [
+        'modserve_oldest_execution_seconds{model="m",version="2"} 1.5',
+        'modserve_oldest_execution_seconds{model="n",version="1"} 0.0',
+        'modserve_oldest_waiting_seconds{model="m",version="2"} 0.0',
+        'modserve_oldest_waiting_seconds{model="n",version="1"} 0.25',
+    ]
 
 
 def test_requests_in_flight_and_connections() -> None:

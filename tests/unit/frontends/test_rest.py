@@ -324,6 +324,7 @@ def test_the_document_has_every_path_of_use(document: dict[str, Any]) -> None:
     assert paths == {
         "/v2": {"get"},
         "/v2/memory": {"get"},
+        "/v2/stacks": {"get"},
         "/v2/health/live": {"get"},
         "/v2/health/ready": {"get"},
         "/v2/models": {"get"},

@@ -229,9 +229,10 @@ def test_another_signal_goes_to_all(processes: Processes) -> None:
     assert processes.supervisor.stopping
 
 
-def test_a_hang_up_goes_to_all_and_ends_none(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGHUP, 10.0)
-    assert processes.signals == [(pid, signal.SIGHUP) for pid in (100, 101, 102)]
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_harmless_signal_goes_to_all_and_ends_none(processes: Processes, number: signal.Signals) -> None:
+    processes.supervisor.signalled(number, 10.0)
+    assert processes.signals == [(pid, number) for pid in (100, 101, 102)]
     assert not processes.supervisor.stopping
     processes.end(101, KILLED, 11.0)
     assert processes.identities[-1].index == 1

@@ -24,9 +24,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (ternary (include "modserve.name" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
-{{- /* Requests in a pod, on average over a minute: by Little's law, the seconds that requests have spent in a second. */}}
+{{- /* Requests in all pods, waiting or being executed, on average over a minute: also those that never end. */}}
 {{- define "modserve.load" -}}
-sum(rate(modserve_request_duration_seconds_sum{namespace="{{ .Release.Namespace }}",pod=~"{{ include "modserve.name" . }}-.+"}[1m]))
+sum(avg_over_time(modserve_requests_in_flight{namespace="{{ .Release.Namespace }}",pod=~"{{ include "modserve.name" . }}-.+"}[1m]))
 {{- end }}
 
 {{- /* Up at once, by as many as there are; down by one a minute, after five minutes that wanted fewer. */}}

@@ -64,7 +64,7 @@ class Dispatcher:
         self.server = server
         self.max_calls = max_calls
         self.statuses = [0] * len(NAMES)
-        """Calls that ended, by their status."""
+        """Calls that ended, by their status, without those about health."""
         self.calls = 0
         """Unary calls under way."""
         self.refused = 0
@@ -164,8 +164,8 @@ class Dispatcher:
 
     @property
     def responses(self) -> dict[str, int]:
-        """`statuses` by name, without those that never occurred."""
-        return {name: count for name, count in zip(NAMES, self.statuses, strict=True) if count}
+        """`statuses` by name."""
+        return dict(zip(NAMES, self.statuses, strict=True))
 
     def _record(self, error: ModserveError, request: Any, request_id: str) -> None:
         """The model, version and id are those that the request names."""

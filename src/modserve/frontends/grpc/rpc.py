@@ -118,6 +118,8 @@ class Rpc(NamedTuple):
     """The handler takes its message as an `InferMessage`."""
     direct: bool = False
     """Where it can be, such a call is served without the handler."""
+    probes: bool = False
+    """It asks about health: such calls are counted nowhere, or they would hide the failures of others."""
 
 
 class Refusal(NamedTuple):

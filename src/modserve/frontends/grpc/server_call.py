@@ -203,7 +203,9 @@ class ServerCall(Stream):
         """Nothing more is sent or heard: let go of what the call holds."""
         if self._status < 0:
             self._status = heads.CANCELLED
-        self._services.dispatcher.statuses[self._status] += 1
+        rpc = self.call_head.rpc
+        if rpc is None or not rpc.probes:
+            self._services.dispatcher.statuses[self._status] += 1
         if self._bucket:
             self._services.deadlines.remove(self, self._bucket)
             self._bucket = 0

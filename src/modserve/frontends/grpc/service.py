@@ -201,10 +201,11 @@ def rpc_table(
             handler: Handler | None = getattr(implementation, name, None)
             if name == "ModelStreamInfer":
                 handler = (streams or InferStreams(server, options, inflater)).serve
-            restriction = options.restrictions.get(RPC_CATEGORY.get(name, ""))
+            category = RPC_CATEGORY.get(name, "")
+            restriction, probes = options.restrictions.get(category), category == "health"
             infers = name == "ModelInfer"
             direct = infers and restriction is None and options.header_pattern is None and not options.server_timing
-            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, infers, direct)
+            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, infers, direct, probes)
     return rpcs
 
 

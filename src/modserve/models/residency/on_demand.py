@@ -17,7 +17,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.residency import Presence, ResidencyReport, megabytes
-from modserve.core.servable import Finisher, ReadinessChecker, Servable, engine_report
+from modserve.core.servable import Finisher, Oldest, ReadinessChecker, Servable, engine_report, oldest
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import STOPPING, ModelId
 from modserve.scheduling.scheduler import Clock
@@ -151,6 +151,10 @@ class OnDemandModel:
             self._waiting.waited_ns,
             "" if failure is None else failure.message,
         )
+
+    def oldest(self, now_ns: int) -> Oldest:
+        execution_ns, waiting_ns = (self._inner and oldest(self._inner, now_ns)) or Oldest()
+        return Oldest(execution_ns, max(waiting_ns, self._waiting.longest_ns(now_ns)))
 
     @property
     def unready_reason(self) -> str | None:

@@ -42,6 +42,10 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def longest_ns(self, now_ns: int) -> int:
+        """For how long the oldest of those that wait has done so; 0 if none waits."""
+        return next((now_ns - inflight.queue_start_ns for inflight in self._waiting), 0)
+
     def add(self, inflight: Inflight, policy: QueuePolicy) -> None:
         """Raises UNAVAILABLE if as many wait as may, by the policy of the model's queue."""
         most = policy.max_queue_size or MOST

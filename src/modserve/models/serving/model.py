@@ -14,6 +14,7 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, unavailab
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
+from modserve.core.servable import Oldest
 from modserve.core.statistics.model_statistics import FailureReason, failure_reason
 from modserve.core.tenants import waiting_by_tenant
 from modserve.core.version import ModelId
@@ -185,6 +186,11 @@ class Model:
             counts.update(waiting_by_tenant(scheduler))
         return counts
 
+    def oldest(self, now_ns: int) -> Oldest:
+        """Implements `core.servable.OldestReporter`."""
+        waited_ns = max([queue.waited_ns(now_ns) for queue in (*self._former, self._scheduler)])
+        return Oldest(self.pool.oldest_execution_ns(now_ns), waited_ns)
+
     async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
         """Run samples on every instance, before there are requests. Raises why an instance is not fit to serve."""
         numbers = range(self.pool.count)
@@ -300,6 +306,7 @@ class Model:
             self.opened.on_closed()
 
     def _release(self) -> None:
+        self.pool.stop_watching()
         if self._limited is not None:
             self._limited.close()
 

@@ -1,6 +1,7 @@
 """Calls are counted by the status that they end with, each once."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from hyperframe.frame import RstStreamFrame
@@ -15,7 +16,7 @@ from modserve.core.wire.grpc_status import NAMES
         ("ModelInfer", framed(request()), "OK"),
         ("ModelInfer", framed(request("absent")), "NOT_FOUND"),
         ("ModelInfer", framed(b"\xff"), "INVALID_ARGUMENT"),
-        ("ServerLive", framed(b""), "OK"),
+        ("ServerMetadata", framed(b""), "OK"),
         ("ModelMetadata", framed(b""), "NOT_FOUND"),
         ("Nothing", framed(b""), "UNIMPLEMENTED"),
     ],
@@ -24,19 +25,25 @@ from modserve.core.wire.grpc_status import NAMES
 async def test_a_call(client: Client, port: Port, name: str, message: bytes, status: str) -> None:
     answer = await client.ask(name, message)
     assert NAMES[answer.status] == status
-    assert port.dispatcher.responses == {status: 1}
+    assert +Counter(port.dispatcher.responses) == {status: 1}
+
+
+@pytest.mark.parametrize("name", ["ServerLive", "ServerReady", "ModelReady"])
+async def test_probes_do_not_count(client: Client, port: Port, name: str) -> None:
+    await client.ask(name, framed(b""))
+    assert port.dispatcher.responses == dict.fromkeys(NAMES, 0)
 
 
 async def test_a_stream_is_one_call(client: Client, port: Port) -> None:
     answer = await client.ask("ModelStreamInfer", framed(request()), framed(request()))
     assert (answer.status, len(answer.messages)) == (0, 2)
-    assert port.dispatcher.responses == {"OK": 1}
+    assert +Counter(port.dispatcher.responses) == {"OK": 1}
 
 
 async def test_what_is_no_call(client: Client, port: Port) -> None:
-    answer = await client.ask("ServerLive", framed(b""), kind="text/plain")
+    answer = await client.ask("ServerMetadata", framed(b""), kind="text/plain")
     assert answer.fields[0][":status"] == "415"
-    assert port.dispatcher.responses == {"UNKNOWN": 1}
+    assert +Counter(port.dispatcher.responses) == {"UNKNOWN": 1}
 
 
 async def test_clients_that_leave(client: Client, port: Port) -> None:
@@ -46,9 +53,9 @@ async def test_clients_that_leave(client: Client, port: Port) -> None:
     await asyncio.sleep(0)
     client.wire.send(RstStreamFrame(stream, error_code=8))
     await asyncio.sleep(0)
-    assert port.dispatcher.responses == {"CANCELLED": 1}
+    assert +Counter(port.dispatcher.responses) == {"CANCELLED": 1}
     client.call("ModelInfer", framed(request()))
     await asyncio.sleep(0)
     client.wire.connection.connection_lost(None)
     await asyncio.sleep(0)
-    assert port.dispatcher.responses == {"CANCELLED": 2}
+    assert +Counter(port.dispatcher.responses) == {"CANCELLED": 2}

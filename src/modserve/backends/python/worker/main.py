@@ -40,6 +40,7 @@ _F_SETSIG = 10
 
 def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, ready: int) -> NoReturn:
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
     library_path.restore()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]

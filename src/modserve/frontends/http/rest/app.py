@@ -36,9 +36,9 @@ from . import control, deferred, generate, middleware, sagemaker
 from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
-from .drain import drain_router
 from .identified import Identified, note_of
 from .messages import QUERY, add_model_route, json_response, new_router
+from .process import process_router
 from .schemas import FAILURES, INFER_BODY, response_of, responses_of
 from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
 
@@ -134,7 +134,7 @@ def create_app(
     app.state.streams = direct.streams
     routers = [
         _health(server),
-        drain_router(server, options, authority),
+        process_router(server, options, authority),
         _metadata(server),
         _models(server, authority),
         _inference(context),

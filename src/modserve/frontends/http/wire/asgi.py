@@ -6,12 +6,14 @@ import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote_to_bytes
 
+from modserve.access.calls import template_of
 from modserve.access.credentials import Credentials
 from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.listening import peer_of
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
+from modserve.protocol.restricted import PATH_CATEGORY
 
 from .context import STATUSES, HttpContext, Message
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
@@ -108,10 +110,15 @@ class AsgiCall:
             return
         if not self._started:
             lines = self._context.date + self._lines + self._persistence()
-            self._context.statuses[500] += 1
+            self._count(500)
             self._transport.write(json_response(500, encode_message("Internal Server Error"), lines))
             self._complete = True
         self._done(self._complete and not self._closing)
+
+    def _count(self, status: int) -> None:
+        template, _ = template_of(self._scope["method"], self._scope["path"])
+        if 0 <= status < STATUSES and PATH_CATEGORY.get(template) != "health":
+            self._context.statuses[status] += 1
 
     def _log_failure(self) -> None:
         _log.exception("%s %s failed unexpectedly", self._scope["method"], self._scope["path"])
@@ -162,8 +169,7 @@ class AsgiCall:
     def _start(self, body: bytes, more: bool) -> bytes:
         self._started = True
         self._lines += self._persistence()
-        if 0 <= self._status < STATUSES:
-            self._context.statuses[self._status] += 1
+        self._count(self._status)
         names = {name.lower() for name, _ in self._headers}
         if b"content-length" not in names and self._scope["method"] != "HEAD":
             if more and self._old:

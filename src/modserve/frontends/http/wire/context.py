@@ -190,7 +190,7 @@ class HttpContext:
         keyed = authority is not None
         self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform)
         self.statuses = [0] * STATUSES
-        """Responses by their status."""
+        """Responses by their status, without those about health: these would hide the failures of others."""
         self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()
         self.closing = False
         self.idle = asyncio.Event()

@@ -13,7 +13,7 @@ from modserve.settings import HttpSettings
 
 from . import reports
 from .connection import HttpConnection
-from .context import AsgiApp, HttpContext
+from .context import STATUSES, AsgiApp, HttpContext
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
+_USUAL = frozenset((200, 400, 404, 429, 500, 503))
+"""Statuses that metrics have from the start, or the first of them would be no increase."""
 
 
 class HttpListener:
@@ -62,9 +64,9 @@ class HttpListener:
 
     @property
     def responses(self) -> dict[str, int]:
-        """How many there were, by status."""
-        statuses = [] if self._context is None else self._context.statuses
-        return {str(status): count for status, count in enumerate(statuses) if count}
+        """How many there were, by status: of those that occurred, and of `_USUAL`."""
+        statuses = [0] * STATUSES if self._context is None else self._context.statuses
+        return {str(status): count for status, count in enumerate(statuses) if count or status in _USUAL}
 
     async def start(self) -> int:
         """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError."""
