@@ -17,15 +17,41 @@ MAX_DEPTH = 100
 
 
 class JsonTypeError(ValueError):
-    """A JSON value of the wrong type; the text is Triton's."""
+    """A JSON value of the wrong type; the text is Triton's, followed by what is wrong and where."""
 
-    def __init__(self, is_not: str, expected: str = "") -> None:
-        super().__init__(f"attempt to access JSON non-{is_not} as {expected or is_not}")
+    def __init__(self, is_not: str, expected: str = "", detail: str = "") -> None:
+        super().__init__(
+            f"attempt to access JSON non-{is_not} as {expected or is_not}" + (f": {detail}" if detail else "")
+        )
+
+
+def described(value: object) -> str:
+    """A JSON value, for messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        text = json.dumps(value)
+        return f"the number {text if len(text) <= 32 else text[:32] + '...'}"
+    if isinstance(value, list):
+        return "a list"
+    return "a string" if isinstance(value, str) else "an object"
+
+
+def mistyped(key: str, is_not: str, value: object, owner: str = "", doing: str = "parse") -> ModserveError:
+    """INVALID_ARG for the `value` of member `key`; `owner` names the object that has it, if not the request."""
+    place = f"'{key}' of {owner}" if owner else f"'{key}'"
+    return unable(key, JsonTypeError(is_not, detail=f"{place} is {described(value)}"), doing)
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
     """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
     return invalid(f"Unable to {doing} '{field}': {error}")
+
+
+def no_object(document: object) -> ModserveError:
+    return unable("inputs", JsonTypeError("object", detail=f"the request body is {described(document)}"))
 
 
 def too_deep() -> ModserveError:
@@ -52,7 +78,7 @@ def parse_object(text: Buffer) -> JsonObject:
     """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
     document = parse_any(text)
     if not isinstance(document, dict):
-        raise unable("inputs", JsonTypeError("object"))
+        raise no_object(document)
     return document
 
 
