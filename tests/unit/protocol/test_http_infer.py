@@ -488,6 +488,22 @@ def test_an_unknown_datatype_names_the_right_one(datatype: str, hint: str) -> No
     assert error(with_input(datatype=datatype)) == f"invalid datatype for input IN: '{datatype}', {hint}"
 
 
+@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        (b"\xff\xd8\xff\xe0", "a JPEG picture, not JSON: 'modserve infer MODEL @FILE'"),
+        (b"\x89PNG\r\n\x1a\n", "a PNG picture, not JSON: 'modserve infer MODEL @FILE'"),
+        (b"\x1f\x8b\x08", "gzip data: add the header 'Content-Encoding: gzip'"),
+        (b'--x7\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff', "a multipart form, not JSON: "),
+        (b"text_input=hello&n=1", "a form, not JSON: send a JSON object"),
+    ],
+    ids=["jpeg", "png", "gzip", "multipart", "form"],
+)
+def test_what_is_often_sent_in_place_of_json_is_named(begin: bytes, kind: str, size: int) -> None:
+    assert f": this is {kind}" in error(begin.ljust(size, b"\xff"))
+
+
 def test_a_lone_surrogate_is_no_text() -> None:
     assert error('{"id":"\\ud800","inputs":[]}') == (
         "failed to parse the request JSON buffer: The surrogate pair in string is invalid."
