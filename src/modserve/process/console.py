@@ -64,10 +64,12 @@ class HttpAddress:
 
 
 def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
-    """The models with version, state and load time. The reason of a failure is below its line.
+    """The models with version, state and load time, failed ones first. The reason of a failure is below its line.
 
     `logged`: whoever reads the table has the reasons in the log above it, so that their beginnings will do.
     """
+    entries = sorted(entries, key=lambda entry: not entry.failed)
+    failed = sum(entry.failed for entry in entries)
     rows = [("model", "version", "state", "load time")]
     for entry in entries:
         version = "-" if entry.version is None else str(entry.version)
@@ -81,6 +83,8 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
         if logged and reasons and len(entry.reason) > _MOST_REPEATED:
             reasons = [f"{reasons[0][:_MOST_REPEATED]} … (see above)"]
         out += [f"    {escaped(text)}" for text in reasons]
+    if failed and len(entries) > 1:
+        out += ["", f"{failed} of {len(entries)} versions failed: they are listed first, with the reasons."]
     return "\n".join(out)
 
 

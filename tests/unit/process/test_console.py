@@ -26,8 +26,8 @@ from modserve.testing import RecordingSink, config
 
 def test_a_table_of_models() -> None:
     entries = [
-        IndexEntry("bad", None, LifecycleState.UNAVAILABLE, "Invalid argument: two\nlines"),
         IndexEntry("digits", 1, LifecycleState.READY, "", 1_234_567_890),
+        IndexEntry("bad", None, LifecycleState.UNAVAILABLE, "Invalid argument: two\nlines"),
         IndexEntry("digits", 10, LifecycleState.LOADING, ""),
         IndexEntry("s", 1, LifecycleState.UNAVAILABLE, "unloaded", 5_000_000),
     ]
@@ -40,7 +40,9 @@ def test_a_table_of_models() -> None:
         "digits  1        READY        1.235 s\n"
         "digits  10       LOADING      -\n"
         "s       1        UNAVAILABLE  0.005 s\n"
-        "    unloaded"
+        "    unloaded\n"
+        "\n"
+        "1 of 4 versions failed: they are listed first, with the reasons."
     )
 
 
@@ -51,7 +53,7 @@ def test_reasons_that_the_log_has_already() -> None:
     ]
     lines = models_table(entries, logged=True).splitlines()
     assert lines[3] == f"    {'x' * 100} … (see above)"
-    assert lines[5:] == ["    short", "    advice"]
+    assert lines[5:7] == ["    short", "    advice"]
 
 
 def test_a_table_of_none() -> None:
