@@ -1,6 +1,7 @@
 """Pages of other origins: what a browser is told, on every way an answer can take."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from puppet_server import JSON_BODY, MAX_JSON, Answer, infer, request, stage
@@ -74,7 +75,7 @@ async def test_a_refused_preflight_is_logged_once_for_each_origin(
 ) -> None:
     monkeypatch.setattr(cors, "_logged", set[bytes]())
     options = HttpSettings(max_json=MAX_JSON, cors_allow_origin=frozenset(origins))
-    preflight = {"Access_Control_Request_Method": "POST"}
+    preflight: dict[str, Any] = {"Access_Control_Request_Method": "POST"}
     async with stage(tmp_path, None, options=options) as on:
         client = on.connect()
         asked = [
