@@ -300,6 +300,8 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
         paragraphs.append(f"There are no models in {listed}. Each model needs its own directory: NAME/1/model.onnx")
     if models and place is not None:
         paragraphs.append(f"Try it:\n  {console.example_call(models, place)}")
+        if settings.http.console and place.url.startswith("http"):
+            paragraphs.append(f"Console: {place.url}/console")
     if entries and not waiting and settings.repositories and not any_ready(entries):
         paragraphs.append(
             "No model has loaded: nothing is served. Ctrl-C ends the server; --exit-on-error=true does by itself."

@@ -117,6 +117,12 @@ def test_hostile_names_and_reasons_are_text(server: ServerProcess, browser: webd
     opened(browser, server, "broken", "")
     assert "<script>document.title" in text_of(browser, "#rows")
     until(lambda: "<script>document.title=2" in text_of(browser, "#failures"))
+    assert text_of(browser, "#rows tr").startswith("broken"), "failed versions come first"
+    assert text_of(browser, "#model-count").endswith(" READY, 1 failed")
+    for place in (".why td", "#detail .notice"):
+        element = browser.find_element(By.CSS_SELECTOR, place)
+        assert element.value_of_css_property("white-space-collapse") == "preserve", "a caret stays below its column"
+        assert "monospace" in element.value_of_css_property("font-family")
     assert browser.title == "modserve"
     assert browser.find_elements(By.CSS_SELECTOR, "#rows img, #detail img, #failures script") == []
     width = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")

@@ -122,6 +122,21 @@ def test_nothing_that_could_be_served(tmp_path: Path, option: str) -> None:
     assert "no model has loaded, so there is nothing to serve, and the server ends" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("broken.onnx", "no graph", "failed to load model 'broken' from '{}'"),
+        ("raises.py", "class TritonPythonModel:\n    pass\n\nraise ValueError(1)\n", "{}(4): <module>"),
+    ],
+)
+def test_errors_name_the_file_itself(tmp_path: Path, name: str, content: str, place: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    log = failed(str(file), "--http-port=0", "--grpc-port=0", "--metrics-port=0", folder=tmp_path, code=1)
+    assert place.format(file) in log
+    assert "/modserve-" not in log
+
+
 def test_a_repository_of_which_nothing_is_served_says_so(tmp_path: Path) -> None:
     write_identity(tmp_path, "identity")
     (tmp_path / "identity" / "config.pbtxt").write_text("nonsense")

@@ -78,7 +78,9 @@ RAISED = {
     "reads_stdin": "EOFError: EOF when reading a line",
 }
 REFUSED = {
-    "nothing": "model 'faulty', instance 'faulty_0_0' released a request without a final response",
+    "nothing": "model 'faulty', instance 'faulty_0_0' released a request without a final response: `execute` returned "
+    "None for it (no `return`?), and must return a list with one response for each request, or send them through the "
+    "requests' response senders",
     "too_few": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
     "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
     "too_many": f"{FAILED}Number of InferenceResponse objects do not match the number of InferenceRequest objects. "

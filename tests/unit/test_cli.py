@@ -258,8 +258,9 @@ def test_a_start_tells_ports_models_and_what_to_try(
         "simple  1        READY  0.020 s\n"
         "\n"
         "Try it:\n"
-        "  curl localhost:81/v2/models/simple/infer -d "
-        '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[4],"data":[0,1,2,3]}]}\'\n'
+        "  modserve infer simple --sample --url http://localhost:81\n"
+        "\n"
+        "Console: http://localhost:81/console\n"
         "\n"
     )
 
@@ -338,9 +339,12 @@ def said(port: int | None = 81, waiting: Sequence[str] = (), models: bool = True
 
 
 def test_what_to_try_is_where_it_can_be_reached() -> None:
-    assert said().startswith("Try it:\n  curl localhost:81/v2/models/simple/infer -d ")
-    assert said(http_address="127.0.0.2").startswith("Try it:\n  curl 127.0.0.2:81/")
-    assert said(http_use_ssl=True, **CERTIFICATES).startswith("Try it:\n  curl -k https://localhost:81/")
+    command, console = "Try it:\n  modserve infer simple --sample --url", "\n\nConsole:"
+    assert said() == f"{command} http://localhost:81{console} http://localhost:81/console"
+    assert said(console=False) == f"{command} http://localhost:81"
+    assert said(http_address="127.0.0.2") == f"{command} http://127.0.0.2:81{console} http://127.0.0.2:81/console"
+    text = said(http_use_ssl=True, **CERTIFICATES)
+    assert text == f"{command} https://localhost:81 --insecure{console} https://localhost:81/console"
 
 
 @pytest.mark.parametrize("category", ["inference", "metadata", "trace"])

@@ -99,8 +99,9 @@ class Client(_Base):
     ) -> Result:
         """Run one inference.
 
-        Arrays are sent unchanged, with the batch dimension if the model has one. Numbers, texts and lists become arrays
-        of the model's datatype, with missing leading dimensions of 1. `outputs` names the outputs to return, all by
+        Arrays are sent unchanged, with the batch dimension if the model has one; those of float64 and int64, numpy's
+        default types, are converted to the model's datatype. Numbers, texts, lists and data frames become arrays of it,
+        with missing leading dimensions of 1. `outputs` names the outputs to return, all by
         default. `version` defaults to the latest.
         """
         self._learn(model, version, inputs, timeout)

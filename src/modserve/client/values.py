@@ -15,7 +15,8 @@ from modserve.core.tensors.tensor import Array, Shape, Tensor
 from .errors import ClientError, bad_response
 
 Value: TypeAlias = object
-"""An input. An array or `Tensor` is sent unchanged; numbers, texts and lists become an array of the model's datatype.
+"""An input. An array or `Tensor` is sent unchanged, but an array of numpy's default types, float64 and int64, becomes
+one of the model's datatype, as numbers, texts, lists and data frames do.
 
 For type checkers this is any object, because they treat a dictionary of arrays and lists as one of objects.
 """
@@ -131,7 +132,14 @@ def _decoded(values: Any) -> Any:
 
 def needs_metadata(inputs: Mapping[str, Value]) -> bool:
     """Whether the model's datatypes have to be known to send `inputs`."""
-    return not all(isinstance(value, np.ndarray | Tensor) for value in inputs.values())
+    return not all(map(_is_typed, inputs.values()))
+
+
+def _is_typed(value: Value) -> bool:
+    """Whether the sender has chosen the datatype, which numpy's default types do not show."""
+    if isinstance(value, np.ndarray):
+        return value.dtype not in (np.float64, np.int64)
+    return isinstance(value, Tensor)
 
 
 def to_tensors(inputs: Mapping[str, Value], metadata: ModelMetadata | None) -> dict[str, Tensor]:
@@ -142,7 +150,7 @@ def to_tensors(inputs: Mapping[str, Value], metadata: ModelMetadata | None) -> d
 def _tensor(name: str, value: Value, metadata: ModelMetadata | None) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and _is_typed(value):
         return Tensor.from_array(value)
     assert metadata is not None, "asked for where `needs_metadata`: this is a bug"
     spec = next((each for each in metadata.inputs if each.name == name), None)
@@ -153,6 +161,8 @@ def _tensor(name: str, value: Value, metadata: ModelMetadata | None) -> Tensor:
     if datatype is None:
         raise _invalid(f"input '{name}' of model '{metadata.name}' has the unknown datatype {spec.datatype}")
     array = _array(name, value, datatype)
+    if isinstance(value, np.ndarray):
+        return Tensor.from_array(array, datatype)
     return Tensor.from_array(array.reshape(full_shape(spec.shape, array.shape)), datatype)
 
 
@@ -165,10 +175,16 @@ def _array(name: str, value: Value, datatype: Datatype) -> Array:
     if datatype is dtypes.BYTES:
         return _texts(name, value)
     try:
-        plain = np.array(value)
+        plain = np.asarray(value)
         if plain.size and plain.dtype.kind not in _KINDS[datatype.json_kind]:
             raise ValueError(f"got {plain.reshape(-1)[:1].tolist()[0]!r}")
-        return np.array(value, dtype=datatype.numpy)
+        if not isinstance(value, np.ndarray):
+            return np.array(value, dtype=datatype.numpy)
+        with np.errstate(over="ignore"):
+            made = value.astype(datatype.numpy, copy=False)
+        if datatype.json_kind == "int" and (wrong := value[made != value]).size:
+            raise ValueError(f"got {wrong[0]}")
+        return made
     except (ValueError, TypeError, OverflowError) as error:
         raise _invalid(f"input '{name}' takes {datatype.name}; {error}") from None
 

@@ -82,13 +82,7 @@ def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenCon
     with repository_of(file) as directory, ThreadPoolExecutor(1) as executor:
         registry = BackendRegistry()
         loader = Loader(registry, LoaderOptions(cores=1), executor)
-        try:
-            message, config = asyncio.run(_completed(loader, directory, file, max_batch_size or 0))
-        except ModserveError as error:
-            places = {str(directory / file.name / "1"): str(file.folder), str(directory / file.name): str(file.folder)}
-            for place, own in places.items():
-                error.message = error.message.replace(place, own)
-            raise
+        message, config = asyncio.run(_completed(loader, directory, file, max_batch_size or 0))
     if max_batch_size == 0 and message.max_batch_size:
         _take_whole_shapes(message)
     return WrittenConfig(written(message, file, registry.get(message.backend).default_model_filename), config)

@@ -81,6 +81,10 @@ class IndexEntry:
     def unloaded(self) -> bool:
         return self.state is LifecycleState.UNAVAILABLE and self.reason.startswith(UNLOADED)
 
+    @property
+    def failed(self) -> bool:
+        return self.state is LifecycleState.UNAVAILABLE and not self.unloaded
+
 
 def any_ready(entries: Sequence[IndexEntry]) -> bool:
     """Whether there is a model to call."""

@@ -1,13 +1,14 @@
 """Text for the terminal: at the start of a server, and from commands that do not start one."""
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from modserve.backends.inventory import BackendEntry
-from modserve.core.configuration.model_config import ModelConfig
+from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.runtime import unix_socket
 from modserve.observability.log_text import escaped
@@ -20,7 +21,13 @@ _MOST_REPEATED = 100
 _DEFAULT_URL = "http://localhost:8000"
 """Of the commands."""
 
-_ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
+_PROMPT = "text_input"
+"""The input that language models have."""
+_CHANNELS = (1, 3)
+_SMALLEST_IMAGE = 8
+
+_OF_ANY = {"": "localhost", "0.0.0.0": "localhost", "::": "::1"}
+"""An address by which a server with any of these is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +55,29 @@ class HttpAddress:
             options = f" -g{options}"
         return f"curl{options} {shlex.quote(f'{scheme}{self._host}:{self.port}{path}')}"
 
-    def infer(self, model: str) -> str:
-        """The command that sends `model` a generated request."""
-        scheme, options = ("https", " --insecure") if self.tls else ("http", "")
+    @property
+    def url(self) -> str:
         in_file = unix_socket.path_of(self.address)
-        url = f"{unix_socket.PREFIX}{in_file}" if in_file else f"{scheme}://{self._host}:{self.port}"
-        if url != _DEFAULT_URL:
-            options = f" --url {shlex.quote(url)}{options}"
-        return f"modserve infer {shlex.quote(model)} --sample{options}"
+        return f"{unix_socket.PREFIX}{in_file}" if in_file else f"http{'s' * self.tls}://{self._host}:{self.port}"
+
+    def modserve(self, command: str, model: str, arguments: str = "") -> str:
+        """A command of modserve's for a model."""
+        options = "" if self.url == _DEFAULT_URL else f" --url {shlex.quote(self.url)}"
+        return f"modserve {command} {shlex.quote(model)}{arguments}{options}{' --insecure' * self.tls}"
 
     @property
     def _host(self) -> str:
-        host = "localhost" if self.address in _ANY_ADDRESS else self.address
+        host = _OF_ANY.get(self.address, self.address)
         return f"[{host}]" if ":" in host else host
 
 
 def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
-    """The models with version, state and load time. The reason of a failure is below its line.
+    """The models with version, state and load time, failed ones first. The reason of a failure is below its line.
 
     `logged`: whoever reads the table has the reasons in the log above it, so that their beginnings will do.
     """
+    entries = sorted(entries, key=lambda entry: not entry.failed)
+    failed = sum(entry.failed for entry in entries)
     rows = [("model", "version", "state", "load time")]
     for entry in entries:
         version = "-" if entry.version is None else str(entry.version)
@@ -81,6 +91,8 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
         if logged and reasons and len(entry.reason) > _MOST_REPEATED:
             reasons = [f"{reasons[0][:_MOST_REPEATED]} … (see above)"]
         out += [f"    {escaped(text)}" for text in reasons]
+    if failed and len(entries) > 1:
+        out += ["", f"{failed} of {len(entries)} versions failed: they are listed first, with the reasons."]
     return "\n".join(out)
 
 
@@ -107,21 +119,28 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
-    """A line that works when pasted, for the model that is easiest to call; empty if there is no model.
+    """A call of the model that says most to a person, of its kind; empty if there is no model.
 
-    It is curl's, or modserve's if not even that model's inputs fit on a screen, or a picture's sizes are for the client
-    to choose.
+    A chat for a language model, ``generate`` for one of single values, such as a function, and a file for one of
+    pictures. Other models get generated data; but sequences and streams need a call of their own.
     """
     if not models:
         return ""
     by_name = {model.name: model for model in models}
     config = min(models, key=lambda model: _effort(model, by_name))
-    if examples.elements(config) > _MOST_ELEMENTS or _takes_any_image(config):
-        return place.infer(config.name)
-    path = f"/v2/models/{quote(config.name, safe='')}"
-    call = "infer_stream" if examples.decoupled(config, by_name) else "infer"
-    text = json.dumps(examples.infer(config, by_name), separators=(",", ":"))
-    return f"{place.curl(f'{path}/{call}')} -d {shlex.quote(text)}"
+    if _PROMPT in config.inputs_by_name:
+        return place.modserve("chat", config.name)
+    if _takes_image(config):
+        return f"{place.modserve('infer', config.name, ' @picture.jpg')}    # yours; or --sample in place of it"
+    is_stream, parameters = examples.decoupled(config, by_name), examples.parameters(config, by_name)
+    if all(_is_single(config, spec) for spec in examples.needed(config)):
+        call, body = "generate", examples.generate(config, by_name)
+    elif (is_stream or parameters) and examples.elements(config) <= _MOST_ELEMENTS:
+        call, body = "infer", examples.infer(config, by_name)
+    else:
+        return place.modserve("infer", config.name, " --sample")
+    path = f"/v2/models/{quote(config.name, safe='')}/{call}{'_stream' * is_stream}"
+    return f"{place.curl(path)} -d {shlex.quote(json.dumps(body, separators=(',', ':')))}"
 
 
 def waiting_line(names: Sequence[str], place: HttpAddress | None) -> str:
@@ -135,19 +154,40 @@ def waiting_line(names: Sequence[str], place: HttpAddress | None) -> str:
 
 
 def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[object, ...]:
-    """Smallest for the model that is easiest to call: of fixed sizes, without sequences, with one response."""
+    """Smallest for the model that is easiest to call: of fixed sizes, without sequences, with one response.
+
+    Before them come language models, and what is put together of others; after them, models without inputs.
+    """
+    steps = {step.model for model in by_name.values() if model.ensemble is not None for step in model.ensemble.steps}
     return (
+        not config.inputs,
+        _PROMPT not in config.inputs_by_name,
+        config.name in steps,
         examples.elements(config) > _MOST_ELEMENTS,
-        _takes_any_image(config),
+        _takes_image(config),
         bool(examples.sequences(config, by_name)),
         examples.decoupled(config, by_name),
         any(size < 0 for spec in config.inputs for size in spec.dims),
-        len(examples.composing(config, by_name)) > 1,
         examples.elements(config),
         config.name,
     )
 
 
-def _takes_any_image(config: ModelConfig) -> bool:
-    """Of which one point would be a request as well, and tell nothing."""
-    return any(sum(size < 0 for size in spec.dims) > 1 for spec in config.inputs)
+def _is_single(config: ModelConfig, spec: TensorSpec) -> bool:
+    """Whether an example has one value for this input, and not only since all its sizes may vary."""
+    return math.prod(examples.shape(config, spec)) == 1 and sum(size < 0 for size in spec.dims) <= 1
+
+
+def _takes_image(config: ModelConfig) -> bool:
+    """Whether the one input that the model needs has the dimensions of a picture, grey or in colour."""
+    needed = examples.needed(config)
+    if len(needed) != 1 or needed[0].datatype.json_kind not in ("int", "float"):
+        return False
+    dims = needed[0].dims
+    if len(dims) == 4 and dims[0] in (1, -1):  # of a graph with a batch that modserve does not know as such
+        dims = dims[1:]
+    if len(dims) != 3:
+        return False
+    first, _, last = dims
+    sizes = dims[1:] if first in _CHANNELS else dims[:-1] if last in _CHANNELS else ()
+    return bool(sizes) and all(size < 0 or size >= _SMALLEST_IMAGE for size in sizes)

@@ -10,12 +10,11 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.shared_memory import RegionLease, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
-from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
+from modserve.protocol.json.json_text import JsonObject, mistyped
 
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"
 BYTE_SIZE = "shared_memory_byte_size"
-_UNSIGNED = JsonTypeError("unsigned-integer")
 _HIGHEST = 2**64 - 1
 
 
@@ -59,14 +58,14 @@ def json_place(options: JsonObject) -> RegionSlice:
     """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
-        raise unable(REGION, JsonTypeError("string"))
+        raise mistyped(REGION, "string", region)
     return RegionSlice(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
 
 
 def _json_number(options: JsonObject, key: str) -> int:
     value = options.get(key, 0)
     if type(value) is not int or not 0 <= value <= _HIGHEST:
-        raise unable(key, _UNSIGNED)
+        raise mistyped(key, "unsigned-integer", value)
     return value
 
 

@@ -65,7 +65,7 @@ def test_plain_values(
 
 
 def test_arrays_go_as_they_are() -> None:
-    array, tensor = np.ones((3,), np.float64), Tensor.from_raw(dtypes.INT8, (1,), b"\1")
+    array, tensor = np.ones((3,), np.float32), Tensor.from_raw(dtypes.INT8, (1,), b"\1")
     inputs: dict[str, Value] = {"a": array, "b": tensor, "c": np.array(["x"])}
     assert not needs_metadata(inputs)
     tensors = to_tensors(inputs, None)
@@ -75,8 +75,29 @@ def test_arrays_go_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "array", "expected"),
+    [
+        ("FIXED", np.arange(8.0).reshape(2, 4), np.float32),
+        ("FIXED", np.arange(8).reshape(2, 4), np.float32),
+        ("FIXED", np.full((2, 4), 1e300), np.float32),
+        ("INT", np.array([[1, -2]]), np.int32),
+        ("INT", np.array([1, 2]), np.int32),
+    ],
+)
+def test_arrays_of_default_types_are_converted(name: str, array: Any, expected: type) -> None:
+    assert needs_metadata({name: array})
+    tensor = to_tensors({name: array}, METADATA)[name]
+    assert (tensor.array.dtype, tensor.shape) == (expected, array.shape)
+    with np.errstate(over="ignore"):
+        assert (tensor.array == array.astype(expected)).all()
+
+
+@pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("INT", np.array([[1.5, 2]]), "input 'INT' takes INT32; got 1.5"),
+        ("UINT", np.array([1, 300, -1]), "input 'UINT' takes UINT8; got 300"),
+        ("MISSING", np.zeros(2), "model 'model' has no input 'MISSING'; it has: INT, UINT"),
         ("INT", [1.5, 2], "input 'INT' takes INT32; got 1.5"),
         ("INT", ["1", "2"], "input 'INT' takes INT32; got '1'"),
         ("INT", [[1], [2, 3]], "input 'INT' takes INT32; setting an array element with a sequence"),

@@ -147,6 +147,7 @@ def write(folder: Path, name: str, content: "str | bytes | Array") -> str:
         ("a.npy", np.array(["a", "bc"]), dtypes.BYTES, (2,), [b"a", b"bc"]),
         ("a.json", "[[1, 2]]", dtypes.INT32, (-1, 2), [[1, 2]]),
         ("a.csv", "1,2\n3;4\n", dtypes.FP32, (-1, 2), [[1, 2], [3, 4]]),
+        ("a.csv", "mean radius,mean area\n1,2\n3,4\n", dtypes.FP32, (-1, 2), [[1, 2], [3, 4]]),
         ("a.txt", "1\n2\n", dtypes.INT32, (2,), [1, 2]),
         ("a.txt", "two words\n", dtypes.BYTES, (-1, 1), [[b"two words"]]),
         ("a.wav", b"\x00\xff\n", dtypes.BYTES, (1,), [b"\x00\xff\n"]),

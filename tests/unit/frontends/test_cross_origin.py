@@ -1,6 +1,7 @@
 """Pages of other origins: what a browser is told, on every way an answer can take."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from puppet_server import JSON_BODY, MAX_JSON, Answer, infer, request, stage
@@ -66,6 +67,32 @@ def test_the_header_lines(
     assert {name: value.lower() for name, value in found.items()} == {
         name: value.lower() for name, value in expected.items()
     }
+
+
+@pytest.mark.parametrize("origins", [(), (PAGE,)], ids=["none", "another"])
+async def test_a_refused_preflight_is_logged_once_for_each_origin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, origins: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cors, "_logged", set[bytes]())
+    options = HttpSettings(max_json=MAX_JSON, cors_allow_origin=frozenset(origins))
+    preflight: dict[str, Any] = {"Access_Control_Request_Method": "POST"}
+    async with stage(tmp_path, None, options=options) as on:
+        client = on.connect()
+        asked = [
+            (OTHER, preflight),
+            (OTHER, preflight),
+            ("https://third.example", preflight),
+            ("https://fourth.example", {}),
+        ]
+        for count, (origin, headers) in enumerate(asked, 1):
+            client.send(request("OPTIONS", "/v2", Origin=origin, **headers))
+            await client.receive(count)
+    logged = [record.getMessage() for record in caplog.records if record.name == cors.__name__]
+    assert [text.partition(" may not call this server")[0] for text in logged] == [
+        f"pages of {OTHER}",
+        "pages of https://third.example",
+    ]
+    assert logged[0].endswith(f"--http-cors-allow-origin={OTHER} lets them")
 
 
 @pytest.mark.parametrize(("origins", "expected"), [(("*",), ANY), ((PAGE, OTHER), ECHO)], ids=["any", "listed"])

@@ -462,7 +462,7 @@ async def test_a_failure_first_that_does_not_end_it(talk: Talk) -> None:
             b"{}",
             {},
             400,
-            "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'",
+            "Unable to parse 'inputs': attempt to access non-existing object member 'inputs': the request has none",
         ),
         ("simple", JSON_BODY, {"Content_Encoding": "br"}, 501, "Unsupported compression type"),
     ],

@@ -141,6 +141,6 @@ def test_calls_to_try() -> None:
     assert place.curl("/v2") == (
         "curl --unix-socket '/run/my modserve.sock' -H \"x-api-key: $MODSERVE_API_KEY\" http://localhost/v2"
     )
-    assert place.infer("simple") == "modserve infer simple --sample --url 'unix:/run/my modserve.sock'"
+    assert place.modserve("infer", "simple") == "modserve infer simple --url 'unix:/run/my modserve.sock'"
     secure = HttpAddress("unix:/run/x", 0, tls=True)
     assert secure.curl("/v2") == "curl --unix-socket /run/x -k https://localhost/v2"

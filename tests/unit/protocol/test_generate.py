@@ -118,7 +118,10 @@ def test_what_is_no_input_is_a_parameter() -> None:
     assert (found.outputs, found.deadline_ns, found.model_name) == ((), 0, "llm")
 
 
-NO_SHAPE = "The schema can not convert input '{}' to tensor with proper shape"
+NO_SHAPE = (
+    "The schema can not convert input '{}' to tensor with proper shape: its value has {}, and the input's shape is {}"
+)
+WRONG_ELEMENT = "Unable to parse 'data': attempt to access JSON non-{}: element 0 of input '{}' is {}"
 NO_PARAMETER = "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."
 TWICE = "[request id: <id_unknown>] input 'text_input' already exists in request"
 
@@ -129,41 +132,40 @@ TWICE = "[request id: <id_unknown>] input 'text_input' already exists in request
         (b"", "failed to parse the request JSON buffer: The document is empty. at 0"),
         (b"[]", "attempt to access JSON non-object as object"),
         (b"null", "attempt to access JSON non-object as object"),
-        ({"id": 1}, "Unable to parse 'id': attempt to access JSON non-string as string"),
-        ({"id": None}, "Unable to parse 'id': attempt to access JSON non-string as string"),
+        ({"id": 1}, "Unable to parse 'id': attempt to access JSON non-string as string: 'id' is the number 1"),
+        ({"id": None}, "Unable to parse 'id': attempt to access JSON non-string as string: 'id' is null"),
         (
             {"text_input": 123},
-            "Unable to parse 'data': attempt to access JSON non-string as string: input 'text_input' takes BYTES",
+            WRONG_ELEMENT.format("string as string", "text_input", "the number 123, but BYTES takes strings"),
         ),
         (
             {"text_input": None},
-            "Unable to parse 'data': attempt to access JSON non-string as string: input 'text_input' takes BYTES",
+            WRONG_ELEMENT.format("string as string", "text_input", "null, but BYTES takes strings"),
         ),
         (
             {"stream": "false"},
-            "Unable to parse 'data': attempt to access JSON non-boolean as boolean: input 'stream' takes BOOL",
+            WRONG_ELEMENT.format("boolean as boolean", "stream", "a string, but BOOL takes true or false"),
         ),
         (
             {"ids": ["x"]},
-            "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer: "
-            "input 'ids' takes INT64",
+            WRONG_ELEMENT.format("signed-integer as signed-integer", "ids", "a string, but INT64 takes integers"),
         ),
         (
             {"pair": {"a": 1}},
-            NO_SHAPE.format("pair"),
+            NO_SHAPE.format("pair", "1 element", "[2]"),
         ),
         (
             {"heat": {"a": 1}},
-            "Unable to parse 'data': attempt to access JSON non-number as double: input 'heat' takes FP32",
+            WRONG_ELEMENT.format("number as double", "heat", "an object, but FP32 takes numbers"),
         ),
         (
             {"pixels": [1, 300]},
             "Unable to parse 'data': element 1 of input 'pixels' is 300, UINT8 takes 0 to 255",
         ),
-        ({"pair": [1, 2, 3]}, NO_SHAPE.format("pair")),
-        ({"pair": [1, 2, 3, 4]}, NO_SHAPE.format("pair")),
-        ({"pair": []}, NO_SHAPE.format("pair")),
-        ({"text_input": ["a", "b"]}, NO_SHAPE.format("text_input")),
+        ({"pair": [1, 2, 3]}, NO_SHAPE.format("pair", "3 elements", "[2]")),
+        ({"pair": [1, 2, 3, 4]}, NO_SHAPE.format("pair", "4 elements", "[2]")),
+        ({"pair": []}, NO_SHAPE.format("pair", "0 elements", "[2]")),
+        ({"text_input": ["a", "b"]}, NO_SHAPE.format("text_input", "2 elements", "[1]")),
         (
             {"pixels": [[[1], [2]], [[3]]]},
             "Failed to parse 'data' field: shape does not match true shape: input 'pixels' has 3 elements, its shape 4",
@@ -172,14 +174,18 @@ TWICE = "[request id: <id_unknown>] input 'text_input' already exists in request
         ({"x": [1]}, NO_PARAMETER),
         ({"x": {}}, NO_PARAMETER),
         ({"parameters": {"x": {}}}, f"Converting keyword: 'parameters': {NO_PARAMETER}"),
-        ({"parameters": {"pair": [1]}}, f"Converting keyword: 'parameters': {NO_SHAPE.format('pair')}"),
+        (
+            {"parameters": {"pair": [1]}},
+            f"Converting keyword: 'parameters': {NO_SHAPE.format('pair', '1 element', '[2]')}",
+        ),
         (
             {"parameters": {"parameters": {}}},
             f"Converting keyword: 'parameters': {NO_PARAMETER.replace('x', 'parameters')}",
         ),
         (
             {"parameters": [1]},
-            "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
+            "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object: "
+            "'parameters' is a list",
         ),
         ({"text_input": "a", "parameters": {"text_input": "b"}}, f"Converting keyword: 'parameters': {TWICE}"),
         (b'{"text_input": "a", "text_input": "b"}', TWICE),

@@ -207,72 +207,112 @@ ONE_SOURCE = (
     "'shared_memory_region' in 'parameters'. But "
 )
 MISTAKES = {
-    "inputs missing": ("{}", "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
-    "inputs null": ('{"inputs":null}', "Unable to parse 'inputs': attempt to access JSON non-array as array"),
-    "inputs object": ('{"inputs":{}}', "Unable to parse 'inputs': attempt to access JSON non-array as array"),
-    "id number": ('{"id":5,"inputs":[]}', "Unable to parse 'id': attempt to access JSON non-string as string"),
-    "id null": ('{"id":null,"inputs":[]}', "Unable to parse 'id': attempt to access JSON non-string as string"),
+    "inputs missing": (
+        "{}",
+        "Unable to parse 'inputs': attempt to access non-existing object member 'inputs': the request has none",
+    ),
+    "inputs null": (
+        '{"inputs":null}',
+        "Unable to parse 'inputs': attempt to access JSON non-array as array: 'inputs' is null",
+    ),
+    "inputs object": (
+        '{"inputs":{}}',
+        "Unable to parse 'inputs': attempt to access JSON non-array as array: 'inputs' is an object",
+    ),
+    "id number": (
+        '{"id":5,"inputs":[]}',
+        "Unable to parse 'id': attempt to access JSON non-string as string: 'id' is the number 5",
+    ),
+    "id null": (
+        '{"id":null,"inputs":[]}',
+        "Unable to parse 'id': attempt to access JSON non-string as string: 'id' is null",
+    ),
     "outputs null": (
         '{"inputs":[],"outputs":null}',
-        "Unable to parse 'outputs': attempt to access JSON non-array as array",
+        "Unable to parse 'outputs': attempt to access JSON non-array as array: 'outputs' is null",
     ),
     "outputs object": (
         '{"inputs":[],"outputs":{}}',
-        "Unable to parse 'outputs': attempt to access JSON non-array as array",
+        "Unable to parse 'outputs': attempt to access JSON non-array as array: 'outputs' is an object",
     ),
     "output name missing": (
         '{"inputs":[],"outputs":[{}]}',
-        "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        "Unable to parse 'name': attempt to access non-existing object member 'name': outputs[0] has none",
     ),
     "output parameters list": (
         '{"inputs":[],"outputs":[{"name":"A","parameters":[]}]}',
-        "Unable to parse 'parameters': attempt to access JSON non-object as object",
+        "Unable to parse 'parameters': attempt to access JSON non-object as object: "
+        "'parameters' of output 'A' is a list",
     ),
     "binary_data number": (
         '{"inputs":[],"outputs":[{"name":"A","parameters":{"binary_data":1}}]}',
-        "Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean",
+        "Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean: "
+        "'binary_data' of output 'A' is the number 1",
     ),
     "classification negative": (
         '{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":-1}}]}',
-        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+        "'classification' of output 'A' is the number -1",
     ),
     "classification string": (
         '{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":"1"}}]}',
-        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+        "'classification' of output 'A' is a string",
     ),
     "classification boolean": (
         '{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":true}}]}',
-        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+        "'classification' of output 'A' is true",
     ),
     "binary_data_output number": (
         with_parameters({"binary_data_output": 1}),
-        "Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean",
+        "Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean: "
+        "'binary_data_output' is the number 1",
     ),
-    "name number": (with_input(name=1), "Unable to parse 'name': attempt to access JSON non-string as string"),
+    "name number": (
+        with_input(name=1),
+        "Unable to parse 'name': attempt to access JSON non-string as string: 'name' of inputs[0] is the number 1",
+    ),
     "name missing": (
         with_input(name=None),
-        "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        "Unable to parse 'name': attempt to access non-existing object member 'name': inputs[0] has none",
     ),
     "datatype number": (
         with_input(datatype=3),
-        "Unable to parse 'datatype': attempt to access JSON non-string as string",
+        "Unable to parse 'datatype': attempt to access JSON non-string as string: "
+        "'datatype' of inputs[0] is the number 3",
     ),
     "datatype missing": (
         with_input(datatype=None),
-        "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'",
+        "Unable to parse 'datatype': attempt to access non-existing object member 'datatype': inputs[0] has none",
     ),
-    "datatype unknown": (with_input(datatype="INT23"), "invalid datatype for input IN"),
+    "datatype unknown": (
+        with_input(datatype="INT23"),
+        f"invalid datatype for input IN: 'INT23', there are {', '.join(dtypes.BY_NAME)}",
+    ),
     "shape missing": (
         with_input(shape=None),
-        "Unable to parse 'shape': attempt to access non-existing object member 'shape'",
+        "Unable to parse 'shape': attempt to access non-existing object member 'shape': input 'IN' has none",
     ),
-    "shape number": (with_input(shape=2), "Unable to parse 'shape': attempt to access JSON non-array as array"),
+    "shape number": (
+        with_input(shape=2),
+        "Unable to parse 'shape': attempt to access JSON non-array as array: 'shape' of input 'IN' is the number 2",
+    ),
     **{
         f"shape of {shape}": (
             with_input(shape=shape),
-            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+            f"'shape' of input 'IN' has {element}",
         )
-        for shape in ([1, -2], [1.0, 2.0], ["1"], [True, 2], [None], [[1], 2], [2**63])
+        for shape, element in (
+            ([1, -2], "the number -2"),
+            ([1.0, 2.0], "the number 1.0"),
+            (["1"], "a string"),
+            ([True, 2], "true"),
+            ([None], "null"),
+            ([[1], 2], "a list"),
+            ([2**63], "the number 9223372036854775808"),
+        )
     },
     "duplicate input": (
         '{"inputs":[' + INPUT + "," + INPUT + "]}",
@@ -291,14 +331,22 @@ MISTAKES = {
     ),
     "input parameters list": (
         with_input(parameters=[]),
-        "Unable to parse 'parameters': attempt to access JSON non-object as object",
+        "Unable to parse 'parameters': attempt to access JSON non-object as object: "
+        "'parameters' of input 'IN' is a list",
     ),
     **{
         f"binary_data_size {size!r}": (
             with_input(data=None, parameters={"binary_data_size": size}),
-            "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+            f"'binary_data_size' of input 'IN' is {described}",
         )
-        for size in (-1, 8.0, "8", True, None)
+        for size, described in (
+            (-1, "the number -1"),
+            (8.0, "the number 8.0"),
+            ("8", "a string"),
+            (True, "true"),
+            (None, "null"),
+        )
     },
     "binary without header length": (
         '{"inputs":[' + BINARY + "]}",
@@ -307,27 +355,30 @@ MISTAKES = {
     ),
     "timeout negative": (
         with_parameters({"timeout": -1}),
-        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+        "'timeout' is the number -1",
     ),
     "timeout boolean": (
         with_parameters({"timeout": True}),
-        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer: 'timeout' is true",
     ),
     "priority string": (
         with_parameters({"priority": "1"}),
-        "Unable to parse 'priority': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        "Unable to parse 'priority': attempt to access JSON non-unsigned-integer as unsigned-integer: "
+        "'priority' is a string",
     ),
     "sequence_id boolean": (
         with_parameters({"sequence_id": True}),
-        "Unable to parse 'sequence_id': attempt to access JSON non-string as string",
+        "Unable to parse 'sequence_id': attempt to access JSON non-string as string: 'sequence_id' is true",
     ),
     "sequence_start number": (
         with_parameters({"sequence_start": 1}),
-        "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean",
+        "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean: "
+        "'sequence_start' is the number 1",
     ),
     "sequence_end string": (
         with_parameters({"sequence_end": "true"}),
-        "Unable to parse 'sequence_end': attempt to access JSON non-boolean as boolean",
+        "Unable to parse 'sequence_end': attempt to access JSON non-boolean as boolean: 'sequence_end' is a string",
     ),
     "reserved parameter": (
         with_parameters({"triton_enable_empty_final_response": True}),
@@ -342,7 +393,7 @@ MISTAKES = {
     },
     "parameters list": (
         with_parameters([]),
-        "Unable to parse 'parameters': attempt to access JSON non-object as object",
+        "Unable to parse 'parameters': attempt to access JSON non-object as object: 'parameters' is a list",
     ),
 }
 
@@ -406,9 +457,51 @@ def test_malformed_json_is_refused(text: bytes) -> None:
     assert error(text).startswith("failed to parse the request JSON buffer: ")
 
 
-@pytest.mark.parametrize("text", ["[]", "null", '"a"', "1", "NaN"])
-def test_json_that_is_no_object_is_refused(text: str) -> None:
-    assert error(text) == "Unable to parse 'inputs': attempt to access JSON non-object as object"
+@pytest.mark.parametrize(
+    ("text", "described"),
+    [
+        ("[]", "a list"),
+        ("null", "null"),
+        ('"a"', "a string"),
+        ("1", "the number 1"),
+        ("NaN", "the number NaN"),
+        ("false", "false"),
+    ],
+)
+def test_json_that_is_no_object_is_refused(text: str, described: str) -> None:
+    prefix = "Unable to parse 'inputs': attempt to access JSON non-object as object"
+    assert error(text) == f"{prefix}: the request body is {described}"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "hint"),
+    [
+        ("float32", "did you mean FP32?"),
+        ("TYPE_FP32", "did you mean FP32?"),
+        ("string", "did you mean BYTES?"),
+        ("torch.float32", "did you mean FP32?"),
+        ("int8", "did you mean INT8?"),
+        ("complex", f"there are {', '.join(dtypes.BY_NAME)}"),
+    ],
+)
+def test_an_unknown_datatype_names_the_right_one(datatype: str, hint: str) -> None:
+    assert error(with_input(datatype=datatype)) == f"invalid datatype for input IN: '{datatype}', {hint}"
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        (b"\xff\xd8\xff\xe0", "a JPEG picture, not JSON: 'modserve infer MODEL @FILE'"),
+        (b"\x89PNG\r\n\x1a\n", "a PNG picture, not JSON: 'modserve infer MODEL @FILE'"),
+        (b"\x1f\x8b\x08", "gzip data: add the header 'Content-Encoding: gzip'"),
+        (b'--x7\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff', "a multipart form, not JSON: "),
+        (b"text_input=hello&n=1", "a form, not JSON: send a JSON object"),
+    ],
+    ids=["jpeg", "png", "gzip", "multipart", "form"],
+)
+def test_what_is_often_sent_in_place_of_json_is_named(begin: bytes, kind: str, size: int) -> None:
+    assert f": this is {kind}" in error(begin.ljust(size, b"\xff"))
 
 
 def test_a_lone_surrogate_is_no_text() -> None:

@@ -13,6 +13,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.json import json_data
+from modserve.protocol.json.json_text import described
 
 WRONG = {
     "bool": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
@@ -140,9 +141,13 @@ def test_a_scalar(sample: Sample) -> None:
     assert bytes(tensor.raw) == sample.raw[: len(tensor.raw)]
 
 
-@pytest.mark.parametrize("data", [None, 1, "ab", {"0": 1}, True], ids=str)
-def test_data_that_is_no_list(data: object) -> None:
-    assert error(dtypes.INT32, data) == "Unable to parse 'data': attempt to access JSON non-array as array"
+@pytest.mark.parametrize(
+    ("data", "described"),
+    [(None, "null"), (1, "the number 1"), ("ab", "a string"), ({"0": 1}, "an object"), (True, "true")],
+)
+def test_data_that_is_no_list(data: object, described: str) -> None:
+    prefix = "Unable to parse 'data': attempt to access JSON non-array as array"
+    assert error(dtypes.INT32, data) == f"{prefix}: 'data' of input 'IN' is {described}"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +167,14 @@ def test_data_that_is_no_list(data: object) -> None:
 )
 def test_elements_of_the_wrong_type(datatype: Datatype, wrong: str, elements: list[object]) -> None:
     for element in elements:
-        assert error(datatype, [element]) == WRONG[wrong]
+        place = f"{WRONG[wrong]}: element 0 of input 'IN' is {described(element)}"
+        assert error(datatype, [element]) == f"{place}, but {datatype.name} takes {json_data.TAKES[datatype.json_kind]}"
 
 
 def test_one_wrong_element_among_right_ones() -> None:
-    assert error(dtypes.INT32, [[1], ["x"]], (2,)) == WRONG["signed"]
+    assert error(dtypes.INT32, [[1], ["x"]], (2,)) == (
+        f"{WRONG['signed']}: element 1 of input 'IN' is a string, but INT32 takes integers"
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +222,10 @@ def test_floats_out_of_range_become_infinite(datatype: Datatype) -> None:
 
 
 def test_integers_beyond_every_float_are_refused() -> None:
-    assert error(dtypes.FP64, [10**400]) == WRONG["float"]
+    number = f"the number 1{'0' * 31}..."
+    assert error(dtypes.FP64, [1, 10**400], (2,)) == (
+        f"{WRONG['float']}: element 1 of input 'IN' is {number}, but FP64 takes numbers up to 1.8e308"
+    )
 
 
 def test_strings_become_utf_8() -> None:

@@ -164,22 +164,23 @@ UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
         (
             json_request(json_input(shared_memory_region=1)),
             Code.INVALID_ARG,
-            "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string",
+            "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string: "
+            "'shared_memory_region' is the number 1",
         ),
         (
             json_request(json_input(shared_memory_region="r", shared_memory_offset=-1)),
             Code.INVALID_ARG,
-            f"Unable to parse 'shared_memory_offset': {UNSIGNED}",
+            f"Unable to parse 'shared_memory_offset': {UNSIGNED}: 'shared_memory_offset' is the number -1",
         ),
         (
             json_request(json_input(shared_memory_region="r", shared_memory_offset=True)),
             Code.INVALID_ARG,
-            f"Unable to parse 'shared_memory_offset': {UNSIGNED}",
+            f"Unable to parse 'shared_memory_offset': {UNSIGNED}: 'shared_memory_offset' is true",
         ),
         (
             json_request(json_input(shared_memory_region="r", shared_memory_byte_size=1.5)),
             Code.INVALID_ARG,
-            f"Unable to parse 'shared_memory_byte_size': {UNSIGNED}",
+            f"Unable to parse 'shared_memory_byte_size': {UNSIGNED}: 'shared_memory_byte_size' is the number 1.5",
         ),
         (
             json_request(json_input(shared_memory_region="r"), json_input(binary_data_size=8)),
@@ -204,7 +205,7 @@ UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
         (
             json_request(OUT={"shared_memory_region": "r", "shared_memory_byte_size": "8"}),
             Code.INVALID_ARG,
-            f"Unable to parse 'shared_memory_byte_size': {UNSIGNED}",
+            f"Unable to parse 'shared_memory_byte_size': {UNSIGNED}: 'shared_memory_byte_size' is a string",
         ),
         (json_request(OUT={"shared_memory_region": "x"}), Code.NOT_FOUND, "no x"),
     ],

@@ -136,8 +136,10 @@ class PythonModel:
 
     def _start(self, label: str) -> _Instance:
         source = self._source
-        load = {
-            "path": str(source.path),
+        folder = source.model_directory / str(source.version)
+        is_linked = folder.is_symlink() and folder.readlink() == source.path.parent
+        load = {  # by the link, modules are looked for in the model's directory and not around the user's folder
+            "path": str(folder / source.path.name if is_linked else source.path),
             "name": self._name,
             "full_errors": self._backend_options.full_errors,
         }

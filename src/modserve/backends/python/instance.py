@@ -32,6 +32,7 @@ from .interpreter import Interpreter
 from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import WorkerProcess
 from .worker import wire
+from .worker.errors import forgotten
 from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
 from .worker.remote import SEQUENCE_END, SEQUENCE_START
 from .worker.wire import Frame, Location, MessageKind
@@ -63,6 +64,7 @@ class WorkerInstance:
         self._full: _Batch | None = None
         """The batch that has taken the last of that room."""
         self._options = options
+        self._decoupled = False
         self._interpreter = interpreter
         self._open: dict[int, EngineRequest] = {}
         self._numbers = itertools.count(1)
@@ -120,7 +122,8 @@ class WorkerInstance:
 
     def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
         self.worker.rename(label)
-        properties = self._ask(MessageKind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
+        self._decoupled = spec.config.decoupled
+        properties = self._ask(MessageKind.INITIALIZE, {"decoupled": self._decoupled, "arguments": arguments})
         if properties["is_ready"]:
             self.check_ready = functools.partial(self.worker.check_ready, _READY_S)
         self._room = properties["room"]
@@ -311,9 +314,7 @@ class WorkerInstance:
         request = self._open.pop(wire.read_number(frame[3]), None)
         self._leave_room()
         if request is not None:
-            request.fail(
-                internal(f"{self.worker.label} released a request without a final response"), final=True, wait=False
-            )
+            request.fail(internal(forgotten(self.worker.label, self._decoupled)), final=True, wait=False)
 
     def _write_log(self, frame: Frame) -> None:
         level, text, ids = _LEVELS[frame[2]], str(frame[3], "utf-8", "replace"), ""

@@ -28,7 +28,7 @@ from .worker import model as python_model
 from .worker import request as worker_request
 from .worker import response as worker_response
 from .worker import tensor as worker_tensor
-from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException
+from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException, forgotten
 from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
 
 _log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class LocalRequest:
 
     def let_go(self) -> None:
         if not self.ended:
-            self.fail(internal("the model released a request without a final response"))
+            self.fail(internal(forgotten("the model", self._decoupled)))
 
 
 _NOTHING: Mapping[str, Any] = {}

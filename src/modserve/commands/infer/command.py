@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +22,14 @@ from ..server_set import connect_all
 from ..syntax import UsageError, add_destination, add_json, add_shape, option, parser
 from . import images, output
 from .values import InputSpec, parameter, remark_on_sizes, sample, tensors
+
+
+def version(text: str) -> int:
+    """Raises ArgumentTypeError for what is not one version."""
+    if text.isascii() and text.isdigit() and int(text):
+        return int(text)
+    raise ArgumentTypeError(f"expected one version, a number from 1 on, got '{text}'; send a request to each version")
+
 
 PARSER = parser(
     "infer",
@@ -44,7 +52,7 @@ with @ as @@. 'modserve models MODEL' lists a model's inputs.""",
 PARSER.add_argument("model", metavar="MODEL", help="The model's name.")
 PARSER.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Inputs.")
 _GROUP = PARSER.add_argument_group("the request")
-option(_GROUP, "--version N", "The version. [default: the latest ready one]", type=int)
+option(_GROUP, "--version N", "The version. [default: the latest ready one]", type=version)
 _GROUP.add_argument("--sample", action="store_true", help="Generate data for all other inputs.")
 add_shape(_GROUP)
 option(_GROUP, "--outputs NAME,…", "The outputs to request. [default: all]")

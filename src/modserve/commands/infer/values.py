@@ -256,11 +256,21 @@ def _numpy(file: str, content: bytes) -> Any:
 
 def _columns(file: str, text: str) -> Array:
     rows = [line.replace(",", " ").replace(";", " ").split() for line in text.splitlines() if line.strip()]
+    if len(rows) > 1 and not any(map(_is_number, rows[0])):  # the names of the columns
+        del rows[0]
     try:
         array = np.array([[float(cell) for cell in row] for row in rows])
     except ValueError as error:
         raise invalid(f"{file} is not a table of numbers: {error}") from None
     return array[0] if len(rows) == 1 else array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def sample(spec: InputSpec, model: str, shape: Shape | None = None) -> Tensor:

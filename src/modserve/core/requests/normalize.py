@@ -231,7 +231,7 @@ class Signature:
         raise invalid(
             f"{request.label}unexpected shape for input '{spec.name}' for model '{self.config.name}'. "
             f"Expected {format_shape(self.config.full_dims(spec))}, got {format_shape(tensor.shape)}. "
-            + (_BATCH_NOTE if self.config.batching else "")
+            + (_BATCH_NOTE if self.config.batching and len(item) != len(spec.dims) else "")
         )
 
     def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
@@ -280,7 +280,8 @@ class Signature:
         )
 
     def _unknown_input(self, name: str) -> ModserveError:
-        return invalid(f"unexpected inference input '{name}' for model '{self.config.name}'")
+        names = ", ".join(f"'{known}'" for known in self._rules)
+        return invalid(f"unexpected inference input '{name}' for model '{self.config.name}': its inputs are {names}")
 
     def _wrong_count(self, request: InferenceRequest) -> ModserveError:
         config = self.config

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
@@ -82,7 +83,7 @@ class Opener:
         source = ModelSource(
             config=provisional,
             version=version,
-            path=path / str(version) / filename,
+            path=_folder(path, version) / filename,
             model_directory=path,
             cpu_threads=share,
             cpu_instances=max(1, count_cpu(places)),
@@ -179,7 +180,7 @@ class Opener:
         check_unchanged = _nothing_to_check
         if new and not only_reads(backend):  # they read the files again
             filename = provisional.default_model_filename or backend.default_model_filename
-            file = path / str(version) / filename
+            file = _folder(path, version) / filename
             check_unchanged = self._options.guard.admit(draft, backend, path, version, file)
         try:
             make_instances(engine, new, threads, instances)
@@ -306,6 +307,13 @@ def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
                 stack.callback(instance.close)
     except BaseException:
         _log.exception("closing unused instances failed")
+
+
+def _folder(path: Path, version: int) -> Path:
+    """The version's directory: for a file that is in no repository, its own folder, which messages then name."""
+    folder = path / str(version)
+    is_of_file = folder.is_symlink() and len(os.listdir(path)) == 1
+    return folder.readlink() if is_of_file and folder.readlink().is_absolute() else folder
 
 
 def _nothing_to_check() -> None: ...

@@ -15,12 +15,12 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest, ParameterValue, label
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.tensor import Shape, Tensor
+from modserve.core.tensors.tensor import Shape, Tensor, format_shape
 from modserve.protocol import limits, parameters
 from modserve.protocol.control import control_body
 from modserve.protocol.http import infer_response
 from modserve.protocol.json import json_data
-from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, described, mistyped
 from modserve.protocol.limits import LIMITS
 
 NOT_ONE = (
@@ -43,7 +43,7 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
     document = control_body.read(body, most_parts=None)
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise unable("id", JsonTypeError("string"))
+        raise mistyped("id", "string", request_id)
     content = _Content(config, request_id, max_bytes)
     repeated = _repeated(body, config)
     for key, value in json.loads(body, object_pairs_hook=_Pairs).pairs if repeated else document.items():
@@ -115,7 +115,8 @@ def _take_nested(content: _Content, value: object) -> None:
     if _NESTED in content.config.inputs_by_name:
         raise invalid(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if not isinstance(value, dict | _Pairs):
-        raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object')}")
+        detail = f"'{_NESTED}' is {described(value)}"
+        raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object', detail=detail)}")
     pairs = value.pairs if isinstance(value, _Pairs) else value.items()
     for key, element in pairs:
         try:
@@ -138,31 +139,30 @@ def _shape(spec: TensorSpec, dims: Shape, value: object, count: int) -> Shape:
     if len(nested) == len(dims) > 1:
         return nested
     shape = list(dims)
+    elements = count
     for size in dims:
         if size != -1:
             count, over = divmod(count, size) if size else (count, count)
             if over:
-                raise _no_shape(spec)
+                raise _no_shape(spec, dims, elements)
     for index in reversed(range(len(shape))):
         if shape[index] == -1:
             shape[index], count = count, 1
     if count != 1:
-        raise _no_shape(spec)
+        raise _no_shape(spec, dims, elements)
     return tuple(shape)
 
 
-def _no_shape(spec: TensorSpec) -> ModserveError:
-    return invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
+def _no_shape(spec: TensorSpec, dims: Shape, elements: int) -> ModserveError:
+    return invalid(
+        f"The schema can not convert input '{spec.name}' to tensor with proper shape: "
+        f"its value has {elements} element{'' if elements == 1 else 's'}, and the input's shape is {format_shape(dims)}"
+    )
 
 
 def _tensor(spec: TensorSpec, shape: Shape, value: object) -> Tensor:
-    """Raises INVALID_ARG, with Triton's text and behind it what the input takes."""
-    try:
-        return json_data.to_tensor(spec.name, spec.datatype, shape, value if isinstance(value, list) else [value])
-    except ModserveError as error:
-        if f"'{spec.name}'" in error.message:
-            raise
-        raise invalid(f"{error.message}: input '{spec.name}' takes {spec.datatype.name}") from None
+    """Raises INVALID_ARG."""
+    return json_data.to_tensor(spec.name, spec.datatype, shape, value if isinstance(value, list) else [value])
 
 
 class _Pairs:

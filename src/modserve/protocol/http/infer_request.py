@@ -12,7 +12,14 @@ from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, response_form, shared_memory
 from modserve.protocol.http.json_heads import Header, HttpInput, JsonHeads
 from modserve.protocol.json import json_data, large_json
-from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
+from modserve.protocol.json.json_text import (
+    JsonObject,
+    JsonTypeError,
+    described,
+    mistyped,
+    parse_object,
+    unable,
+)
 from modserve.protocol.response_form import ResponseForm
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -22,6 +29,8 @@ _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers."""
 _MOST_TENSORS = limits.LIMITS.tensors
 _HIGHEST_RANK = limits.LIMITS.rank
+_LONGEST_NAME = 32
+"""Characters of a datatype that messages repeat."""
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
@@ -105,7 +114,7 @@ def _read_header(text: Buffer, max_json_tensor: int) -> Header:
 def _header(document: JsonObject, max_json_tensor: int) -> Header:
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise unable("id", JsonTypeError("string"))
+        raise mistyped("id", "string", request_id)
     values, binary_output = _parameters(document)
     outputs, look = _outputs(document, binary_output)
     inputs, places = _inputs(document, request_id, max_json_tensor)
@@ -163,43 +172,41 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
     if value is None:
         return {}, False
     if type(value) is not dict:
-        raise unable("parameters", JsonTypeError("object"))
+        raise mistyped("parameters", "object", value)
     limits.check_parameters(len(value))
     binary_output = False
     values: dict[str, ParameterValue] = {}
     for key, element in value.items():
         if key == "binary_data_output":
             if type(element) is not bool:
-                raise unable(key, JsonTypeError("boolean"))
+                raise mistyped(key, "boolean", element)
             binary_output = element
             continue
         parameters.check_name(key)
         check = _TYPED_PARAMETERS.get(key)
         if check is not None:
-            types, error = check
+            types, is_not = check
             if type(element) not in types or (type(element) is int and not 0 <= element <= _MAX_UNSIGNED):
-                raise unable(key, error)
+                raise mistyped(key, is_not, element)
         else:
             element = parameters.custom(key, element)
         values[key] = element
     return values, binary_output
 
 
-_UNSIGNED = JsonTypeError("unsigned-integer")
-_BOOLEAN = JsonTypeError("boolean")
-_TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
-    "sequence_id": ((int, str), JsonTypeError("string")),
-    "sequence_start": ((bool,), _BOOLEAN),
-    "sequence_end": ((bool,), _BOOLEAN),
-    "priority": ((int,), _UNSIGNED),
-    "timeout": ((int,), _UNSIGNED),
+_TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], str]] = {
+    "sequence_id": ((int, str), "string"),
+    "sequence_start": ((bool,), "boolean"),
+    "sequence_end": ((bool,), "boolean"),
+    "priority": ((int,), "unsigned-integer"),
+    "timeout": ((int,), "unsigned-integer"),
 }
 
 
 def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], ResponseForm]:
     value = document.get("outputs", [])
     if type(value) is not list:
-        raise unable("outputs", JsonTypeError("array"))
+        raise mistyped("outputs", "array", value)
     if not value:
         return (), response_form.BINARY if binary_output else response_form.JSON
     if len(value) > _MOST_TENSORS:
@@ -208,17 +215,17 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
     binary: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, RegionSlice] = {}
-    for element in value:
-        name = _string(element, "name")
+    for index, element in enumerate(value):
+        name = _string(element, "name", "outputs", index)
         names.append(name)
         options = element.get("parameters")
         if options is None:
             continue
         if type(options) is not dict:
-            raise unable("parameters", JsonTypeError("object"))
+            raise mistyped("parameters", "object", options, f"output '{name}'")
         is_binary = options.get("binary_data", False)
         if type(is_binary) is not bool:
-            raise unable("binary_data", JsonTypeError("boolean"))
+            raise mistyped("binary_data", "boolean", is_binary, f"output '{name}'")
         if shared_memory.REGION in options:
             for other in ("classification", "binary_data") if is_binary else ("classification",):
                 if other in options:
@@ -229,7 +236,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
             binary.append(name)
         count = options.get("classification", 0)
         if type(count) is not int or count < 0:
-            raise unable("classification", _UNSIGNED, doing="set")
+            raise mistyped("classification", "unsigned-integer", count, f"output '{name}'", doing="set")
         if count:
             classes.setdefault(name, count)
     if not binary and not classes and not places:
@@ -244,57 +251,72 @@ def _inputs(
     value = document.get("inputs")
     if type(value) is not list:
         if "inputs" not in document:
-            raise unable("inputs", _missing("inputs"))
-        raise unable("inputs", JsonTypeError("array"))
+            raise _missing("inputs", "the request")
+        raise mistyped("inputs", "array", value)
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("inputs", len(value))
     inputs: dict[str, HttpInput] = {}
     places: dict[str, tuple[HttpInput, RegionSlice]] = {}
-    for element in value:
-        name = _string(element, "name")
+    for index, element in enumerate(value):
+        name = _string(element, "name", "inputs", index)
         if name in inputs or name in places:
             raise invalid(f"{label(request_id)}input '{name}' already exists in request")
-        datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
+        type_name = _string(element, "datatype", "inputs", index)
+        datatype = dtypes.BY_NAME.get(type_name, dtypes.INVALID)
         shape = _shape(name, element)
-        size = _binary_size(element)
+        size = _binary_size(name, element)
         tensor: Tensor | None = None
         if isinstance(size, RegionSlice):
             places[name] = HttpInput(name, datatype, shape, 0, None), size
             continue
         if size is None:
             if datatype is dtypes.INVALID:
-                raise invalid(f"invalid datatype for input {name}")
+                raise _unknown_datatype(name, type_name)
             tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
         inputs[name] = HttpInput(name, datatype, shape, size or 0, tensor)
     return tuple(inputs.values()), tuple(places.values())
 
 
-def _string(element: object, key: str) -> str:
+def _unknown_datatype(name: str, type_name: str) -> ModserveError:
+    """INVALID_ARG that names the datatype meant by a name of numpy, of PyTorch or of model configurations."""
+    plain = type_name.lower().removeprefix("torch.").removeprefix("type_")
+    hint = next(
+        (f"did you mean {each}?" for each in dtypes.ALL if plain in (f"{each}".lower(), str(each.own_numpy))),
+        f"did you mean {dtypes.BYTES}?" if plain in ("str", "string") else f"there are {', '.join(dtypes.BY_NAME)}",
+    )
+    return invalid(f"invalid datatype for input {name}: '{type_name[:_LONGEST_NAME]}', {hint}")
+
+
+def _string(element: object, key: str, array: str, index: int) -> str:
+    """The text that is member `key` of ``array[index]``."""
     if type(element) is not dict:
-        raise unable(key, JsonTypeError("object"))
+        raise unable(key, JsonTypeError("object", detail=f"{array}[{index}] is {described(element)}"))
     value = element.get(key)
     if type(value) is not str:
-        raise unable(key, _missing(key) if key not in element else JsonTypeError("string"))
+        owner = f"{array}[{index}]"
+        raise mistyped(key, "string", value, owner) if key in element else _missing(key, owner)
     return value
 
 
-def _missing(key: str) -> ValueError:
-    return ValueError(f"attempt to access non-existing object member '{key}'")
+def _missing(key: str, owner: str) -> ModserveError:
+    return unable(key, ValueError(f"attempt to access non-existing object member '{key}': {owner} has none"))
 
 
 def _shape(name: str, element: JsonObject) -> Shape:
     value = element.get("shape")
     if type(value) is not list:
-        raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array"))
+        owner = f"input '{name}'"
+        raise mistyped("shape", "array", value, owner) if "shape" in element else _missing("shape", owner)
     if len(value) > _HIGHEST_RANK:
         raise limits.too_many_dimensions(name, len(value))
     for size in value:
         if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
-            raise unable("shape", _UNSIGNED)
+            detail = f"'shape' of input '{name}' has {described(size)}"
+            raise unable("shape", JsonTypeError("unsigned-integer", detail=detail))
     return tuple(value)
 
 
-def _binary_size(element: JsonObject) -> int | RegionSlice | None:
+def _binary_size(name: str, element: JsonObject) -> int | RegionSlice | None:
     """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
 
     There must be exactly one source.
@@ -305,7 +327,7 @@ def _binary_size(element: JsonObject) -> int | RegionSlice | None:
             return None
         options = {}
     if type(options) is not dict:
-        raise unable("parameters", JsonTypeError("object"))
+        raise mistyped("parameters", "object", options, f"input '{name}'")
     sources = [key for key in ("binary_data_size", "shared_memory_region") if key in options]
     if "data" in element:
         sources.insert(0, "data")
@@ -321,5 +343,5 @@ def _binary_size(element: JsonObject) -> int | RegionSlice | None:
         return shared_memory.json_place(options)
     size = options["binary_data_size"]
     if type(size) is not int or size < 0:
-        raise unable("binary_data_size", _UNSIGNED)
+        raise mistyped("binary_data_size", "unsigned-integer", size, f"input '{name}'")
     return size

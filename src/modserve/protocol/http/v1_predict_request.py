@@ -22,6 +22,7 @@ from modserve.core.wire import base64_text
 from modserve.protocol import limits
 from modserve.protocol.json import cut_json, json_data, json_text, long_array
 from modserve.protocol.json.cut_json import ArrayCutter, Take
+from modserve.protocol.json.json_text import described
 from modserve.protocol.json.long_array import LongArray
 
 SIGNATURE = "serving_default"
@@ -33,12 +34,7 @@ _MOST_NAMES = 16
 """Inputs whose names are looked for in long bodies: each time in the whole of it."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
-_TAKES = {
-    "bool": "true or false",
-    "int": "integers",
-    "float": "numbers",
-    "string": 'strings, or {"b64": "<base64>"} for bytes of any kind',
-}
+_TAKES = {**json_data.TAKES, "string": 'strings, or {"b64": "<base64>"} for bytes of any kind'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
     """
     document = _parsed(config, body)
     if not isinstance(document, dict):
-        raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {_described(document)}")
+        raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {described(document)}")
     _check_signature(document.get("signature_name", ""))
     rows, columns = "instances" in document, "inputs" in document
     if rows and columns:
@@ -144,7 +140,7 @@ def _check_signature(name: object) -> None:
     if name is None or name in ("", SIGNATURE):
         return
     if not isinstance(name, str):
-        raise invalid(f"'signature_name' must be a string, but is {_described(name)}")
+        raise invalid(f"'signature_name' must be a string, but is {described(name)}")
     raise invalid(
         f'Serving signature name: "{name}" not found in signature def: each model has one signature, "{SIGNATURE}"'
     )
@@ -152,7 +148,7 @@ def _check_signature(name: object) -> None:
 
 def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
     if not isinstance(instances, list | LongArray):
-        raise invalid(f"'instances' must be a list, but is {_described(instances)}")
+        raise invalid(f"'instances' must be a list, but is {described(instances)}")
     if not instances:
         raise invalid("No values in 'instances' list: give at least one instance")
     if isinstance(instances, LongArray) or not any(map(_names_inputs, instances)):
@@ -162,7 +158,7 @@ def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
     if not all(objects):
         other = objects.index(not objects[0])
         raise invalid(
-            f"instances[{other}] is {_described(instances[other])} where instances[0] is {_described(instances[0])}: "
+            f"instances[{other}] is {described(instances[other])} where instances[0] is {described(instances[0])}: "
             "give either objects by input name or values, not both"
         )
     names = instances[0].keys()
@@ -293,8 +289,8 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
         if len(types) > 1:
             other = next(i for i, each in enumerate(level) if isinstance(each, list) != isinstance(level[0], list))
             raise invalid(
-                f"{place.of(other, shape)} is {_described(level[other])} where "
-                f"{place.of(0, shape)} is {_described(level[0])}: lists must be nested evenly"
+                f"{place.of(other, shape)} is {described(level[other])} where "
+                f"{place.of(0, shape)} is {described(level[0])}: lists must be nested evenly"
             )
         if len(set(map(len, level))) > 1:
             length = len(level[0])
@@ -320,7 +316,7 @@ def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], bef
     except OverflowError:
         index, bounds = _out_of_range(datatype, flat)
         raise invalid(
-            f"{place.of(before + index, shape)} is {_described(flat[index])}, but input '{spec.name}' of "
+            f"{place.of(before + index, shape)} is {described(flat[index])}, but input '{spec.name}' of "
             f"datatype {datatype.name} takes {bounds}"
         ) from None
     with np.errstate(over="ignore"):
@@ -359,23 +355,9 @@ def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Ar
 
 def _wrong_element(place: str, spec: TensorSpec, element: object) -> ModserveError:
     return invalid(
-        f"{place} is {_described(element)}, but input '{spec.name}' of datatype {spec.datatype.name} takes "
+        f"{place} is {described(element)}, but input '{spec.name}' of datatype {spec.datatype.name} takes "
         f"{_TAKES[spec.datatype.json_kind]}"
     )
-
-
-def _described(value: object) -> str:
-    """A JSON value, for messages."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        text = str(value)
-        return f"the number {text if len(text) <= 32 else text[:32] + '...'}"
-    if isinstance(value, list):
-        return "a list"
-    return "a string" if isinstance(value, str) else "an object"
 
 
 def _quoted(names: Any) -> str:

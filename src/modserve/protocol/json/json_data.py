@@ -18,7 +18,7 @@ from modserve.core.runtime.yielding import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements, format_shape
-from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, too_deep, unable
+from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, described, mistyped, too_deep, unable
 from modserve.protocol.json.long_array import LongArray
 
 _MOST = 2**63 - 1
@@ -30,6 +30,9 @@ _FEW = 256
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
 
+TAKES = {"bool": "true or false", "int": "integers", "float": "numbers", "string": "strings"}
+"""In messages, by `Datatype.json_kind`."""
+
 
 def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST) -> Tensor:
     """The tensor that `data` holds.
@@ -39,10 +42,10 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
     if type(data) is not list:
         if isinstance(data, LongArray):
             return _from_pieces(name, datatype, shape, data, max_bytes)
-        raise unable("data", JsonTypeError("array"))
+        raise mistyped("data", "array", data, f"input '{name}'")
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
-    flat, numbers = _flat(data, datatype)
+    flat, numbers = _flat(name, data, datatype)
     if len(flat) != expected:
         raise _wrong_count(name, len(flat), expected)
     if datatype is not dtypes.BYTES:
@@ -51,13 +54,13 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
     return Tensor.from_raw(datatype, shape, texts)
 
 
-def _flat(data: list[object], datatype: Datatype) -> tuple[list[object], Array | None]:
-    """The elements, and many of the float types also as an array, where that is quick."""
+def _flat(name: str, data: list[object], datatype: Datatype, before: int = 0) -> tuple[list[object], Array | None]:
+    """The elements, and many of the float types also as an array, where that is quick; `before` came before them."""
     flat, depth = _flatten(data)
     if len(flat) > _FEW and datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
         with np.errstate(over="ignore"):
             return flat, values.astype(datatype.numpy)
-    return _checked(flat, depth, datatype), None
+    return _checked(name, flat, depth, datatype, before), None
 
 
 def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, max_bytes: int) -> Tensor:
@@ -71,7 +74,7 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
     texts: list[bytes] = []
     count = size = 0
     for some in data.lists():
-        flat, numbers = _flat(some, datatype)
+        flat, numbers = _flat(name, some, datatype, count)
         before, count = count, count + len(flat)
         if count > expected:  # how many they are is all that is still of interest
             continue
@@ -235,14 +238,16 @@ def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
     return None if any(type(flat[index]) is bool for index in suspects) else values
 
 
-def _checked(flat: list[object], depth: int, datatype: Datatype) -> list[object]:
+def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, before: int) -> list[object]:
     """The elements, of lists within `flat` as well. Raises INVALID_ARG for those of the wrong type."""
     types = set(map(type, flat))
     if list in types:
         flat = list(_leaves(flat, depth))
         types = set(map(type, flat))
-    if types - _ELEMENT_TYPES[datatype.json_kind]:
-        raise unable("data", _wrong_element(datatype))
+    allowed = _ELEMENT_TYPES[datatype.json_kind]
+    if types - allowed:
+        index = next(index for index, element in enumerate(flat) if type(element) not in allowed)
+        raise unable("data", _wrong_element(name, datatype, before + index, flat[index]))
     return flat
 
 
@@ -266,7 +271,10 @@ def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0)
         try:
             values = np.array(flat, dtype=np.float64)
         except OverflowError:
-            raise unable("data", JsonTypeError("number", "double")) from None
+            index = next(index for index, number in enumerate(flat) if not _is_double(number))
+            raise unable(
+                "data", _wrong_element(name, datatype, before + index, flat[index], " up to 1.8e308")
+            ) from None
         with np.errstate(over="ignore"):
             return values.astype(datatype.numpy)
     if datatype.json_kind == "bool":
@@ -287,9 +295,20 @@ def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0)
         ) from None
 
 
-def _wrong_element(datatype: Datatype) -> JsonTypeError:
-    if datatype.json_kind == "float":
-        return JsonTypeError("number", "double")
-    if datatype.json_kind == "int":
-        return JsonTypeError("unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer")
-    return JsonTypeError("boolean" if datatype.json_kind == "bool" else "string")
+def _is_double(number: object) -> bool:
+    try:
+        float(number)  # type: ignore[arg-type]
+    except OverflowError:
+        return False
+    return True
+
+
+_TRITON_NAMES = {"bool": ("boolean", ""), "float": ("number", "double"), "string": ("string", "")}
+"""Triton's, by `Datatype.json_kind`: of the JSON type, and of the one that it is read as."""
+
+
+def _wrong_element(name: str, datatype: Datatype, index: int, element: object, bound: str = "") -> JsonTypeError:
+    integer = "unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer"
+    is_not, expected = _TRITON_NAMES.get(datatype.json_kind, (integer, ""))
+    takes = f"{datatype.name} takes {TAKES[datatype.json_kind]}{bound}"
+    return JsonTypeError(is_not, expected, f"element {index} of input '{name}' is {described(element)}, but {takes}")

@@ -10,7 +10,7 @@ from modserve.core.errors import invalid
 from modserve.core.tensors.tensor import Buffer
 from modserve.protocol.json import cut_json, long_array
 from modserve.protocol.json.cut_json import ArrayCutter, Take
-from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
+from modserve.protocol.json.json_text import JsonObject, no_object
 from modserve.protocol.json.long_array import LongArray
 from modserve.protocol.limits import LIMITS
 
@@ -22,7 +22,7 @@ def parse(text: Buffer) -> JsonObject:
     """The request object in `text`, where the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
     document = cut_json.parse(bytes(text), _CUTTER)
     if not isinstance(document, dict):
-        raise unable("inputs", JsonTypeError("object"))
+        raise no_object(document)
     return document
 
 

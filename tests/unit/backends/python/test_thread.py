@@ -93,7 +93,10 @@ def test_a_sender_that_is_forgotten(tmp_path: Path) -> None:
     made.execute_requests(engine(silent))
     made.execute_requests(engine(quick))
     (error,) = silent.events
-    assert error.message == "the model released a request without a final response"
+    assert error.message == (
+        "the model released a request without a final response: `execute` returned None for it (no `return`?), and "
+        "must return a list with one response for each request, or send them through the requests' response senders"
+    )
     assert quick.events == [{"OUT": [1]}]
 
 

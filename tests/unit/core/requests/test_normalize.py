@@ -142,12 +142,12 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     "unknown input": (
         SIMPLE,
         {"A": ints(1, 16), "NOSUCH": ints(1, 16)},
-        "unexpected inference input 'NOSUCH' for model 'simple'",
+        "unexpected inference input 'NOSUCH' for model 'simple': its inputs are 'A', 'B'",
     ),
     "unknown input without a batch dimension": (
         UNBATCHED,
         {"NOSUCH": floats(1, 2)},
-        "unexpected inference input 'NOSUCH' for model 'unbatched'",
+        "unexpected inference input 'NOSUCH' for model 'unbatched': its inputs are 'A'",
     ),
     "no shape": (
         SIMPLE,
@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     "wrong dimension": (
         SIMPLE,
         {"A": ints(1, 8), "B": ints(1, 16)},
-        wrong_shape("A", "simple", "[-1,16]", "[1,8]"),
+        wrong_shape("A", "simple", "[-1,16]", "[1,8]", note=""),
     ),
     "too many dimensions": (
         SIMPLE,
@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     "negative dimension": (
         SIMPLE,
         {"A": raw(INT32, (1, -16), bytes(64)), "B": ints(1, 16)},
-        wrong_shape("A", "simple", "[-1,16]", "[1,-16]"),
+        wrong_shape("A", "simple", "[-1,16]", "[1,-16]", note=""),
     ),
     "wrong dimension without a batch dimension": (
         UNBATCHED,

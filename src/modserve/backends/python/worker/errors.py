@@ -109,3 +109,14 @@ def type_name(value: object) -> str:
     """The name of a value's type, with its module where that says something."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def forgotten(label: str, decoupled: bool) -> str:
+    """The failure of a request that neither `execute` nor a response sender has given a final response."""
+    text = f"{label} released a request without a final response"
+    if decoupled:
+        return f"{text}: its response sender did not send the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+    return (
+        f"{text}: `execute` returned None for it (no `return`?), and must return a list with one response for each "
+        "request, or send them through the requests' response senders"
+    )

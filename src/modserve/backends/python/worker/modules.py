@@ -41,12 +41,13 @@ class Scope:
 
     def __init__(self, path: str, of_host: Optional[host.Host], isolated: bool, search_paths: Sequence[str]) -> None:
         self.isolated = isolated
-        self.path = os.path.abspath(path)
-        self.directory = os.path.dirname(self.path)
-        self.directories = [self.directory, os.path.dirname(self.directory), *search_paths]
+        named = os.path.dirname(os.path.abspath(path))
+        self.directory = os.path.realpath(named) if os.path.islink(named) else named  # tracebacks name the user's files
+        self.path = os.path.join(self.directory, os.path.basename(path))
+        self.directories = [self.directory, os.path.dirname(named), *search_paths]
         self.globals: Dict[str, Any] = {host.NAME_IN_GLOBALS: of_host, DIRECTORY_IN_GLOBALS: self.directory}
         self._private: Dict[str, bool] = {}
-        self.package = f"{_PRIVATE}.{next(_numbers)}" if isolated else os.path.basename(self.directory)
+        self.package = f"{_PRIVATE}.{next(_numbers)}" if isolated else os.path.basename(named)
         if isolated:
             self.globals["__builtins__"] = {**vars(builtins), "__import__": self._import}
 

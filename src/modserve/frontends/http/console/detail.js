@@ -63,9 +63,9 @@ function openDetail() {
     (made ? made.tr.querySelector("button") : byId("models-title")).focus();
   });
   const state = element("span");
-  const reason = element("p", { class: "notice" });
+  const reason = element("p", { class: "notice message" });
   const actions = element("div", { class: "fields" });
-  const outcome = element("p", { role: "status", "aria-live": "polite", class: "soft" });
+  const outcome = element("p", { role: "status", "aria-live": "polite", class: "soft message" });
   const block = (name, ...content) => element("div", { hidden: true }, element("h3", {}, name), ...content);
   const bars = () => element("dl", { class: "bars" });
   const [parts, closed, sizes, failures] = [bars(), bars(), bars(), bars()];

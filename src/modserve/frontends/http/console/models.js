@@ -28,7 +28,7 @@ const TITLES = {
 
 const absent = new Map(); // models in the repositories that are not loaded, by key
 const shownRows = new Map(); // by key: the row of the table, and its cells
-let sorted = { by: "name", up: true };
+let sorted = { by: "", up: true }; // by no column: failed versions first
 let limit = MOST_ROWS;
 let sinceOrder = 0;
 
@@ -44,6 +44,7 @@ function stateClass(row) {
 }
 
 // Why a version is in its state; where one that is READY is in memory is no trouble.
+const isFailed = (row) => row.state === "UNAVAILABLE" && !isUnloaded(row);
 const isUnloaded = (row) => row.state === "UNAVAILABLE" && row.reason.startsWith("unloaded");
 
 function allRows() {
@@ -65,6 +66,9 @@ function matches(row) {
 }
 
 function compared(a, b) {
+  if (!sorted.by && isFailed(a) !== isFailed(b)) {
+    return isFailed(a) ? -1 : 1;
+  }
   const [x, y] = [a[sorted.by], b[sorted.by]];
   const numeric = sorted.by === "version" ? Number(x) - Number(y)
     : typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : (x ?? -1) - (y ?? -1);
@@ -136,9 +140,10 @@ function arrange() {
     index += made.why ? 2 : 1;
   });
   const ready = rows.filter((row) => row.state === "READY").length;
+  const failed = rows.filter(isFailed).length;
   const hidden = chosenRows.length - shown.length;
-  write(byId("model-count"), `${rows.length} versions, ${ready} READY${
-    chosenRows.length < rows.length ? `, ${chosenRows.length} shown` : ""}`);
+  write(byId("model-count"), `${rows.length} ${rows.length === 1 ? "version" : "versions"}, ${ready} READY${
+    failed ? `, ${failed} failed` : ""}${chosenRows.length < rows.length ? `, ${chosenRows.length} shown` : ""}`);
   byId("more").hidden = hidden <= 0;
   write(byId("more"), `Show ${hidden} more`);
 }
@@ -180,7 +185,6 @@ function makeTable() {
     button.addEventListener("click", () => sortBy(name));
     byId("heads").append(element("th", { scope: "col", class: `${numeric ? "number" : ""} ${least}`, "data-name": name }, button));
   }
-  byId("heads").firstChild.setAttribute("aria-sort", "ascending");
   byId("filter").addEventListener("input", arrange);
   byId("states").addEventListener("change", arrange);
   byId("more").addEventListener("click", () => { limit += 10 * MOST_ROWS; arrange(); });

@@ -17,7 +17,7 @@ function requestForm(row) {
   }
   place.append(element("p", { class: "soft" }, "…"));
   makeForm(row).then((form) => place.lastChild.replaceWith(form),
-    (error) => place.lastChild.replaceWith(element("p", { class: "bad" }, error.message)));
+    (error) => place.lastChild.replaceWith(element("p", { class: "bad message" }, error.message)));
   return place;
 }
 

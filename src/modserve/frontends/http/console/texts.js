@@ -145,7 +145,7 @@ function unit(vector) {
 function textPlace(row) {
   const place = element("div", { class: "text-place" });
   if (row.total && !whyNot("metadata")) {
-    fillTextPlace(place, row).catch((error) => place.append(element("p", { class: "bad" }, error.message)));
+    fillTextPlace(place, row).catch((error) => place.append(element("p", { class: "bad message" }, error.message)));
   }
   return place;
 }
@@ -155,6 +155,6 @@ async function fillTextPlace(place, row) {
   const why = surface.trouble || whyNot("inference")
     || (surface.version === row.version ? "" : `Calls of texts go to version ${surface.version} of this model.`);
   if (surface.kind || surface.trouble) {
-    place.append(why ? element("p", { class: "notice" }, why) : surface.kind in TASKS ? textBox(row, surface) : chatBox(row, surface));
+    place.append(why ? element("p", { class: "notice message" }, why) : surface.kind in TASKS ? textBox(row, surface) : chatBox(row, surface));
   }
 }

@@ -1,32 +1,54 @@
 """Which pages of other origins may call the server from a browser (Fetch standard, the CORS protocol)."""
 
+import logging
 from collections.abc import Iterable
 
+_log = logging.getLogger(__name__)
 ANY = "*"
 _EXPOSED = (
     b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Retry-After, Server-Timing, X-Request-ID\r\n"
 )
 _METHODS = b"Access-Control-Allow-Methods: GET, HEAD, POST, DELETE, OPTIONS\r\n"
 _REMEMBERED = b"Access-Control-Max-Age: 600\r\n"
+_MOST_LOGGED = 100
+_LONGEST_ORIGIN = 200
+
+_logged: set[bytes] = set()
+"""The origins whose refusal is in the log: their users see no more than that the network fails."""
 
 
 def header_block(origins: frozenset[str], method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The header lines of a response, by the origins that are let in; `headers` have lower-case names.
 
-    Empty if none are. Where any origin is let in, responses are the same for all, and caches may keep them.
+    Empty if none are. Where any origin is let in, responses are the same for all, and caches may keep them. The refusal
+    of a preflight is logged once for each origin.
     """
-    if not origins:
-        return b""
     fields = dict(headers)
     origin = fields.get(b"origin")
+    is_preflight = method == b"OPTIONS" and b"access-control-request-method" in fields
     if ANY in origins:
         block = b"Access-Control-Allow-Origin: *\r\n" + _EXPOSED
     elif origin is None or origin.decode("latin-1").lower() not in origins:
-        return b"Vary: Origin\r\n"
+        if is_preflight and origin is not None:
+            _log_refusal(origin)
+        return b"Vary: Origin\r\n" if origins else b""
     else:
         block = b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n%b" % (origin, _EXPOSED)
-    if method == b"OPTIONS" and b"access-control-request-method" in fields:
+    if is_preflight:
         block += _METHODS + _REMEMBERED
         if names := fields.get(b"access-control-request-headers"):
             block += b"Access-Control-Allow-Headers: %b\r\n" % names
     return block
+
+
+def _log_refusal(origin: bytes) -> None:
+    if origin in _logged or len(_logged) == _MOST_LOGGED or len(origin) > _LONGEST_ORIGIN:
+        return
+    _logged.add(origin)
+    name = origin.decode("latin-1")
+    _log.warning(
+        "pages of %s may not call this server, and their browser says no more than that it fails: "
+        "--http-cors-allow-origin=%s lets them",
+        name,
+        name,
+    )

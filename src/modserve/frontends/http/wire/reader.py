@@ -264,7 +264,7 @@ class Reader:
                 self._stop(refused.status, refused.message)
             if name is not None:
                 method, renamed = name, True
-        if options.cors_allow_origin:
+        if options.cors_allow_origin or method == b"OPTIONS":
             self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
