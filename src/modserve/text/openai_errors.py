@@ -8,6 +8,11 @@ from modserve.core.errors import Code, ModserveError
 
 _TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """HTTP status → type. Of others, those below 500 are mistakes of the client."""
+MODEL_NOT_FOUND: Final = "model_not_found"
+TOO_LONG: Final = "context_length_exceeded"
+TOO_MANY: Final = "too_many_inputs"
+EMPTY: Final = "empty_input"
+"""Codes of errors, the first two OpenAI's."""
 
 
 class RequestFieldError(ModserveError):
@@ -34,12 +39,17 @@ def error_type(status: int) -> str:
     return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
-def error_body(error: ModserveError, status: int) -> dict[str, Any]:
-    """The body of a response with this HTTP status, and the data of an event that ends a stream."""
-    param, slug = (error.param, error.slug) if isinstance(error, RequestFieldError) else ("", "")
+def error_body(error: ModserveError, status: int, message: str) -> dict[str, Any]:
+    """The body of a response with this HTTP status, and the data of an event that ends a stream.
+
+    `message` is that of the error, as clients may see it.
+    """
+    param, slug = ("model", MODEL_NOT_FOUND) if error.code is Code.NOT_FOUND else ("", "")
+    if isinstance(error, RequestFieldError):
+        param, slug = error.param, error.slug
     return {
         "error": {
-            "message": error.message,
+            "message": message,
             "type": error_type(status),
             "param": param or None,
             "code": slug or None,

@@ -118,7 +118,6 @@ NOT_READY = {"ready": False, "model_version_status": []}
                 **NOT_READY,
             },
         ),
-        ("/v1/models/nosuch", 404, {"error": "Model with name nosuch does not exist."}),
         ("/v1/models/simple/versions/1", 200, {"model_version_status": [available("1")]}),
         (
             "/v1/models/simple/versions/2",

@@ -20,12 +20,12 @@ from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
 from modserve.text.chat.contract import STRUCTURE, TEXT_INPUT
-from modserve.text.chat.errors import TemplateError, error_document, field_error, of_engine
+from modserve.text.chat.errors import TemplateError, field_error, of_engine
 from modserve.text.chat.item_requests import ResponseRequest, read_response_request
 from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import RequestFieldError, error_body
 
 from .generation import streamed_response, submit, whole_response
 from .text_models import TextModels
@@ -165,5 +165,5 @@ def failure_response(context: CallContext, request: CompleteRequest, error: Mods
         # Nothing of the conversation, nor of its tools and formats.
         logged = error.summary if isinstance(error, TemplateError | RequestFieldError) else error.message
         context.server.failure_log.record("HTTP", model, None, "", status, logged, request.note.request_id)
-    document = error_document(error, status, message)
+    document = error_body(error, status, message)
     return WholeResponse(orjson.dumps(document), status, tuple(failures.headers(error).items()))

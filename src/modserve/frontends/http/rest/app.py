@@ -20,12 +20,11 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import Code, ModserveError
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
-from modserve.frontends.http import probes
+from modserve.frontends.http import error_forms, probes
 from modserve.frontends.http.direct import EXTENSION, GENERATION, TEXT, DirectCalls
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.protocol import failures
 from modserve.protocol.control import memory, metadata, statistics
-from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import ADMIN_PATHS
@@ -331,7 +330,7 @@ def _inference(context: CallContext) -> APIRouter:
             call.cancel()
             raise
         if isinstance(body, ModserveError):
-            return _error_response(body)
+            return _error_response(request, body)
         content = b"".join(body.parts)
         headers = {} if body.encoding is None else {"Content-Encoding": body.encoding}
         if body.server_timing:
@@ -373,7 +372,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
         meant = near_path(request.scope["path"], request.app.router.routes)
         text += f"; did you mean '{meant}'?" if meant else ""
-    return Response(infer_response.encode_message(text), error.status_code, headers, MIME_JSON)
+    status = error.status_code
+    return Response(error_forms.encode_message(request.scope["path"], text, status), status, headers, MIME_JSON)
 
 
 def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -384,16 +384,17 @@ def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[
             status = failures.spelling(error).http
             values = path.get("model", ""), path.get("version"), "", status, error.message
             server.failure_log.record("HTTP", *values, note_of(request).request_id)
-        return _error_response(error)
+        return _error_response(request, error)
 
     return handle
 
 
-def _error_response(error: ModserveError) -> Response:
-    status, headers = failures.spelling(error).http, failures.headers(error)
-    return Response(infer_response.encode_error(error), status, dict(headers), MIME_JSON)
+def _error_response(request: Request, error: ModserveError) -> Response:
+    status, body = error_forms.encode(request.scope["path"], error, failures.spelling(error).http)
+    return Response(body, status, dict(failures.headers(error)), MIME_JSON)
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
     """The error goes on from here, and who runs the application logs it."""
-    return Response(infer_response.encode_message("Internal Server Error"), 500, media_type=MIME_JSON)
+    body = error_forms.encode_message(request.scope["path"], "Internal Server Error", 500)
+    return Response(body, 500, media_type=MIME_JSON)

@@ -9,9 +9,9 @@ from starlette.types import Receive, Send
 
 from modserve.access.calls import template_of
 from modserve.core.errors import ModserveError
+from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.wire.asgi import SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
-from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction
 
@@ -95,7 +95,7 @@ class RestrictedApp:
             category = path_category(scope["method"], scope["path"], self._hidden)
             restriction = self._restrictions.get(category or "")
             if restriction is not None and not restriction.granted(scope["headers"]):
-                refusal = Response(encode_message(restriction.refusal), 403, media_type=MIME_JSON)
-                await refusal(scope, receive, send)
+                body = encode_message(scope["path"], restriction.refusal, 403)
+                await Response(body, 403, media_type=MIME_JSON)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -22,7 +22,7 @@ from .adapter import complete_request, response_to
 from .disconnect import unless_disconnected
 from .messages import json_response, new_router
 from .predict import respond
-from .schemas import FAILURES, body_of, response_of, responses_of
+from .schemas import FAILURES, body_of, errors_of, response_of, responses_of
 from .tags import V1
 
 
@@ -130,7 +130,11 @@ def _add_models(router: APIRouter, server: Server) -> None:
         await describe(servable)
         return json_response(v1_models.metadata_json(servable))
 
-    unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}
+    unready = {
+        200: response_of("ModelStatus"),
+        **errors_of(404, body="OpenAIErrorAnswer"),
+        503: response_of("ModelStatus", "Not ready"),
+    }
     router.add_api_route("/v1/models", models, responses=responses_of("ModelLists"))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
     router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 400, 404))

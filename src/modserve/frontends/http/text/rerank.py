@@ -4,12 +4,12 @@ import uuid
 from typing import Any
 
 from modserve.core.configuration.text_settings import TextTask
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import EMPTY, RequestFieldError
 from modserve.text.outputs import scores
 from modserve.text.tokenizer import Tokens
 
 from . import fields
-from .calls import EMPTY, TextCall, TextOptions, usage
+from .calls import TextCall, TextOptions, usage
 from .models import TextHandle
 
 

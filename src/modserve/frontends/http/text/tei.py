@@ -5,32 +5,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from modserve.core.configuration.text_settings import TextTask
-from modserve.core.errors import ModserveError
 from modserve.frontends import offload
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import EMPTY, RequestFieldError
 from modserve.text.outputs import label_of, labelled, scores
 from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
-from .calls import EMPTY, PLACED_TOKEN_BYTES, TOO_LONG, TOO_MANY, TextCall, check_count, origins, prepared, span
+from .calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepared, span
 from .rerank import ranked
 
 _CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
 _OUTSIDE: Final = "O"
 """The label of tokens that are part of nothing."""
-
-_KINDS: Final = {TOO_LONG: (413, "Validation"), TOO_MANY: (413, "Validation"), EMPTY: (400, "Empty")}
-"""Code of a mistake → TEI's status and type."""
-_TYPES: Final = {429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
-
-
-def error_body(error: ModserveError, status: int) -> tuple[int, dict[str, Any]]:
-    """A failure as TEI writes it, and its status. A body of the wrong form is 422."""
-    if isinstance(error, RequestFieldError) and status == 400:
-        status, kind = _KINDS.get(error.slug, (422, "Validation"))
-    else:
-        kind = _TYPES.get(status, "Validation")
-    return status, {"error": error.message, "error_type": kind}
 
 
 async def embed(call: TextCall) -> bytes:

@@ -9,8 +9,8 @@ from urllib.parse import unquote_to_bytes
 from modserve.access.credentials import Credentials
 from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer
+from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.listening import peer_of
-from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 
 from .context import STATUSES, HttpContext, Message
@@ -108,8 +108,9 @@ class AsgiCall:
             return
         if not self._started:
             lines = self._context.date + self._lines + self._persistence()
+            body = encode_message(self._scope["path"], "Internal Server Error", 500)
             self._context.statuses[500] += 1
-            self._transport.write(json_response(500, encode_message("Internal Server Error"), lines))
+            self._transport.write(json_response(500, body, lines))
             self._complete = True
         self._done(self._complete and not self._closing)
 
