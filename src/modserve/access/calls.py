@@ -108,8 +108,21 @@ PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
 """By path template, in which a name in braces stands for any one part of a path."""
 
 
+SLASH: Final = "\udc2f"
+"""Stands in a decoded path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
+
+No text of a client holds it, since it is no character.
+"""
+OWNED: Final = f"(?:[^/]+/)?(?:[^/]*{SLASH})?"
+"""What may stand before the name of a model in `_OWNED`: its owner, as in ``org/model``. Names here have no slashes."""
+_OWNED: Final = frozenset({"/v1/models/{model}", "/openai/v1/models/{model}"})
+
+
 def _pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
+    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    if template in _OWNED:
+        pattern = pattern.replace("(?P<model>[^/]+)", f"{OWNED}(?P<model>[^/{SLASH}]+)")
+    return re.compile(pattern)
 
 
 _PATTERNS: Final = [

@@ -1,6 +1,6 @@
 """Errors as OpenAI's API writes them: ``{"error": {"message", "type", "param", "code"}}``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ TOO_LONG: Final = "context_length_exceeded"
 TOO_MANY: Final = "too_many_inputs"
 EMPTY: Final = "empty_input"
 """Codes of errors, the first two OpenAI's."""
+_LISTED: Final = 20
 
 
 class RequestFieldError(ModserveError):
@@ -32,6 +33,12 @@ class RequestFieldError(ModserveError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(RequestFieldError, code=self.code, summary=self.summary), (self.message, self.param, self.slug)
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The names of models in a message: the first ones, and how many more there are."""
+    shown = ", ".join(f"'{name}'" for name in names[:_LISTED])
+    return f"{shown} and {len(names) - _LISTED} more" if len(names) > _LISTED else shown
 
 
 def error_type(status: int) -> str:

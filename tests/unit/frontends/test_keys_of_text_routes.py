@@ -38,6 +38,7 @@ KEYS: Mapping[str, Scopes] = {
     "user": {"*": frozenset({"infer", "read"})},
     "other": {"classes": frozenset({"infer", "read"})},
     "reader": {"*": frozenset({"read"})},
+    "talker": {"speaker": frozenset({"infer", "read"})},
 }
 """By secret. `other` is for a model that none of the calls below is about."""
 TEXT = {"model": "embed", "inputs": "the cat"}

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import OPEN, CallNeed, need_of
+from modserve.access.calls import OPEN, SLASH, CallNeed, need_of
 from modserve.access.identity import Identity
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
@@ -14,7 +14,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from . import error_forms
-from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, SLASH
+from .wire.asgi import CERTIFICATE, IDENTITY, NOTE
 from .wire.context import AsgiApp
 
 _ID: Final = request_ids.HEADER.encode()

@@ -7,10 +7,9 @@ from fastapi import Request, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
 
-from modserve.access.calls import template_of
+from modserve.access.calls import SLASH, template_of
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.error_forms import encode_message
-from modserve.frontends.http.wire.asgi import SLASH
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction

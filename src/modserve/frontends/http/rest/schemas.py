@@ -7,7 +7,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 _BODIES: dict[str, tuple[str, str]] = {
     "Alive": ("status: string", ""),
     "ChatRequestBody": (
-        "model: string, messages: [object], stream?: boolean, stream_options?: object, "
+        "model?: string, messages: [object], stream?: boolean, stream_options?: object, "
         "max_completion_tokens?: integer, temperature?: number, top_p?: number, seed?: integer, n?: integer, "
         "stop?: any, logprobs?: boolean, top_logprobs?: integer, response_format?: object, tools?: [object], "
         "tool_choice?: any",
@@ -18,7 +18,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "With `stream`, server-sent events follow instead, each with a chunk.",
     ),
     "CompletionRequestBody": (
-        "model: string, prompt: any, stream?: boolean, stream_options?: object, max_tokens?: integer, "
+        "model?: string, prompt: any, stream?: boolean, stream_options?: object, max_tokens?: integer, "
         "temperature?: number, top_p?: number, seed?: integer, n?: integer, stop?: any, logprobs?: integer, "
         "echo?: boolean",
         "`prompt` is a string, or a list of strings.",
@@ -60,7 +60,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "",
     ),
     "ItemsRequestBody": (
-        "model: string, input: any, instructions?: string, stream?: boolean, max_output_tokens?: integer, "
+        "model?: string, input: any, instructions?: string, stream?: boolean, max_output_tokens?: integer, "
         "temperature?: number, top_p?: number, text?: object, tools?: [object], tool_choice?: any",
         "`input` is a string, or a list of items: messages, calls of functions, and their outputs.",
     ),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote_to_bytes
 
+from modserve.access.calls import SLASH
 from modserve.access.credentials import Credentials
 from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer
@@ -19,11 +20,6 @@ from .send_buffer import keep_little
 
 _log = logging.getLogger(__name__)
 
-SLASH = "\udc2f"
-"""Stands in a scope's path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
-
-No text of a client holds it, since it is no character.
-"""
 HEADERS_AS_SENT = "modserve.headers_as_sent"
 """A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
 CERTIFICATE = "modserve.certificate"
