@@ -193,10 +193,14 @@ def test_openai(place: Place) -> None:
 
 
 def test_metrics_need_a_key_that_may_read_all(place: Place) -> None:
-    port = place.server.metrics_port
-    assert http(port, "GET", "/metrics").status == 401
-    assert http(port, "GET", "/metrics", headers=bearer(place.user)).status == 403
-    assert http(port, "GET", "/metrics", headers=bearer(SINGLE)).status == 200
+    for port in (place.server.metrics_port, place.server.http_port):
+        for method in ("GET", "HEAD"):
+            assert http(port, method, "/metrics").status == 401
+            assert http(port, method, "/metrics", headers=bearer(place.user)).status == 403
+            assert http(port, method, "/metrics", headers=bearer(SINGLE)).status == 200
+        page = http(port, "GET", "/metrics", headers=bearer(SINGLE)).body
+        assert b'nv_inference_count{model="simple"' in page
+        assert b"nv_inference_count" not in http(port, "OPTIONS", "/metrics").body
 
 
 def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
@@ -208,9 +212,8 @@ def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows if row["level"] != "ok"] == []
     assert {row["name"] for row in rows if row["text"] == "refused without a key or header"} == {
-        *("read", "infer", "texts", "model control", "logs", "traces", "shared memory", "statistics")
+        *("read", "infer", "texts", "model control", "logs", "traces", "shared memory", "statistics", "metrics")
     }
-    assert rows[-1]["text"] == f"port {place.server.metrics_port} needs a key"
     assert SINGLE not in done.stdout
 
 

@@ -7,6 +7,7 @@ from modserve.frontends.http.wire.context import Message
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
 from modserve.protocol.accept import weights
+from modserve.protocol.restricted import METRICS_PAGE
 
 _WHERE = b"The metrics of this server are at /metrics, for Prometheus.\n"
 _OPENMETRICS = "application/openmetrics-text"
@@ -33,7 +34,10 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
 
 
 class MetricsApplication:
-    """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton."""
+    """Serves what `render` gives at ``/metrics``; ``/`` says so, and other paths are empty, as in Triton.
+
+    So are other methods, whose callers nobody may know: OPTIONS needs no key.
+    """
 
     def __init__(
         self,
@@ -46,8 +50,9 @@ class MetricsApplication:
         self._openmetrics = openmetrics
 
     async def __call__(self, scope: Message, receive: object, send: Callable[[Message], Awaitable[None]]) -> None:
+        reads = scope["method"] in ("GET", "HEAD")
         body, kind = _WHERE if scope["path"] == "/" else b"", self._content_type
-        if scope["path"] == "/metrics":
+        if scope["path"] == METRICS_PAGE and reads:
             other = self._openmetrics
             if other is not None and takes_openmetrics(_header(scope, b"accept"), other.preferred()):
                 body, kind = await other.render(), other.content_type.encode()
@@ -61,7 +66,9 @@ class MetricsApplication:
             body = await on_thread(compression.encode, [body], encoding)
             headers.append((b"content-encoding", encoding.encode()))
         headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not reads:
+            headers.append((b"allow", b"GET, HEAD"))
+        await send({"type": "http.response.start", "status": 200 if reads else 405, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -17,8 +17,8 @@ _KSERVE: Final = re.compile(
 )
 """Calls of KServe v1 and TensorFlow Serving among the paths below ``/v1``. The list of models, and a model without
 more, are OpenAI's as well, whose clients show what they read; KServe's go by the status."""
-_OPENAI: Final = re.compile(r"(/openai)?/v1(/.*)?|/v2/rerank", re.S)
-_TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|info)")
+_OPENAI: Final = re.compile(r"(/openai)?/v1(/.*)?|/v2/rerank|/embeddings|/score", re.S)
+_TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|info)?")
 
 
 def encode(path: str, error: ModserveError, status: int) -> tuple[int, bytes]:

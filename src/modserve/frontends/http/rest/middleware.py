@@ -12,7 +12,7 @@ from modserve.core.errors import ModserveError
 from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.protocol.restricted import PATH_CATEGORY, Restriction
+from modserve.protocol.restricted import METHOD_CATEGORY, PATH_CATEGORY, Restriction
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST", "DELETE")
@@ -75,7 +75,7 @@ def _without_body(send: Send) -> Send:
 def path_category(method: str, path: str, hidden: Collection[str] = ()) -> str | None:
     """The category of a call to a decoded path; None for one that belongs to no call, or a `hidden` template."""
     template, _ = template_of(method, path)
-    return None if template in hidden else PATH_CATEGORY.get(template)
+    return None if template in hidden else METHOD_CATEGORY.get((method, template)) or PATH_CATEGORY.get(template)
 
 
 class RestrictedApp:

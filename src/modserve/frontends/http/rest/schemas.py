@@ -130,9 +130,9 @@ _BODIES: dict[str, tuple[str, str]] = {
     "OpenAIModels": ("object: string, data: [OpenAIModel]", "The READY models that take text."),
     "OpenAIErrorAnswer": ("error: object", "The error has `message`, `type`, `param` and `code`."),
     "RankingRequestBody": (
-        "model?: string, query: string, texts: [string], raw_scores?: boolean, return_text?: boolean, "
-        "truncate?: boolean, truncation_direction?: string",
-        "",
+        "model?: string, query: string, texts?: [string], raw_scores?: boolean, return_text?: boolean, "
+        "truncate?: boolean, truncation_direction?: string, documents?: [any]",
+        "With `documents` in place of `texts`, as for `/v1/rerank`.",
     ),
     "ReadinessReason": (
         "name: string, version: string, state: string, reason: string",
@@ -143,7 +143,12 @@ _BODIES: dict[str, tuple[str, str]] = {
         "`reasons` lists what is in the way when `ready` is false.",
     ),
     "RequestedOutput": ("name: string, parameters?: object", ""),
+    "ScoreRequestBody": (
+        "model?: string, text_1: any, text_2: any",
+        "Strings, or lists of them: one with each of the others, or as many of both, which are pairs.",
+    ),
     "ServerMetadata": ("name: string, version: string, extensions: [string]", ""),
+    "ServerVersion": ("version: string", ""),
     "SignatureMetadata": ("model_spec: object, metadata: object", ""),
     "SystemRegion": ("key: string, offset?: integer, byte_size: integer", ""),
     "SystemRegionStatus": ("name: string, key: string, offset: integer, byte_size: integer", ""),
@@ -248,6 +253,7 @@ def empty_of(*errors: int) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "Successful Response"}, **errors_of(*errors)}
 
 
+PLAIN_TEXT = {"description": "Successful Response", "content": {"text/plain": {"schema": {"type": "string"}}}}
 INFER_BODY = body_of("InferenceRequestBody")
 INFER_BODY["requestBody"]["description"] = (
     "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data"

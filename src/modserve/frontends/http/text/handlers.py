@@ -38,10 +38,17 @@ class TextRoute(NamedTuple):
 
 
 ROUTES: Final = (
-    TextRoute(("/v1/embeddings", "/openai/v1/embeddings"), openai.embeddings, "EmbeddingsRequestBody", dialect=_OPENAI),
+    TextRoute(
+        ("/v1/embeddings", "/openai/v1/embeddings", "/embeddings"),
+        openai.embeddings,
+        "EmbeddingsRequestBody",
+        dialect=_OPENAI,
+    ),
     TextRoute(
         ("/v1/rerank", "/openai/v1/rerank", "/v2/rerank"), rerank.rerank, "DocumentsRequestBody", dialect=_OPENAI
     ),
+    TextRoute(("/v1/score", "/openai/v1/score", "/score"), rerank.score, "ScoreRequestBody", dialect=_OPENAI),
+    TextRoute(("/",), tei.run, "object", "[any]"),
     TextRoute(("/embed",), tei.embed, "TextsRequestBody", "[any]"),
     TextRoute(("/rerank",), tei.rank, "RankingRequestBody", "[any]"),
     TextRoute(("/predict",), tei.predict, "TextsRequestBody", "[any]"),

@@ -1,7 +1,7 @@
 """The calls of Hugging Face's text-embeddings-inference: ``/embed``, ``/rerank``, ``/predict``, ``/similarity``,
-``/tokenize``, ``/decode`` and ``/info``."""
+``/tokenize``, ``/decode`` and ``/info``, and ``/``, which is the one of the first three that the model is for."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from modserve.core.configuration.text_settings import TextTask
@@ -12,7 +12,7 @@ from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
 from .calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepared, span
-from .rerank import ranked
+from .rerank import ranked, rerank
 
 _CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
 _OUTSIDE: Final = "O"
@@ -31,8 +31,13 @@ async def embed(call: TextCall) -> bytes:
 
 
 async def rank(call: TextCall) -> bytes:
-    """The texts by their relevance to the query, the most relevant first."""
+    """The texts by their relevance to the query, the most relevant first.
+
+    With ``documents`` in their place, as other servers have this path, it is the call of `rerank`.
+    """
     body = call.body
+    if body.get("documents") is not None and body.get("texts") is None:
+        return await rerank(call)
     query, texts = fields.required_text(body, "query"), fields.texts(body, "texts")
     raw, with_text = fields.flag(body, "raw_scores", False), fields.flag(body, "return_text", False)
     model = await call.model([TextTask.RERANK])
@@ -78,6 +83,20 @@ async def similarity(call: TextCall) -> bytes:
     tokens = await call.tokens(model, texts, options, "sentences")
     *vectors, own = await call.vectors(model, tokens, options, True, None)
     return await call.written([float(vector @ own) for vector in vectors], len(vectors))
+
+
+async def run(call: TextCall) -> bytes:
+    """What the model is for: the embeddings of ``embed``, the labels of ``predict``, or the ranks of ``rerank``."""
+    model = await call.model(())
+    return await _WORK[model.text.task](call)
+
+
+_WORK: Final[Mapping[TextTask, Callable[[TextCall], Awaitable[bytes]]]] = {
+    TextTask.EMBEDDING: embed,
+    TextTask.RERANK: rank,
+    TextTask.CLASSIFICATION: predict,
+    TextTask.TOKEN_CLASSIFICATION: predict,
+}
 
 
 async def tokenize(call: TextCall) -> bytes:
