@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from puppet_server import PuppetLoader, request, server_over, stage
+from puppet_server import MAX_JSON, PuppetLoader, request, server_over, stage
 
 from modserve.frontends.http import error_forms
 from modserve.frontends.http.direct import MODULES
@@ -88,9 +88,14 @@ async def test_calls_that_the_port_runs(tmp_path: Path, path: str) -> None:
     form = KSERVE if "{model}" in path else TEI if DOCUMENTED.get(path) == "TextErrorAnswer" else OPENAI
     path = path.replace("{model}", "simple")
     assert form_of(json.loads(error_forms.encode_message(path, "Internal Server Error", 500))) == form
-    options = HttpSettings(restrictions=http_restrictions({"inference": ("key", "open")}))
+    options = HttpSettings(max_json=MAX_JSON, restrictions=http_restrictions({"inference": ("key", "open")}))
     async with stage(tmp_path, None, options=options) as on:
         client = on.connect()
         client.send(request(target=path, body=b"{}"))
         answer = (await client.receive())[0]
-    assert (answer.status, form_of(json.loads(answer.body))) == (403, form)
+        assert (answer.status, form_of(json.loads(answer.body))) == (403, form)
+        for _ in range(2):
+            client = on.connect()
+            client.send(request(target=path, body=b"x" * (2 * MAX_JSON)))
+            answer = (await client.receive())[0]
+            assert (answer.status, form_of(json.loads(answer.body))) == (400, form)
