@@ -226,7 +226,7 @@ def _metadata(server: Server) -> APIRouter:
     async def metrics() -> Response:
         """The metrics of the server and its models, for Prometheus."""
         # The port responds by itself where it has the page.
-        raise HTTPException(404, "Not Found: the metrics are switched off here (--allow-metrics)")
+        raise HTTPException(404, "Not Found: this server has no metrics here (--allow-metrics)")
 
     return router
 
