@@ -46,8 +46,8 @@ ROWS = (
         2,
         "yes, until the response begins: models compute the same again. Those that keep something between requests "
         "have sequences",
-        r"/v2/models/\{model\}/(infer|generate)|/v1/models/\{model\}:\w+|(/openai)?/v1/(embeddings|rerank)|/v2/rerank"
-        r"|/(embed|rerank|predict|similarity|tokenize|decode)",
+        r"/v2/models/\{model\}/(infer|generate)|/v1/models/\{model\}:\w+|(/openai)?/v1/(embeddings|rerank|score)|/v2/rerank"
+        r"|/(embed|embeddings|rerank|score|predict|similarity|tokenize|decode)",
         rpcs="ModelInfer",
     ),
     Row(
@@ -66,10 +66,11 @@ ROWS = (
         rpcs="ModelStreamInfer|Watch|ServerReflectionInfo|StreamCoreMetrics",
     ),
     Row(
-        "health, metadata, statistics, pages",
+        "health, metadata, statistics, pages; `POST /`, which runs a model",
         2,
         "yes. Statistics, index and settings are those of one server",
-        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/stacks|/repository(/\{repository\})?/index)?|/info|/metrics|/openapi\.json"
+        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/stacks|/repository(/\{repository\})?/index)?"
+        r"|/info|/health|/version|/openapi\.json"
         r"|/docs(/\w+/\{model\})?|/console(/about|/failures|/peers|/texts/\{model\})?"
         r"|/v2/models/\{model\}(/(ready|config|stats|batches|engine|openapi\.json))?"
         r"|/v1/models(/\{model\}(/metadata)?)?|/openai/v1/models(/\{model\})?"
@@ -92,10 +93,10 @@ ROWS = (
         "LogSettings|TraceSetting",
     ),
     Row(
-        "loads, unloads, drains, shared memory",
+        "loads, unloads, drains, shared memory, metrics",
         0,
-        "never: they change one server, so the gateway refuses them",
-        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain"
+        "never: they are about one server, so the gateway refuses them",
+        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain|/metrics"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
         rpcs=r"RepositoryModel(Load|Unload)|\w+SharedMemory(Register|Unregister)",
     ),

@@ -1351,7 +1351,6 @@ PATHS: dict[str, Row] = {
             ("GET", "/v2/models/stats?secret=open", RESTRICTED, "This API is restricted, expecting header 'secret'"),
             ("GET", "/v2/models/simple?version=9", FINE, ""),
             ("GET", "/v2/systemsharedmemory/status?region=x", FINE, ""),
-            ("GET", "/v1/models/nosuch", NOT_FOUND, "Model with name nosuch does not exist."),
             ("GET", "/v1/models/simple/versions/9", NOT_FOUND, "Could not find version 9 of model simple"),
         )
     },

@@ -278,7 +278,11 @@ ROWS: dict[str, Row] = {
     ),
     # Chats
     "chat: no model": Row(
-        CHAT, {"messages": [{"role": "user", "content": "a"}]}, 400, "'model' is missing", param="model"
+        CHAT,
+        {"messages": [{"role": "user", "content": "a"}]},
+        400,
+        "'model' is missing; models that generate text are: 'raw', 'recite', 'shout', 'speaker'",
+        param="model",
     ),
     "chat: an unknown model": Row(
         CHAT,

@@ -184,20 +184,23 @@ def test_curl(place: Place) -> None:
 
 def test_openai(place: Place) -> None:
     script = Path(__file__).parent / "openai_keys.py"
-    url = f"http://{HOST}:{place.server.http_port}/openai/v1"
-    done = foreign_clients.run_client([foreign_clients.PYTHON, script, url, place.user])
-    assert done.returncode == 0, done.stderr
-    good, wrong = json.loads(done.stdout)
-    assert good == []  # it has no models of texts
-    assert wrong[:2] == ["AuthenticationError", 401]
-    assert wrong[2] == {"message": "the key is not known", "type": "authentication_error", "param": None, "code": None}
+    known = {"message": "the key is not known", "type": "authentication_error", "param": None, "code": None}
+    for prefix in ("/openai/v1", "/v1"):
+        url = f"http://{HOST}:{place.server.http_port}{prefix}"
+        done = foreign_clients.run_client([foreign_clients.PYTHON, script, url, place.user])
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [[], ["AuthenticationError", 401, known]]  # it has no models of texts
 
 
 def test_metrics_need_a_key_that_may_read_all(place: Place) -> None:
-    port = place.server.metrics_port
-    assert http(port, "GET", "/metrics").status == 401
-    assert http(port, "GET", "/metrics", headers=bearer(place.user)).status == 403
-    assert http(port, "GET", "/metrics", headers=bearer(SINGLE)).status == 200
+    for port in (place.server.metrics_port, place.server.http_port):
+        for method in ("GET", "HEAD"):
+            assert http(port, method, "/metrics").status == 401
+            assert http(port, method, "/metrics", headers=bearer(place.user)).status == 403
+            assert http(port, method, "/metrics", headers=bearer(SINGLE)).status == 200
+        page = http(port, "GET", "/metrics", headers=bearer(SINGLE)).body
+        assert b'nv_inference_count{model="simple"' in page
+        assert b"nv_inference_count" not in http(port, "OPTIONS", "/metrics").body
 
 
 def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
@@ -209,9 +212,8 @@ def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows if row["level"] != "ok"] == []
     assert {row["name"] for row in rows if row["text"] == "refused without a key or header"} == {
-        *("read", "infer", "texts", "model control", "logs", "traces", "shared memory", "statistics")
+        *("read", "infer", "texts", "model control", "logs", "traces", "shared memory", "statistics", "metrics")
     }
-    assert rows[-1]["text"] == f"port {place.server.metrics_port} needs a key"
     assert SINGLE not in done.stdout
 
 

@@ -28,7 +28,7 @@ PATIENT = {
 }
 """A server stays in service however often it vanishes, or the others would be counted only. nginx
 forgives a kept connection that was closed meanwhile: a try more."""
-REFUSED = "gateway: this call changes one server, so send it to each server itself"
+REFUSED = "gateway: this call is about one server, so send it to each server itself"
 SERVICES = {
     "ServerReflectionInfo": "grpc.reflection.v1.ServerReflection",
     "StreamCoreMetrics": "xds.service.orca.v3.OpenRcaService",

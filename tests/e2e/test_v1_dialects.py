@@ -40,7 +40,8 @@ def test_what_kserve_s_client_asks(server: ServerProcess) -> None:
     assert (status, alive["status"].lower()) == (200, "alive")
     status, ready = ask(server, "/v1/models/simple")
     assert (status, ready["ready"]) == (200, True)
-    assert ask(server, "/v1/models/nosuch") == (404, {"error": "Model with name nosuch does not exist."})
+    status, unknown = ask(server, "/v1/models/nosuch")
+    assert (status, unknown["error"]["message"]) == (404, "Model with name nosuch does not exist.")
     assert (
         predict(server, "simple", instances=[ROW, ROW])["predictions"]
         == [{"OUTPUT0": list(range(1, 17)), "OUTPUT1": list(range(-1, 15))}] * 2

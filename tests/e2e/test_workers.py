@@ -107,10 +107,11 @@ def test_both_workers_serve_and_count_as_one(server: ServerProcess) -> None:
     with closing(client):
         (over_grpc,) = client.get_inference_statistics("simple").model_stats
         assert over_grpc.inference_stats.success.count == 40
-    page = http(server.metrics_port, "GET", "/metrics").body.decode()
-    assert "\nmodserve_workers 2.0\n" in page
-    assert "\nmodserve_worker_restarts_total 0.0\n" in page
-    assert len(re.findall(r"^# TYPE nv_inference_count ", page, re.MULTILINE)) == 1
+    for port in (server.metrics_port, server.http_port):
+        page = http(port, "GET", "/metrics").body.decode()
+        assert "\nmodserve_workers 2.0\n" in page
+        assert "\nmodserve_worker_restarts_total 0.0\n" in page
+        assert len(re.findall(r"^# TYPE nv_inference_count ", page, re.MULTILINE)) == 1
     assert metric(server, "nv_inference_request_success", model="simple") == 40
     assert metric(server, "modserve_request_duration_seconds_count", model="simple") == 40
     assert metric(server, "modserve_model_state", model="simple") == 1

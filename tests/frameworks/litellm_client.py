@@ -32,9 +32,24 @@ def refused() -> list[Any]:
 whole = litellm.completion(messages=HELLO, **SPEAKER)
 called = litellm.completion(messages=[{"role": "user", "content": f"SAY:Well {CALL}"}], tools=TOOLS, **SPEAKER)
 pieces = litellm.completion(messages=HELLO, stream=True, stream_options={"include_usage": True}, **SPEAKER)
-ranked = litellm.rerank(
-    model="jina_ai/ranker", query=TEXTS[0], documents=TEXTS[1:], top_n=2, api_base=f"{URL}/v1/rerank", api_key="none"
+RERANKS = (
+    ("jina_ai", "/v1/rerank"),
+    ("cohere", "/v2/rerank"),
+    ("huggingface", ""),
+    ("hosted_vllm", ""),
+    ("infinity", ""),
 )
+"""Providers whose form of the call is known here, each with the path that LiteLLM does not add itself."""
+
+
+def ranks(provider: str, path: str) -> list[Any]:
+    # Infinity's documents are plain strings in the response, where vLLM has objects at the same path.
+    more: Any = {"return_documents": False} if provider == "infinity" else {}
+    where: Any = {"api_base": f"{URL}{path}", "api_key": "none", **more}
+    ranked = litellm.rerank(model=f"{provider}/ranker", query=TEXTS[0], documents=TEXTS[1:], top_n=2, **where)
+    return [[each["index"], each["relevance_score"]] for each in ranked.results]
+
+
 response = litellm.responses(input="hello", instructions="brief", **SPEAKER)
 
 print(
@@ -54,7 +69,14 @@ print(
                 each["embedding"]
                 for each in litellm.embedding(model="openai/minilm", input=TEXTS, encoding_format="float", **WHERE).data
             ],
-            "rerank": [[each["index"], each["relevance_score"]] for each in ranked.results],
+            "vllm": litellm.completion(model="hosted_vllm/org/speaker", messages=HELLO, **WHERE)
+            .choices[0]
+            .message.content,
+            "infinity": [
+                each["embedding"]
+                for each in litellm.embedding(model="infinity/minilm", input=TEXTS, api_base=URL, api_key="none").data
+            ],
+            "reranks": {provider: ranks(provider, path) for provider, path in RERANKS},
             "unknown": refused(),
         }
     )

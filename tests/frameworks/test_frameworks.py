@@ -60,15 +60,20 @@ def test_llama_index(server: ServerProcess) -> None:
 
 def test_litellm(server: ServerProcess) -> None:
     found = answers(server, "litellm")
-    np.testing.assert_allclose(found.pop("embeddings"), embeddings(server), atol=1e-6)
+    for name in ("embeddings", "infinity"):
+        np.testing.assert_allclose(found.pop(name), embeddings(server), atol=1e-6)
     ranks = post(server, "/rerank", model="ranker", query=TEXTS[0], texts=TEXTS[1:])
-    assert found.pop("rerank") == [[each["index"], pytest.approx(each["score"], abs=1e-6)] for each in ranks]
+    expected = [[each["index"], pytest.approx(each["score"], abs=1e-6)] for each in ranks]
+    assert found.pop("reranks") == dict.fromkeys(
+        ("jina_ai", "cohere", "huggingface", "hosted_vllm", "infinity"), expected
+    )
     assert found == {
         "whole": [BRIEF, 14],
         "stream": PIECES,
         "tool": [["weather", '{"city":"Köln"}']],
         "completion": "hello big world",
         "async": BRIEF,
+        "vllm": BRIEF,
         "response": "<system> brief <user> hello <bos>",
         "unknown": ["NotFoundError", 404],
     }

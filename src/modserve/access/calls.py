@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from modserve.protocol.restricted import DRAIN, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
+from modserve.protocol.restricted import DRAIN, METHOD_CATEGORY, METRICS_PAGE, OPEN_PATHS, PATH_CATEGORY, RPC_CATEGORY
 
 from .identity import CallKind
 
@@ -52,7 +52,7 @@ OPEN: Final = CallNeed("read", Reach.OPEN)
 ANY: Final = CallNeed("read", Reach.ANY)
 """Also what paths need that no route has, and methods that a path has not: nothing runs for them."""
 METRICS: Final = CallNeed("read", Reach.SERVER)
-"""The page of metrics, at its own port."""
+"""Figures of the server as a whole: the page of metrics, at whichever port."""
 _LIST: Final = CallNeed("read", Reach.LIST)
 
 _BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
@@ -69,20 +69,21 @@ _BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
 """What most calls of a category need."""
 
 HEALTH: Final = CallNeed("read", Reach.HEALTH)
-_SERVER_HEALTH: Final = ("/", "/v2/health/live", "/v2/health/ready")
+_SERVER_HEALTH: Final = ("/", "/health", "/v2/health/live", "/v2/health/ready")
 _PATHS: Final[Mapping[str, CallNeed]] = {
     **dict.fromkeys(OPEN_PATHS, OPEN),
     **dict.fromkeys(_SERVER_HEALTH, HEALTH),
-    **dict.fromkeys(("/v2", "/info"), ANY),
+    **dict.fromkeys(("/v2", "/info", "/version"), ANY),
     **dict.fromkeys(("/v2/models", "/v1/models", "/openai/v1/models", "/v2/models/stats"), _LIST),
     **dict.fromkeys(("/v2/repository/index", "/v2/repository/{repository}/index"), _LIST),
     **dict.fromkeys(("/v2/trace/setting", DRAIN), CallNeed("admin", Reach.SERVER)),
     "/models": CallNeed("control", Reach.SERVER),
-    **dict.fromkeys(("/v2/memory", "/console/events", "/console/peers"), CallNeed("read", Reach.SERVER)),
+    **dict.fromkeys(("/v2/memory", "/console/events", "/console/peers", METRICS_PAGE), METRICS),
 }
 """Paths that need something else."""
 _METHODS: Final[Mapping[str, Mapping[str, CallNeed]]] = {
     "/v2/models/{model}/routing": {"GET": CallNeed("read", Reach.MODEL)},
+    **{path: {method: _BY_CATEGORY[category]} for (method, path), category in METHOD_CATEGORY.items()},
 }
 
 RPC_NEEDS: Final[Mapping[str, CallNeed]] = {
@@ -108,8 +109,21 @@ PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
 """By path template, in which a name in braces stands for any one part of a path."""
 
 
+SLASH: Final = "\udc2f"
+"""Stands in a decoded path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
+
+No text of a client holds it, since it is no character.
+"""
+OWNED: Final = f"(?:[^/]+/)?(?:[^/]*{SLASH})?"
+"""What may stand before the name of a model in `_OWNED`: its owner, as in ``org/model``. Names here have no slashes."""
+_OWNED: Final = frozenset({"/v1/models/{model}", "/openai/v1/models/{model}"})
+
+
 def _pattern(template: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template)))
+    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    if template in _OWNED:
+        pattern = pattern.replace("(?P<model>[^/]+)", f"{OWNED}(?P<model>[^/{SLASH}]+)")
+    return re.compile(pattern)
 
 
 _PATTERNS: Final = [

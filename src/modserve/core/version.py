@@ -100,6 +100,14 @@ def not_a_version(folder: str) -> str:
     return f"folder '{folder}' is not a version: versions are named by whole numbers, such as '{digits}'"
 
 
+def without_owner(name: str) -> str:
+    """The name of a model on this server, for one that may have its owner on the hub before it: ``org/model``.
+
+    Names here have no slashes.
+    """
+    return name.rpartition("/")[2] or name
+
+
 def unserved(present: Iterable[int], served: Collection[int]) -> str:
     """Message about the versions in a model's folder that its policy leaves out; empty if it leaves out none."""
     left = sorted(set(present).difference(served))

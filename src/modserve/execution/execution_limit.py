@@ -84,7 +84,7 @@ class ExecutionLimit(Generic[InstanceT]):
             self._timer = self._clock.call_at(next_ns, self._look)
 
     def _due_ns(self, instance: InstanceT) -> int:
-        """Give up an instance that has been silent for too long; 0 then, or if it is idle, else when it will have been."""
+        """Give up an instance that has been silent for too long; 0 then or if it is idle, else when it is due."""
         now_ns = self._clock.now_ns()
         silent_ns = instance.silent_ns(now_ns)
         if silent_ns is None:

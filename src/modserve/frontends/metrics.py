@@ -10,8 +10,9 @@ from modserve.protocol import compression
 from modserve.protocol.accept import weights
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.json.json_text import MIME_JSON
+from modserve.protocol.restricted import METRICS_PAGE
 
-PATHS = frozenset({"/metrics", "/metrics/"})
+PATHS = frozenset({METRICS_PAGE, f"{METRICS_PAGE}/"})
 _METHODS = frozenset({"GET", "HEAD"})
 _OPENMETRICS = "application/openmetrics-text"
 

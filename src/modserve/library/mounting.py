@@ -103,7 +103,7 @@ class Mounted:
             await self._live(receive, send)
         elif scope["type"] == "http":
             if self.server.loop is None:
-                await refusal(unavailable(_UNSTARTED))(scope, receive, send)
+                await refusal(scope, unavailable(_UNSTARTED))(scope, receive, send)
                 return
             if self.server.loop is not asyncio.get_running_loop():
                 raise RuntimeError("the server of these models runs on another event loop than this application")

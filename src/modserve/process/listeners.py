@@ -135,10 +135,6 @@ class Listeners:
         admin = admin_address_of(settings)
         http = replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
         parts: Any = {"tasks": tasks, "authority": authority, "audit": audit}
-        if http.allow:
-            own = http if admin is None else replace(http, console=False)
-            public = admin is not None
-            self._http = HttpListener(front, http.address, http.port, own, without_admin=public, **parts)
         if settings.grpc.allow:
             grpc = grpc_settings(settings)
             self._grpc = GrpcListener(
@@ -152,6 +148,12 @@ class Listeners:
             app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, fine, self._elsewhere)
             if authority is not None and "metrics" not in settings.auth_open:
                 app = _guarded(app, authority, server)
+        if http.allow:
+            own, public = (http, False) if admin is None else (replace(http, console=False), True)
+            page_here = None if public else app
+            self._http = HttpListener(
+                front, http.address, http.port, own, metrics=page_here, without_admin=public, **parts
+            )
         alone = metrics_address_of(settings)
         if app is not None and alone is not None:
             options = metrics_settings(settings, alone, reuse_port=member is not None)
@@ -218,8 +220,6 @@ class Listeners:
         openings.end()
         if self._reporter is not None:
             self._reporter.start()
-        if opened.get("metrics"):
-            self._server.announce_metrics(opened["metrics"])
         return Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"), opened.get("admin"))
 
     async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:

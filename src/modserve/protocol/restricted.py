@@ -30,22 +30,23 @@ class Calls:
 
 
 DRAIN = "/v2/health/drain"
+METRICS_PAGE = "/metrics"
 STACKS = "/v2/stacks"
 
-_OPENAI_CALLS = ("embeddings", "rerank", "chat/completions", "completions", "responses")
+_OPENAI_CALLS = ("embeddings", "rerank", "score", "chat/completions", "completions", "responses")
 _VERBS = ("status", "register", "unregister")
 
 CATEGORIES: Mapping[str, Calls] = {
     "health": Calls(
         ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch", "List"),
-        paths=("/", "/v2/health/live", "/v2/health/ready"),
+        paths=("/", "/health", "/v2/health/live", "/v2/health/ready"),
         model_paths=("/ready",),
         v1_paths=("",),
     ),
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
         paths=(
-            *("/v2", "/v2/models", "/v1/models", "/info"),
+            *("/v2", "/v2/models", "/v1/models", "/info", "/version"),
             *("/openai/v1/models", "/openai/v1/models/{model}"),
         ),
         admin_paths=("/docs/examples/{model}", "/docs/snippets/{model}", "/console/texts/{model}"),
@@ -56,7 +57,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ("ModelInfer", "ModelStreamInfer"),
         paths=(
             *(f"{prefix}/v1/{call}" for prefix in ("", "/openai") for call in _OPENAI_CALLS),
-            "/v2/rerank",
+            *("/v2/rerank", "/embeddings", "/score"),
             *(f"/{call}" for call in ("embed", "rerank", "predict", "similarity", "tokenize", "decode")),
         ),
         model_paths=("/infer", "/infer_stream", "/generate", "/generate_stream"),
@@ -90,7 +91,7 @@ CATEGORIES: Mapping[str, Calls] = {
         ("ModelStatistics", "StreamCoreMetrics"),
         paths=("/v2/models/stats", "/v2/memory"),
         model_paths=("/stats", "/batches"),
-        admin_paths=("/console/events", "/console/peers"),
+        admin_paths=("/console/events", "/console/peers", METRICS_PAGE),
     ),
     "trace": Calls(
         ("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",), for_operators=True
@@ -98,9 +99,9 @@ CATEGORIES: Mapping[str, Calls] = {
     "logging": Calls(("LogSettings",), paths=("/v2/logging", STACKS, "/console/failures"), for_operators=True),
 }
 
-OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about", "/metrics"})
-"""Paths of no category: the documentation and the console's page, which are the same for every server, what that page
-may do, which refusals say as well, and at the HTTP port just the address of the metrics."""
+OPEN_PATHS = frozenset({"/docs", "/openapi.json", "/console", "/console/about"})
+"""Paths of no category: the documentation and the console's page, which are the same for every server, and what that
+page may do, which refusals say as well."""
 
 RPC_CATEGORY = {rpc: category for category, calls in CATEGORIES.items() for rpc in calls.rpcs}
 
@@ -117,6 +118,9 @@ def _templates(calls: Calls) -> Iterable[str]:
 
 PATH_CATEGORY = {template: category for category, calls in CATEGORIES.items() for template in _templates(calls)}
 """Categories by path template, in which a name in braces stands for any one part of a path."""
+
+METHOD_CATEGORY: Mapping[tuple[str, str], str] = {("POST", "/"): "inference"}
+"""Categories by method and path template, of methods that are for something else than the others of their path."""
 
 ADMIN_PATHS = OPEN_PATHS | {
     template

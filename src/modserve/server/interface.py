@@ -116,11 +116,6 @@ class Server(Protocol):
         ...
 
     @property
-    def metrics_place(self) -> str:
-        """Where the metrics are served, for people; empty if nowhere."""
-        ...
-
-    @property
     def logs(self) -> Logs:
         """The log, with its settings as they are. Raises UNAVAILABLE if they are not this server's to change."""
         ...

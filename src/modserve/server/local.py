@@ -59,7 +59,6 @@ class LocalServer:
         self.retiring = False
         self.leaving = False
         self.draining = Drain(self)
-        self.metrics_place = ""
         self._table = manager.table
         self.changes = manager.table.changes
         self.model_names, self.index = manager.table.names, manager.table.index
@@ -345,10 +344,6 @@ class LocalServer:
         return self.tracer
 
     # Life
-
-    def announce_metrics(self, port: int) -> None:
-        """The metrics are served at a port."""
-        self.metrics_place = f"port {port}, path /metrics"
 
     async def load(self) -> None:
         """Load what is to be loaded at the start, and be RUNNING. Models that fail are states with reasons.

@@ -91,10 +91,6 @@ class ScopedServer:
         return self._server.control_mode
 
     @property
-    def metrics_place(self) -> str:
-        return self._server.metrics_place
-
-    @property
     def logs(self) -> Logs:
         return self._server.logs
 

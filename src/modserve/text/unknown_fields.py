@@ -18,17 +18,20 @@ _MOST_NAMES = 200
 _names: set[tuple[str, str]] = set()
 
 _READ = ("model", "truncate", "truncation_direction", "prompt_name")
-TEXT_CALLS: Final[Mapping[str, frozenset[str]]] = {
+_RERANK = frozenset({*_READ, "query", "documents", "top_n", "return_documents"})
+_CALLS: Final[Mapping[str, frozenset[str]]] = {
     "/v1/embeddings": frozenset({*_READ, "input", "dimensions", "encoding_format"}),
-    "/v1/rerank": frozenset({*_READ, "query", "documents", "top_n", "return_documents"}),
+    "/v1/rerank": _RERANK,
+    "/v1/score": frozenset({*_READ, "text_1", "text_2"}),
     "/embed": frozenset({*_READ, "inputs", "normalize", "dimensions"}),
-    "/rerank": frozenset({*_READ, "query", "texts", "raw_scores", "return_text"}),
+    "/rerank": _RERANK | {"texts", "raw_scores", "return_text"},
     "/predict": frozenset({*_READ, "inputs", "raw_scores"}),
     "/similarity": frozenset({*_READ, "inputs", "parameters"}),
     "/tokenize": frozenset({*_READ, "inputs", "add_special_tokens"}),
     "/decode": frozenset({*_READ, "ids", "skip_special_tokens"}),
     "/info": frozenset(_READ),
 }
+TEXT_CALLS: Final = {**_CALLS, "/": _CALLS["/embed"] | _CALLS["/rerank"] | _CALLS["/predict"]}
 """The fields of the calls that generate nothing."""
 
 

@@ -106,10 +106,6 @@ class FleetServer:
         return self._server.control_mode
 
     @property
-    def metrics_place(self) -> str:
-        return self._server.metrics_place
-
-    @property
     def logs(self) -> Logs:
         return self._server.logs
 

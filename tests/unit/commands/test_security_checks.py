@@ -93,6 +93,16 @@ def test_a_server_for_its_own_machine() -> None:
     assert check(**LOCAL, metrics_address="0.0.0.0")["metrics"].level == "problem"
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_http_port_has_the_metrics_too(keyed: bool) -> None:
+    settings: dict[str, Any] = {"metrics_address": "127.0.0.1", "auth_open": ["metrics"]}
+    settings |= {"api_key": SECRET} if keyed else {}
+    row = check(**settings)["metrics"]
+    assert (row.level, row.text.endswith("; also at the HTTP port")) == ("problem", True)
+    assert check(**settings, http_address="127.0.0.1")["metrics"].level == "ok"
+    assert check(**settings, admin_address="127.0.0.1:8003")["metrics"].level == "ok"
+
+
 def test_a_server_for_an_open_network(keys: Path, tls: dict[str, Any], tmp_path: Path) -> None:
     repository = tmp_path / "models"
     (repository / "simple" / "1").mkdir(parents=True)

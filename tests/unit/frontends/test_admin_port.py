@@ -148,11 +148,26 @@ async def test_the_admin_port_has_everything_and_metrics(server: LocalServer, ta
     port = Port(server, tasks, HttpSettings(), metrics=metrics)
     assert (await port.ask("GET", "/metrics")).body == b"1"
     assert (await port.ask("GET", "/metrics/")).status == 404
+    assert (await port.ask("POST", "/metrics")).status == 405
     assert b"<title>modserve</title>" in (await port.ask("GET", "/", **BROWSER)).body
     assert (await port.ask("GET", "/v2/trace/setting")).status == 200
     client = Client(port.site)
     client.send(infer())
     assert (await client.receive())[0].status == 200
+
+
+async def test_the_page_of_metrics_is_restricted_as_statistics_are(
+    server: LocalServer, tasks: asyncio.TaskGroup
+) -> None:
+    async def metrics(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"1"})
+
+    options = HttpSettings(restrictions=http_restrictions({"statistics": ("key", "open")}))
+    port = Port(server, tasks, options, metrics=metrics)
+    assert (await port.ask("GET", "/metrics")).status == 403
+    assert (await port.ask("GET", "/metrics", key="shut")).status == 403
+    assert (await port.ask("GET", "/metrics", key="open")).body == b"1"
 
 
 async def test_no_other_origin_calls_the_admin_port(server: LocalServer, tasks: asyncio.TaskGroup) -> None:

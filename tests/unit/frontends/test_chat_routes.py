@@ -665,6 +665,24 @@ async def test_models(talk: Talk) -> None:
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/v1/chat/completions", {"messages": HI}, sorted(NAMES)),
+        ("/v1/completions", {"prompt": "hi"}, sorted({*NAMES} - {"recite"})),
+    ],
+)
+async def test_one_of_several_models_must_be_named(
+    talk: Talk, path: str, body: dict[str, Any], names: list[str]
+) -> None:
+    await talk.post(path, body)
+    answer = await talk.answer()
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, "model", None)
+    shown = ", ".join(f"'{name}'" for name in names)
+    assert error["message"] == f"'model' is missing; models that generate text are: {shown}"
+
+
 async def test_nothing_is_left_to_the_garbage_collector(talk: Talk) -> None:
     async def once(stream: bool) -> None:
         talk.client = Client(talk.context)

@@ -56,7 +56,7 @@ TEXTS = {
         f"text{name}"
         for name in ("", ".dense", ".description", ".files", ".openai_errors", ".outputs", ".pooling", ".tokenizer")
     ),
-    "text.unknown_fields",
+    *("text.tei_errors", "text.unknown_fields"),
 }
 EXPLORER, PAGE = "frontends.http.explorer", "frontends.http.single_page"
 DOCS = {"frontends.http.rest.docs", "frontends.http.rest.model_document", "protocol.examples", "protocol.snippets"}

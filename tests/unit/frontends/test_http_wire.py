@@ -24,8 +24,7 @@ TIMES = HttpSettings(max_json=MAX_JSON, max_connections=3, idle_timeout=100, cli
 
 def message(client: Client) -> str:
     """Of the error that was the last response."""
-    (text,) = json.loads(client.answers[-1].body).values()
-    return str(text)
+    return str(json.loads(client.answers[-1].body)["error"])
 
 
 def refused(client: Client, status: int) -> str:

@@ -302,7 +302,10 @@ async def test_errors_are_in_the_form_of_the_path(place: Place) -> None:
     assert (status, body["error"]["type"]) == (403, "permission_error")
     status, body = await place.get("/embed", method="POST")
     assert (status, sorted(body)) == (401, ["error", "error_type"])
-    assert (await place.get("/v1/models/simple"))[1] == (await place.get("/v2"))[1]
+    for path in ("/v1/models", "/v1/models/simple", "/v1/moderations"):
+        status, body = await place.get(path, "nobody")
+        assert (status, body["error"]["message"]) == (401, "the key is not known"), path
+    assert (await place.get("/v1/models/simple/metadata"))[1] == (await place.get("/v2"))[1]
 
 
 # Every path and every RPC

@@ -38,6 +38,7 @@ KEYS: Mapping[str, Scopes] = {
     "user": {"*": frozenset({"infer", "read"})},
     "other": {"classes": frozenset({"infer", "read"})},
     "reader": {"*": frozenset({"read"})},
+    "talker": {"speaker": frozenset({"infer", "read"})},
 }
 """By secret. `other` is for a model that none of the calls below is about."""
 TEXT = {"model": "embed", "inputs": "the cat"}
@@ -48,6 +49,8 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/embeddings": {"model": "embed", "input": "the cat"},
     "/v1/rerank": DOCUMENTS,
     "/v2/rerank": DOCUMENTS,
+    "/score": {"model": "ranker", "text_1": "the cat", "text_2": ["a dog"]},
+    "/": TEXT,
     "/embed": TEXT,
     "/rerank": RANKING,
     "/predict": {"model": "tags", "inputs": "the cat"},
@@ -134,7 +137,7 @@ def message_of(path: str, response: httpx.Response) -> str:
     document = response.json()
     if OF_MODEL in path:
         return str(document["error"])
-    if path.startswith(("/v1/", "/openai/", "/v2/")):
+    if path.startswith(("/v1/", "/openai/", "/v2/", "/embeddings", "/score")):
         assert set(document["error"]) == {"message", "type", "param", "code"}
         return str(document["error"]["message"])
     assert set(document) == {"error", "error_type"}

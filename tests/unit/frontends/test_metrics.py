@@ -314,6 +314,15 @@ async def test_the_metrics_port(method: str, path: str, status: int, text: str) 
     assert answer.headers.get("allow") == ("GET, HEAD" if status == 405 else None)
 
 
+@pytest.mark.parametrize("method", ["OPTIONS", "POST", "DELETE"])
+async def test_only_those_who_read_get_the_page(method: str) -> None:
+    """A check of keys lets OPTIONS through."""
+    transport = httpx.ASGITransport(MetricsApplication(lambda: b"page", prometheus.CONTENT_TYPE))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.request(method, "/metrics")
+    assert (answer.status_code, answer.content, answer.headers["allow"]) == (405, b"", "GET, HEAD")
+
+
 @pytest.mark.parametrize(
     ("accepted", "encoding"),
     [("gzip", "gzip"), ("gzip;q=0", None), ("identity", None), ("deflate;q=0.5, gzip", "gzip"), ("br", None)],

@@ -136,8 +136,6 @@ async def test_what_there_is_not(client: httpx.AsyncClient, path: str, status: i
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1",
-        "/v1/models/",
         "/v2/",
         "/v2/health",
         "/v2/health/live/",

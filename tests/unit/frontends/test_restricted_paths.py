@@ -61,7 +61,9 @@ def test_every_path_that_is_served_has_a_category_or_is_open(app: FastAPI) -> No
         ("/v2/models/m/trace/setting", "trace"),
         ("/v2/logging", "logging"),
         ("/v1/models", "metadata"),
-        ("/", "health"),
+        ("/", "inference"),
+        ("/health", "health"),
+        ("/metrics", "statistics"),
         ("/v1/models/m", "health"),
         ("/v1/models/m/versions/1", "health"),
         ("/v1/models/m/labels/canary:predict", "inference"),
@@ -84,6 +86,7 @@ def test_the_category_of_a_path(path: str, category: str | None) -> None:
 
 
 def test_the_category_of_a_model_that_is_named_like_a_call() -> None:
+    assert path_category("GET", "/") == path_category("HEAD", "/") == "health"
     assert path_category("GET", "/v1/models/m:predict") == path_category("HEAD", "/v1/models/m:predict") == "health"
 
 

@@ -288,7 +288,7 @@ async def test_the_admin_ports_calls_are_nobodys_elsewhere(tmp_path: Path) -> No
     keys = AccessFile({digest("all"): Key(Identity("all", Tenant("all"), {"*": frozenset(KINDS)}))})
     app = Application(server, HttpSettings(console=False), Authority(keys, sleep=at_once), without_admin=True)
     for route in routes:
-        if route.path_format in ADMIN_PATHS - {"/metrics"}:
+        if route.path_format in ADMIN_PATHS:
             for suffix in ("", *SUFFIXES):
                 path = named(route.path_format) + suffix
                 for method in route.methods or ():

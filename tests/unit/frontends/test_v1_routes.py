@@ -118,7 +118,6 @@ NOT_READY = {"ready": False, "model_version_status": []}
                 **NOT_READY,
             },
         ),
-        ("/v1/models/nosuch", 404, {"error": "Model with name nosuch does not exist."}),
         ("/v1/models/simple/versions/1", 200, {"model_version_status": [available("1")]}),
         (
             "/v1/models/simple/versions/2",
@@ -396,8 +395,7 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
     paths = document["paths"]
     model = "/v1/models/{model}"
     expected = {
-        "/": "get",
-        "/v1/models": "get",
+        **dict.fromkeys(("/health", "/metrics", "/version", "/v1/models"), "get"),
         **{
             prefix + suffix: method
             for prefix in (model, f"{model}/versions/{{version}}", f"{model}/labels/{{label}}")
@@ -409,7 +407,8 @@ async def test_the_documentation(client: httpx.AsyncClient) -> None:
         },
     }
     texts = {path for path, methods in paths.items() if any(call["tags"] == ["text"] for call in methods.values())}
-    assert {"/v1/embeddings", "/openai/v1/embeddings", "/embed", "/info"} < texts
+    assert {"/", "/v1/embeddings", "/openai/v1/embeddings", "/embed", "/info"} < texts
+    assert set(paths["/"]) == {"get", "post"}
     found = {path: methods for path, methods in paths.items() if not path.startswith("/v2") and path not in texts}
     assert {path: list(methods) for path, methods in found.items()} == {
         path: [method] for path, method in expected.items()

@@ -263,6 +263,13 @@ def _metrics(place: Place) -> Iterator[Check]:
     advice = "--metrics-address of an inner network, or 127.0.0.1: this port has no TLS"
     if not place.has_keys or "metrics" in settings.auth_open:
         text = "open: names of models, and how much each is used"
+        http = next((each for each in place.listeners if each.name == "HTTP"), alone)
+        if admin_address_of(settings) is None and not is_loopback(http.address):
+            text, advice = (
+                f"{text}; also at the HTTP port",
+                f"{advice}; {ADMIN_ADVICE}: the HTTP port has no metrics then",
+            )
+            local = False
         yield Check(OK, "metrics", "open to this machine") if local else Check(PROBLEM, "metrics", text, advice)
     else:
         text = "need a key for all models"

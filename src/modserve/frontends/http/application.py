@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from modserve.core.requests import request_ids
-from modserve.frontends.metrics import PATHS as METRICS_PATHS
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.protocol.restricted import ADMIN_PATHS, DRAIN
+from modserve.protocol.restricted import ADMIN_PATHS, DRAIN, METRICS_PAGE, PATH_CATEGORY
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -30,14 +29,15 @@ if TYPE_CHECKING:
     from modserve.access.authority import Authority
     from modserve.observability.audit_log import AuditLog
 
-_PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready}
+_PROBES = {"/v2/health/live": probes.live, "/v2/health/ready": probes.ready, "/health": probes.health}
 _ID = request_ids.HEADER.lower().encode()
 
 
 class Application:
     """An ASGI application over `server`, for the event loop's thread.
 
-    `metrics` serves its own path. `without_admin`: there are no paths but those of clients.
+    `metrics` serves the page of metrics, to callers that may see it. `without_admin`: there are no paths but those of
+    clients.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Application:
         """The calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if self._metrics is not None and scope["path"] in METRICS_PATHS:
+        if self._metrics is not None and self._is_scrape(scope):
             await self._metrics(scope, receive, send)
             return
         app = self._app
@@ -71,6 +71,13 @@ class Application:
                 return
             app = await self._made()
         await app(scope, receive, send)
+
+    def _is_scrape(self, scope: Any) -> bool:
+        """Whether a request is for the page of metrics. The application refuses it without a restriction's header."""
+        if scope["path"] != METRICS_PAGE or scope["method"] not in ("GET", "HEAD"):
+            return False
+        restriction = self._options.restrictions.get(PATH_CATEGORY[METRICS_PAGE])
+        return restriction is None or restriction.granted(scope["headers"])
 
     def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
         """The one that a request asks for, if nobody wants more of it than its answer."""

@@ -4,13 +4,14 @@ from typing import Any, Final
 
 import orjson
 
+from modserve.access.calls import SLASH
 from modserve.core.requests import request_ids
 from modserve.frontends import audit as entries
 from modserve.frontends.access import GONE
 from modserve.frontends.audit import MOST_CHANGE, AuditEntry
 from modserve.observability.audit_log import AuditLog
 
-from .wire.asgi import IDENTITY, SLASH
+from .wire.asgi import IDENTITY
 from .wire.context import AsgiApp, Message
 
 _ID: Final = request_ids.HEADER.lower().encode()

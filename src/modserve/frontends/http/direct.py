@@ -21,11 +21,12 @@ EXTENSION: Final = "modserve.frontends.http.generate"
 
 _TEI: Final = ("/embed", "/rerank", "/predict", "/similarity", "/tokenize", "/decode")
 _PREFIXES: Final = ("/v1", "/openai/v1")
+_TEXT_CALLS: Final = ("embeddings", "rerank", "score")
 _GENERATION_CALLS: Final = ("chat/completions", "completions", "responses")
 _OF_MODEL: Final = b"/v2/models/{model}"
 MODULES: Final[Mapping[bytes, str]] = {
-    **{path.encode(): TEXT for path in (*_TEI, "/v2/rerank")},
-    **{f"{prefix}/{call}".encode(): TEXT for prefix in _PREFIXES for call in ("embeddings", "rerank")},
+    **{path.encode(): TEXT for path in ("/", *_TEI, "/v2/rerank", "/embeddings", "/score")},
+    **{f"{prefix}/{call}".encode(): TEXT for prefix in _PREFIXES for call in _TEXT_CALLS},
     **{f"{prefix}/{call}".encode(): GENERATION for prefix in _PREFIXES for call in _GENERATION_CALLS},
     **{_OF_MODEL + call: EXTENSION for call in (b"/generate", b"/generate_stream", b"/infer_stream")},
 }

@@ -1,32 +1,23 @@
 """An application behind the keys of its callers."""
 
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
-import orjson
-
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
-from modserve.access.calls import OPEN, CallNeed, need_of
+from modserve.access.calls import OPEN, SLASH, CallNeed, need_of
 from modserve.access.identity import Identity
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.protocol import failures
-from modserve.protocol.http import infer_response
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
-from modserve.text.openai_errors import error_body
 
-from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, SLASH
+from . import error_forms
+from .wire.asgi import CERTIFICATE, IDENTITY, NOTE
 from .wire.context import AsgiApp
 
-_OPENAI: Final = re.compile(
-    r"(/openai)?/v1/(embeddings|rerank|(chat/)?completions|responses)|/v2/rerank|/openai/v1/models(/[^/]+)?"
-)
-"""Paths whose clients read errors in OpenAI's form."""
 _ID: Final = request_ids.HEADER.encode()
-_TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|info)")
 
 
 class GuardedApp:
@@ -78,7 +69,7 @@ class GuardedApp:
     async def _refuse(self, scope: Any, send: Any, error: ModserveError) -> None:
         status, request_id = failures.spelling(error).http, _request_id(scope)
         self._server.failure_log.record("HTTP", "", None, "", status, error.message, request_id)
-        body = _body(scope["path"], error, status)
+        body = error_forms.encode(scope["path"], error, status)[1]
         headers = [(name.encode(), value.encode()) for name, value in failures.headers(error).items()]
         headers += [
             (b"content-length", b"%d" % len(body)),
@@ -98,14 +89,3 @@ def _request_id(scope: Any) -> str:
     return (
         request_ids.chosen(request_ids.received(values[-1].decode("latin-1").strip())) if values else request_ids.make()
     )
-
-
-def _body(path: str, error: ModserveError, status: int) -> bytes:
-    """The error as the clients of the path read it."""
-    if _OPENAI.fullmatch(path):
-        return orjson.dumps(error_body(error, status))
-    if _TEI.fullmatch(path):
-        from .text import tei
-
-        return orjson.dumps(tei.error_body(error, status)[1])
-    return infer_response.encode_error(error)

@@ -13,10 +13,10 @@ from fastapi import Response
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.protocol import failures
-from modserve.protocol.http.infer_response import encode_error, encode_message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
+from .error_forms import encode, encode_message
 from .wire.asgi import decoded_path
 from .wire.context import AsgiApp, Hold, Message
 from .wire.head import RefusedRequestError, check_path
@@ -43,9 +43,10 @@ class MountedApp:
             if body is not None:
                 await self._app(inner, _replay(body, receive), send)
         except RefusedRequestError as refused:
-            await Response(encode_message(refused.message), refused.status, media_type=MIME_JSON)(inner, receive, send)
+            body = encode_message(inner["path"], refused.message, refused.status)
+            await Response(body, refused.status, media_type=MIME_JSON)(inner, receive, send)
         except MemoryExhaustedError as error:
-            await refusal(error)(inner, receive, send)
+            await refusal(scope, error)(inner, receive, send)
         finally:
             held.resize(0)
 
@@ -92,9 +93,10 @@ def _raw_path(scope: Any) -> bytes:
     return quote(scope["path"], _SAFE, errors="replace").encode() if raw is None else bytes(raw).partition(b"?")[0]
 
 
-def refusal(error: ModserveError) -> Response:
-    """The response that reports `error`."""
-    return Response(encode_error(error), failures.spelling(error).http, dict(failures.headers(error)), MIME_JSON)
+def refusal(scope: Any, error: ModserveError) -> Response:
+    """The response that reports `error`, in the form of the path below the mount."""
+    status, body = encode(inner_path(scope), error, failures.spelling(error).http)
+    return Response(body, status, dict(failures.headers(error)), MIME_JSON)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

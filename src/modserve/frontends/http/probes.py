@@ -34,6 +34,12 @@ async def ready(server: Server) -> Report:
     return exiting(server) or (400, {"ready": False, "phase": server.phase.value, "reasons": reasons})
 
 
+async def health(server: Server) -> Report:
+    """For ``/health``, by which tools for vLLM, TEI and llama.cpp ask: as `ready`, but 503 while the server is not."""
+    status, content = await ready(server)
+    return (200 if status == 200 else 503), content
+
+
 _DRAIN: Final = {DrainPhase.NOTICE: "draining", DrainPhase.DRAINED: "drained"} | dict.fromkeys(
     (DrainPhase.SERVING, DrainPhase.CLOSING, DrainPhase.FINISHING), "stopping"
 )

@@ -137,6 +137,17 @@ def contract_of(config: ModelConfig) -> Contract | None:
     return Contract(config.name, prompt, output, specs, frozenset(outputs), batched, constants, default)
 
 
+def may_generate(config: ModelConfig, from_prompt: bool = False) -> bool:
+    """Whether the model generates text, or may: nobody knows the tensors of one that was never in memory.
+
+    `from_prompt`: not only from messages.
+    """
+    if not (config.inputs or config.outputs):
+        return True
+    contract = contract_of(config)
+    return contract is not None and not (from_prompt and contract.takes_messages)
+
+
 def piece_of(contract: Contract, response: InferenceResponse) -> Piece:
     """What a response says."""
     outputs = response.outputs

@@ -2,16 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from modserve.core.errors import Code, ModserveError
 
-from ..openai_errors import RequestFieldError, error_body
+from ..openai_errors import TOO_LONG, RequestFieldError, error_body
 
-CONTEXT_LENGTH: Final = "context_length_exceeded"
-"""OpenAI's error code for a prompt that exceeds the context."""
 _PARAMETER: Final = re.compile(r"(?:sampling parameter '(\w+)(?:\.\w+)*'|\b(text_input)(?= (?:has|is) ))")
 """An engine's name for what it refuses: a sampling parameter, a member of one, or the prompt."""
 _TOO_LONG: Final = re.compile(r"has \d+ tokens, but the model's context")
@@ -35,7 +33,7 @@ def of_engine(error: ModserveError, fields: Mapping[str, str]) -> ModserveError:
     name = match[1] or match[2]
     param = fields.get(name, name)
     message = f"{error.message[: match.start()]}'{param}'{error.message[match.end() :]}"
-    slug = CONTEXT_LENGTH if _TOO_LONG.search(message) else ""
+    slug = TOO_LONG if _TOO_LONG.search(message) else ""
     return RequestFieldError(message, param, slug, summary=message.partition(": ")[0])  # the rest may quote a schema
 
 
@@ -51,15 +49,6 @@ class TemplateError(ModserveError):
         return type(self), (self.code, self.summary, self.detail)
 
 
-def error_document(error: ModserveError, status: int, message: str) -> dict[str, Any]:
-    """The body of a failure with an HTTP status, and `message` as clients may see it."""
-    body = error_body(error, status)
-    body["error"]["message"] = message
-    if error.code is Code.NOT_FOUND:
-        body["error"] |= {"param": "model", "code": "model_not_found"}
-    return body
-
-
 def error_event(error: ModserveError, status: int, message: str) -> bytes:
     """A failure after the beginning of a stream, which ends with it."""
-    return b"data: " + orjson.dumps(error_document(error, status, message)) + b"\n\n"
+    return b"data: " + orjson.dumps(error_body(error, status, message)) + b"\n\n"

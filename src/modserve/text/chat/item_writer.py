@@ -14,8 +14,8 @@ import orjson
 
 from modserve.core.errors import ModserveError
 
+from ..openai_errors import error_body
 from .choice import Alternatives, Delta, TextChoice, Usage
-from .errors import error_document
 from .item_requests import ResponseRequest
 from .logprobs import chat_logprobs
 from .responses import Whole
@@ -66,7 +66,7 @@ class ItemWriter:
         return events + self._event(f"response.{status}", {"response": self._response(status, self._items, usage)})
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
-        said = error_document(error, status, message)["error"]
+        said = error_body(error, status, message)["error"]
         events = self._beginning()
         events += self._event("error", {"code": said["code"], "message": message, "param": said["param"]})
         failed = {"error": {"code": _CODES.get(status, "server_error"), "message": message}}

@@ -25,7 +25,8 @@ _COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "suffix"}
 
 @dataclass(init=False, slots=True)
 class TextRequest:
-    """What all calls have. There are `choices` for each prompt. Immutable.
+    """What all calls have. There are `choices` for each prompt. Immutable, but for an empty `model`, which stands for
+    the only one until that is known.
 
     `logprobs` counts the alternatives of each token; None: nothing is to be said of them.
     """
@@ -155,7 +156,7 @@ def text_request(
     stops = sampling.get("stop", ())
     assert isinstance(stops, list | tuple), "so `fields.sampling` has it: this is a bug"
     return TextRequest(
-        fields.text(document, "model"),
+        "" if document.get("model") is None else fields.text(document, "model"),
         stream,
         fields.stream_usage(document, stream),
         fields.whole_number(document, "n", 1, fields.MOST_CHOICES) or 1,

@@ -167,7 +167,6 @@ def test_prompts() -> None:
 
 
 WRONG_BOTH: list[tuple[dict[str, Any], str, str]] = [
-    ({"model": None}, "model", "'model' is missing"),
     ({"model": 5}, "model", "'model' must be a string, not the number 5"),
     ({"model": ""}, "model", "'model' is empty"),
     ({"stream": "yes"}, "stream", "'stream' must be a boolean, not a string"),

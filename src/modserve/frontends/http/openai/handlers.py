@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import orjson
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.version import without_owner
 from modserve.frontends import offload
 from modserve.frontends.http.exchange import CompleteRequest, Handler, ResponseStream, WholeResponse
 from modserve.frontends.http.infer import CallContext
-from modserve.frontends.http.streams import Streams
+from modserve.frontends.http.streams import HttpStream, Streams
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures, limits
 from modserve.protocol.control import control_body
@@ -20,12 +21,12 @@ from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
 from modserve.text.chat.contract import STRUCTURE, TEXT_INPUT
-from modserve.text.chat.errors import TemplateError, error_document, field_error, of_engine
+from modserve.text.chat.errors import TemplateError, field_error, of_engine
 from modserve.text.chat.item_requests import ResponseRequest, read_response_request
 from modserve.text.chat.item_writer import ItemWriter
-from modserve.text.chat.requests import ChatRequest, CompletionRequest
+from modserve.text.chat.requests import ChatRequest, CompletionRequest, TextRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import RequestFieldError, error_body
 
 from .generation import streamed_response, submit, whole_response
 from .text_models import TextModels
@@ -89,12 +90,18 @@ def _fields(usual: Mapping[str, str], chat: ChatRequest) -> Mapping[str, str]:
     return {**usual, STRUCTURE: "tools"} if chat.tools.required else usual
 
 
+def _begin(surface: _Surface, request: CompleteRequest, text: TextRequest, from_prompt: bool) -> HttpStream:
+    """The call for the model that the request names, or for the only one."""
+    text.model = text.model or surface.models.only(from_prompt)
+    return surface.streams.begin(request.note, request.head.trace_headers, without_owner(text.model), None)
+
+
 async def _converse(
     surface: _Surface, request: CompleteRequest, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
 ) -> WholeResponse | ResponseStream:
     """The response to a conversation of `size` bytes, by the writer for its id."""
     text = chat.text
-    call = surface.streams.begin(request.note, request.head.trace_headers, text.model, None)
+    call = _begin(surface, request, text, False)
     try:
         model = await surface.models.of(call.servable)
         model.check(text)
@@ -117,7 +124,7 @@ async def _complete(
     surface: _Surface, request: CompleteRequest, completion: CompletionRequest
 ) -> WholeResponse | ResponseStream:
     text, prompts = completion.text, completion.prompts
-    call = surface.streams.begin(request.note, request.head.trace_headers, text.model, None)
+    call = _begin(surface, request, text, True)
     try:
         model = await surface.models.of(call.servable)
         model.check(text)
@@ -165,5 +172,5 @@ def failure_response(context: CallContext, request: CompleteRequest, error: Mods
         # Nothing of the conversation, nor of its tools and formats.
         logged = error.summary if isinstance(error, TemplateError | RequestFieldError) else error.message
         context.server.failure_log.record("HTTP", model, None, "", status, logged, request.note.request_id)
-    document = error_document(error, status, message)
+    document = error_body(error, status, message)
     return WholeResponse(orjson.dumps(document), status, tuple(failures.headers(error).items()))

@@ -8,7 +8,7 @@ from modserve.core.errors import ModserveError
 from modserve.frontends import offload
 from modserve.protocol.json.json_text import JsonObject
 from modserve.server import Server
-from modserve.text.chat.contract import contract_of
+from modserve.text.chat.contract import contract_of, may_generate
 from modserve.text.chat.suggestions import suggested_sampling
 
 _TOKENIZER = "tokenizer.json"
@@ -39,7 +39,7 @@ async def list_json(server: Server) -> JsonObject:
     names, folders = set(), {}
     for servable in server.models():
         name, config = servable.id.name, servable.config
-        if not (config.inputs or config.outputs) or contract_of(config) is not None:
+        if may_generate(config):
             names.add(name)
         elif (folder := server.folder(servable.id)) is not None:
             folders[name] = folder

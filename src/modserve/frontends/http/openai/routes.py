@@ -66,5 +66,5 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
         router.add_api_route(path, endpoint(call, context.options), **options)
     router.add_api_route("/openai/v1/models", models, responses={200: response_of("OpenAIModels")})
     one = {200: response_of("OpenAIModel"), **errors_of(404, 503, body="OpenAIErrorAnswer")}
-    router.add_api_route("/openai/v1/models/{model}", model, responses=one)
+    router.add_api_route("/openai/v1/models/{model:owned}", model, responses=one)
     return router

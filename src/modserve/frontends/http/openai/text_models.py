@@ -5,16 +5,18 @@ import logging
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from modserve.core.errors import ModserveError
+from modserve.core.errors import Code, ModserveError
 from modserve.core.residency import describe
 from modserve.core.servable import Servable
 from modserve.core.tenants import Tenant
 from modserve.frontends import offload
 from modserve.server import Server
 from modserve.settings import LoopLimits
+from modserve.text.chat.contract import may_generate
 from modserve.text.chat.counting import read_tokenizer
 from modserve.text.chat.prompts import TextModel, variables_of
 from modserve.text.chat.requests import ChatRequest, TextRequest
+from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, shown_names
 from modserve.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,18 @@ class TextModels:
         self._limits = limits
         self._models: WeakKeyDictionary[Servable, TextModel] = WeakKeyDictionary()
         self._tokenizers: WeakKeyDictionary[TextModel, asyncio.Future[Tokenizer | None]] = WeakKeyDictionary()
+
+    def only(self, from_prompt: bool) -> str:
+        """The only model that generates text, for a request that names none; `from_prompt`, not only from messages.
+
+        Raises INVALID_ARG or NOT_FOUND.
+        """
+        names = sorted({each.id.name for each in self._server.models() if may_generate(each.config, from_prompt)})
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise RequestFieldError("there is no model that generates text", "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
+        raise RequestFieldError(f"'model' is missing; models that generate text are: {shown_names(names)}", "model")
 
     async def of(self, servable: Servable) -> TextModel:
         """Raises INVALID_ARG for a model that does not generate text, and why it cannot be loaded."""

@@ -20,32 +20,34 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import Code, ModserveError
 from modserve.core.residency import describe
 from modserve.core.version import parse_requested
-from modserve.frontends.http import probes
+from modserve.frontends.http import error_forms, probes
 from modserve.frontends.http.direct import EXTENSION, GENERATION, TEXT, DirectCalls
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.protocol import failures
 from modserve.protocol.control import memory, metadata, statistics
-from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.protocol.restricted import ADMIN_PATHS
-from modserve.server import Phase, Server
+from modserve.protocol.restricted import ADMIN_PATHS, METRICS_PAGE
+from modserve.server import Server
 from modserve.settings import HttpSettings
 
-from . import control, deferred, generate, middleware, sagemaker
+from . import control, deferred, generate, health, middleware, sagemaker
 from .adapter import complete_request
 from .deferred import DeferredRoutes
 from .disconnect import unless_disconnected
 from .identified import Identified, note_of
 from .messages import QUERY, add_model_route, json_response, new_router
 from .process import process_router
-from .schemas import FAILURES, INFER_BODY, response_of, responses_of
-from .tags import HEALTH, INFERENCE, METADATA, STATISTICS, V1
+from .schemas import FAILURES, INFER_BODY, PLAIN_TEXT, errors_of, responses_of
+from .tags import HEALTH, INFERENCE, METADATA, STATISTICS
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
 
-_TEXTS = r"(/openai)?/v1/(embeddings|rerank)$|/v2/rerank$|/(embed|rerank|predict|similarity|tokenize|decode|info)$"
+_TEXTS = (
+    r"(/openai)?/v1/(embeddings|rerank|score)$|/v2/rerank$"
+    r"|/(embed|embeddings|rerank|score|predict|similarity|tokenize|decode|info)$"
+)
 """Paths of the calls of texts."""
 _GENERATION = r"(/openai)?/v1/((chat/)?completions|responses)$|/openai/v1/models(/|$)"
 """Paths of the calls that generate text, and of OpenAI's list of models."""
@@ -133,7 +135,7 @@ def create_app(
     app.add_middleware(Identified)
     app.state.streams = direct.streams
     routers = [
-        _health(server),
+        health.router(server),
         process_router(server, options, authority),
         _metadata(server),
         _models(server, authority),
@@ -145,7 +147,7 @@ def create_app(
         control.trace_router(server, max_json),
         control.routing_router(server, max_json),
         *sagemaker.routers(server, options),
-        _root(server, options),
+        health.root_router(server, options, direct),
     ]
     # Few, and each for its paths alone: others pass them quickly.
     app.router.routes.extend(_later_routes(app, direct, without_admin))
@@ -192,39 +194,6 @@ def _later_routes(app: FastAPI, direct: DirectCalls, without_admin: bool) -> lis
     return [DeferredRoutes(re.compile(paths), make) for paths, make in makers.items()]
 
 
-def _root(server: Server, options: HttpSettings) -> APIRouter:
-    router = new_router(V1)
-
-    @router.get("/", responses=responses_of("Alive", 503))
-    async def alive(request: Request) -> Response:
-        """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
-        if server.phase is Phase.STOPPING:
-            return json_response({"error": "Server exiting"}, 503)
-        if options.console and "text/html" in request.headers.get("accept", ""):
-            from modserve.frontends.http.console import page
-
-            return page.response()
-        return json_response({"status": "alive"})
-
-    return router
-
-
-def _health(server: Server) -> APIRouter:
-    router = new_router(HEALTH)
-
-    @router.get("/v2/health/live", responses=responses_of("Live", 503))
-    async def live() -> Response:
-        """Is the process up and responding? True from the moment the ports open."""
-        return _reported(await probes.live(server))
-
-    @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
-    async def ready() -> Response:
-        """May inference be sent? When not, `reasons` tells which models are in the way and why."""
-        return _reported(await probes.ready(server))
-
-    return router
-
-
 def _metadata(server: Server) -> APIRouter:
     router = new_router()
 
@@ -232,6 +201,11 @@ def _metadata(server: Server) -> APIRouter:
     async def server_metadata() -> Response:
         """The server's name, version and protocol extensions."""
         return json_response(metadata.server_json(server.name, server.version, server.extensions))
+
+    @router.get("/version", tags=[METADATA], responses=responses_of("ServerVersion"))
+    async def server_version() -> Response:
+        """The server's version, as vLLM tells its own."""
+        return json_response({"version": server.version})
 
     @router.get("/v2/models", tags=[METADATA], responses=responses_of("ModelList"))
     async def models() -> Response:
@@ -248,12 +222,11 @@ def _metadata(server: Server) -> APIRouter:
         """Which models are in memory, how large each is, and what they may hold together."""
         return json_response(memory.json(server.model_memory(), server.models()))
 
-    @router.get("/metrics", include_in_schema=False)
+    @router.get(METRICS_PAGE, tags=[STATISTICS], responses={200: PLAIN_TEXT, **errors_of(404)})
     async def metrics() -> Response:
-        """Where the metrics are, for those who look for them at this port."""
-        place = server.metrics_place
-        where = f"at {place}" if place else "nowhere, since they are switched off (--allow-metrics)"
-        return json_response({"error": f"Not Found: the metrics of this server are {where}"}, 404)
+        """The metrics of the server and its models, for Prometheus."""
+        # The port responds by itself where it has the page.
+        raise HTTPException(404, "Not Found: this server has no metrics here (--allow-metrics)")
 
     return router
 
@@ -331,7 +304,7 @@ def _inference(context: CallContext) -> APIRouter:
             call.cancel()
             raise
         if isinstance(body, ModserveError):
-            return _error_response(body)
+            return _error_response(request, body)
         content = b"".join(body.parts)
         headers = {} if body.encoding is None else {"Content-Encoding": body.encoding}
         if body.server_timing:
@@ -354,12 +327,7 @@ async def _settled(outcome: "asyncio.Future[Body | ModserveError]") -> Body | Mo
 
 def _exiting(server: Server) -> Response | None:
     report = probes.exiting(server)
-    return report and _reported(report)
-
-
-def _reported(report: probes.Report) -> Response:
-    status, content = report
-    return json_response(content, status)
+    return report and health.reported(report)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -373,7 +341,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
         meant = near_path(request.scope["path"], request.app.router.routes)
         text += f"; did you mean '{meant}'?" if meant else ""
-    return Response(infer_response.encode_message(text), error.status_code, headers, MIME_JSON)
+    status = error.status_code
+    return Response(error_forms.encode_message(request.scope["path"], text, status), status, headers, MIME_JSON)
 
 
 def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -384,16 +353,17 @@ def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[
             status = failures.spelling(error).http
             values = path.get("model", ""), path.get("version"), "", status, error.message
             server.failure_log.record("HTTP", *values, note_of(request).request_id)
-        return _error_response(error)
+        return _error_response(request, error)
 
     return handle
 
 
-def _error_response(error: ModserveError) -> Response:
-    status, headers = failures.spelling(error).http, failures.headers(error)
-    return Response(infer_response.encode_error(error), status, dict(headers), MIME_JSON)
+def _error_response(request: Request, error: ModserveError) -> Response:
+    status, body = error_forms.encode(request.scope["path"], error, failures.spelling(error).http)
+    return Response(body, status, dict(failures.headers(error)), MIME_JSON)
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
     """The error goes on from here, and who runs the application logs it."""
-    return Response(infer_response.encode_message("Internal Server Error"), 500, media_type=MIME_JSON)
+    body = error_forms.encode_message(request.scope["path"], "Internal Server Error", 500)
+    return Response(body, 500, media_type=MIME_JSON)

@@ -62,8 +62,12 @@ def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _name(method: str, path: str, methods: Mapping[str, object]) -> str:
     """The words of the path: ``/v2/models/{model}/versions/{version}/infer`` is ``model_version_infer``."""
+    if path in _NAMES:
+        return _NAMES[path][method]
     words = path.removeprefix("/v2").replace("repository/{repository}", "any_repository")
     words = re.sub(r"(\w+?)s?/\{\1\}", r"\1", words)
     verb = {"post": "set", "delete": "delete"}.get(method, "") if len(methods) > 1 else ""
-    name = "_".join(re.findall(r"[A-Za-z0-9]+", f"{verb} {words}"))
-    return name or {"/": "alive", "/v2": "server"}[path]
+    return "_".join(re.findall(r"[A-Za-z0-9]+", f"{verb} {words}"))
+
+
+_NAMES: Mapping[str, Mapping[str, str]] = {"/": {"get": "alive", "post": "texts"}, "/v2": {"get": "server"}}

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import Request
 from starlette.types import Receive, Send
 
+from modserve.access.calls import SLASH
 from modserve.core.requests import request_ids, trace_context
 from modserve.frontends import access as entries
 from modserve.frontends.http import exchange
 from modserve.frontends.http.exchange import Note
-from modserve.frontends.http.wire.asgi import IDENTITY, NOTE, SLASH
+from modserve.frontends.http.wire.asgi import IDENTITY, NOTE
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
 

@@ -10,9 +10,11 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
+from modserve.access.calls import OWNED, SLASH
 from modserve.core.errors import not_found
 from modserve.core.requests import trace_context
-from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT, SLASH
+from modserve.core.version import without_owner
+from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http import deadlines, infer_request
@@ -38,7 +40,20 @@ class _LabelConvertor(Convertor[str]):
         return value
 
 
+class _OwnedConvertor(Convertor[str]):
+    """The name of a model that may have its owner before it, as one of the hub has. The value is the name alone."""
+
+    regex = f"{OWNED}[^/{SLASH}]+"
+
+    def convert(self, value: str) -> str:
+        return without_owner(value.replace(SLASH, "/"))
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
 register_url_convertor("label", _LabelConvertor())
+register_url_convertor("owned", _OwnedConvertor())
 
 
 def new_router(*tags: str, **options: Any) -> APIRouter:

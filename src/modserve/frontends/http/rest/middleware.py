@@ -7,13 +7,12 @@ from fastapi import Request, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
 
-from modserve.access.calls import template_of
+from modserve.access.calls import SLASH, template_of
 from modserve.core.errors import ModserveError
-from modserve.frontends.http.wire.asgi import SLASH
+from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.wire.context import AsgiApp, Message
-from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.json.json_text import MIME_JSON
-from modserve.protocol.restricted import PATH_CATEGORY, Restriction
+from modserve.protocol.restricted import METHOD_CATEGORY, PATH_CATEGORY, Restriction
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST", "DELETE")
@@ -76,7 +75,7 @@ def _without_body(send: Send) -> Send:
 def path_category(method: str, path: str, hidden: Collection[str] = ()) -> str | None:
     """The category of a call to a decoded path; None for one that belongs to no call, or a `hidden` template."""
     template, _ = template_of(method, path)
-    return None if template in hidden else PATH_CATEGORY.get(template)
+    return None if template in hidden else METHOD_CATEGORY.get((method, template)) or PATH_CATEGORY.get(template)
 
 
 class RestrictedApp:
@@ -95,7 +94,7 @@ class RestrictedApp:
             category = path_category(scope["method"], scope["path"], self._hidden)
             restriction = self._restrictions.get(category or "")
             if restriction is not None and not restriction.granted(scope["headers"]):
-                refusal = Response(encode_message(restriction.refusal), 403, media_type=MIME_JSON)
-                await refusal(scope, receive, send)
+                body = encode_message(scope["path"], restriction.refusal, 403)
+                await Response(body, 403, media_type=MIME_JSON)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

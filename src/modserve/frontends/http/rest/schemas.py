@@ -7,7 +7,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 _BODIES: dict[str, tuple[str, str]] = {
     "Alive": ("status: string", ""),
     "ChatRequestBody": (
-        "model: string, messages: [object], stream?: boolean, stream_options?: object, "
+        "model?: string, messages: [object], stream?: boolean, stream_options?: object, "
         "max_completion_tokens?: integer, temperature?: number, top_p?: number, seed?: integer, n?: integer, "
         "stop?: any, logprobs?: boolean, top_logprobs?: integer, response_format?: object, tools?: [object], "
         "tool_choice?: any",
@@ -18,7 +18,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "With `stream`, server-sent events follow instead, each with a chunk.",
     ),
     "CompletionRequestBody": (
-        "model: string, prompt: any, stream?: boolean, stream_options?: object, max_tokens?: integer, "
+        "model?: string, prompt: any, stream?: boolean, stream_options?: object, max_tokens?: integer, "
         "temperature?: number, top_p?: number, seed?: integer, n?: integer, stop?: any, logprobs?: integer, "
         "echo?: boolean",
         "`prompt` is a string, or a list of strings.",
@@ -60,7 +60,7 @@ _BODIES: dict[str, tuple[str, str]] = {
         "",
     ),
     "ItemsRequestBody": (
-        "model: string, input: any, instructions?: string, stream?: boolean, max_output_tokens?: integer, "
+        "model?: string, input: any, instructions?: string, stream?: boolean, max_output_tokens?: integer, "
         "temperature?: number, top_p?: number, text?: object, tools?: [object], tool_choice?: any",
         "`input` is a string, or a list of items: messages, calls of functions, and their outputs.",
     ),
@@ -130,9 +130,9 @@ _BODIES: dict[str, tuple[str, str]] = {
     "OpenAIModels": ("object: string, data: [OpenAIModel]", "The READY models that take text."),
     "OpenAIErrorAnswer": ("error: object", "The error has `message`, `type`, `param` and `code`."),
     "RankingRequestBody": (
-        "model?: string, query: string, texts: [string], raw_scores?: boolean, return_text?: boolean, "
-        "truncate?: boolean, truncation_direction?: string",
-        "",
+        "model?: string, query: string, texts?: [string], raw_scores?: boolean, return_text?: boolean, "
+        "truncate?: boolean, truncation_direction?: string, documents?: [any]",
+        "With `documents` in place of `texts`, as for `/v1/rerank`.",
     ),
     "ReadinessReason": (
         "name: string, version: string, state: string, reason: string",
@@ -143,7 +143,12 @@ _BODIES: dict[str, tuple[str, str]] = {
         "`reasons` lists what is in the way when `ready` is false.",
     ),
     "RequestedOutput": ("name: string, parameters?: object", ""),
+    "ScoreRequestBody": (
+        "model?: string, text_1: any, text_2: any",
+        "Strings, or lists of them: one with each of the others, or as many of both, which are pairs.",
+    ),
     "ServerMetadata": ("name: string, version: string, extensions: [string]", ""),
+    "ServerVersion": ("version: string", ""),
     "SignatureMetadata": ("model_spec: object, metadata: object", ""),
     "SystemRegion": ("key: string, offset?: integer, byte_size: integer", ""),
     "SystemRegionStatus": ("name: string, key: string, offset: integer, byte_size: integer", ""),
@@ -248,6 +253,7 @@ def empty_of(*errors: int) -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "Successful Response"}, **errors_of(*errors)}
 
 
+PLAIN_TEXT = {"description": "Successful Response", "content": {"text/plain": {"schema": {"type": "string"}}}}
 INFER_BODY = body_of("InferenceRequestBody")
 INFER_BODY["requestBody"]["description"] = (
     "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -22,7 +23,7 @@ from .adapter import complete_request, response_to
 from .disconnect import unless_disconnected
 from .messages import json_response, new_router
 from .predict import respond
-from .schemas import FAILURES, body_of, response_of, responses_of
+from .schemas import FAILURES, body_of, errors_of, response_of, responses_of
 from .tags import V1
 
 
@@ -130,15 +131,21 @@ def _add_models(router: APIRouter, server: Server) -> None:
         await describe(servable)
         return json_response(v1_models.metadata_json(servable))
 
-    unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}
+    unready = {
+        200: response_of("ModelStatus"),
+        **errors_of(404, body="OpenAIErrorAnswer"),
+        503: response_of("ModelStatus", "Not ready"),
+    }
     router.add_api_route("/v1/models", models, responses=responses_of("ModelLists"))
-    router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
     router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 400, 404))
     router.add_api_route(_LABEL, label_status, responses=responses_of("VersionStatuses", 404))
     for path in (_MODEL, _VERSION, _LABEL):
         router.add_api_route(
             f"{path}/metadata", model_metadata, responses=responses_of("SignatureMetadata", 400, 404, 503)
         )
+    # Last, since what looks like an owner may be a model.
+    options: dict[str, Any] = {"responses": unready, "route_class_override": _route_of_models(server)}
+    router.add_api_route("/v1/models/{model:owned}", model_status, **options)
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:

@@ -22,17 +22,13 @@ from modserve.protocol import limits
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.text import tokenizer
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import EMPTY, TOO_LONG, TOO_MANY, RequestFieldError
 from modserve.text.pooling import Vectors
 from modserve.text.tokenizer import Text, Tokens
 
 from .models import TextHandle, TextVersions
 
 Result = TypeVar("Result")
-
-TOO_LONG: Final = "context_length_exceeded"
-TOO_MANY: Final = "too_many_inputs"
-EMPTY: Final = "empty_input"
 
 _INLINE_CHARACTERS: Final = 2048
 """Of texts that are tokenized on the event loop: half a millisecond, as `LoopLimits` has it for other work."""

@@ -1,38 +1,31 @@
 """The calls of texts by their paths, and the two ways in which their failures are written."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import orjson
+from typing import Final, NamedTuple, TypeAlias
 
 from modserve.core.errors import Code, ModserveError
+from modserve.frontends.http import error_forms
 from modserve.frontends.http.exchange import CompleteRequest, Handler, WholeResponse
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol import failures
-from modserve.text import openai_errors, unknown_fields
+from modserve.text import unknown_fields
 
 from . import calls, openai, rerank, tei
 from .calls import TextCall
 from .models import TextVersions
 
 Work: TypeAlias = Callable[[TextCall], Awaitable[bytes]]
-ErrorForm: TypeAlias = Callable[[ModserveError, int], tuple[int, dict[str, Any]]]
-
-
-def _openai_error(error: ModserveError, status: int) -> tuple[int, dict[str, Any]]:
-    return status, openai_errors.error_body(error, status)
 
 
 class _Dialect(NamedTuple):
-    """How failures are written: the body by the failure and its usual status, and what documents it."""
+    """How failures are documented: the name of their body, and their statuses."""
 
-    form: ErrorForm
     body: str
     statuses: tuple[int, ...]
 
 
-_OPENAI = _Dialect(_openai_error, "OpenAIErrorAnswer", (400, 404, 500, 501, 503))
-_TEI = _Dialect(tei.error_body, "TextErrorAnswer", (400, 404, 413, 422, 500, 501, 503))
+_OPENAI = _Dialect("OpenAIErrorAnswer", (400, 404, 500, 501, 503))
+_TEI = _Dialect("TextErrorAnswer", (400, 404, 413, 422, 500, 501, 503))
 
 
 class TextRoute(NamedTuple):
@@ -45,10 +38,17 @@ class TextRoute(NamedTuple):
 
 
 ROUTES: Final = (
-    TextRoute(("/v1/embeddings", "/openai/v1/embeddings"), openai.embeddings, "EmbeddingsRequestBody", dialect=_OPENAI),
+    TextRoute(
+        ("/v1/embeddings", "/openai/v1/embeddings", "/embeddings"),
+        openai.embeddings,
+        "EmbeddingsRequestBody",
+        dialect=_OPENAI,
+    ),
     TextRoute(
         ("/v1/rerank", "/openai/v1/rerank", "/v2/rerank"), rerank.rerank, "DocumentsRequestBody", dialect=_OPENAI
     ),
+    TextRoute(("/v1/score", "/openai/v1/score", "/score"), rerank.score, "ScoreRequestBody", dialect=_OPENAI),
+    TextRoute(("/",), tei.run, "object", "[any]"),
     TextRoute(("/embed",), tei.embed, "TextsRequestBody", "[any]"),
     TextRoute(("/rerank",), tei.rank, "RankingRequestBody", "[any]"),
     TextRoute(("/predict",), tei.predict, "TextsRequestBody", "[any]"),
@@ -66,7 +66,7 @@ def handlers(context: CallContext) -> Mapping[str, Handler]:
 
 
 def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Handler:
-    work, form, name = route.work, route.dialect.form, route.paths[0]
+    work, name = route.work, route.paths[0]
     known = unknown_fields.TEXT_CALLS[name]
 
     async def handle(request: CompleteRequest) -> WholeResponse:
@@ -79,15 +79,15 @@ def _handler(context: CallContext, models: TextVersions, route: TextRoute) -> Ha
             finally:
                 call.close()
         except ModserveError as error:
-            return _failure(context, request, error, form)
+            return _failure(context, request, error, name)
 
     return handle
 
 
-def _failure(context: CallContext, request: CompleteRequest, error: ModserveError, form: ErrorForm) -> WholeResponse:
+def _failure(context: CallContext, request: CompleteRequest, error: ModserveError, path: str) -> WholeResponse:
     spelling, note = failures.spelling(error), request.note
-    status, body = form(error, spelling.http)
+    status, body = error_forms.encode(path, error, spelling.http)
     if error.code is not Code.CANCELLED:  # nobody waits for the response
         model = "" if note.call is None else note.call.model
         context.server.failure_log.record("HTTP", model, None, "", status, error.message, note.request_id)
-    return WholeResponse(orjson.dumps(body), status, tuple(failures.headers(error).items()))
+    return WholeResponse(body, status, tuple(failures.headers(error).items()))

@@ -10,19 +10,16 @@ from modserve.core.configuration.text_settings import TextSettings, TextTask
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.residency import describe
 from modserve.core.servable import Handle, Servable
-from modserve.core.version import ModelId
+from modserve.core.version import ModelId, without_owner
 from modserve.frontends import offload
 from modserve.server import Server
 from modserve.text import description, tokenizer
 from modserve.text.description import TextDescription, no_text_model
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, shown_names
 from modserve.text.outputs import TensorPlan
 from modserve.text.tokenizer import Tokenizer
 
 Value = TypeVar("Value")
-
-_LISTED = 20
-"""Names in a message."""
 
 
 class TextHandle:
@@ -84,7 +81,8 @@ class TextVersions:
         self._listening.__enter__()  # as long as the application, which goes with the server
 
     async def borrow(self, name: str | None, tasks: Collection[TextTask]) -> TextHandle:
-        """The model `name`, or for None the only one with one of the `tasks`; none: any task.
+        """The model `name`, which may have its owner before it, or for None the only one with one of the `tasks`; none:
+        any task.
 
         Raises NOT_FOUND, UNAVAILABLE, INVALID_ARG for a model that is not of these tasks or takes no texts, INTERNAL
         for files that cannot be used, and UNSUPPORTED without the library.
@@ -92,7 +90,7 @@ class TextVersions:
         if name is None:
             name = await self._only(tasks)
         try:
-            handle = self._server.borrow(name)
+            handle = self._server.borrow(without_owner(name))
         except ModserveError as error:
             if error.code is not Code.NOT_FOUND:
                 raise
@@ -100,7 +98,7 @@ class TextVersions:
             raise RequestFieldError(
                 f"there is no model '{name[:100]}'; {_listed(others, tasks)}",
                 "model",
-                "model_not_found",
+                MODEL_NOT_FOUND,
                 Code.NOT_FOUND,
             ) from None
         try:
@@ -123,7 +121,7 @@ class TextVersions:
             tokens = _value(entry.tokenizer.result())
             if not entry.is_planned:
                 await describe(entry.servable)
-            return TextHandle(name, handle, text, tokens, entry.plan(text))
+            return TextHandle(handle.servable.id.name, handle, text, tokens, entry.plan(text))
         except BaseException:
             handle.release()
             raise
@@ -155,7 +153,7 @@ class TextVersions:
         if len(names) == 1:
             return names[0]
         why = "the request names no model, and " if names else ""
-        raise RequestFieldError(why + _listed(names, tasks), "model", "model_not_found", Code.NOT_FOUND)
+        raise RequestFieldError(why + _listed(names, tasks), "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
 
     async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
         """The READY models with one of the tasks; those whose files cannot be used are left out."""
@@ -202,6 +200,5 @@ def _words(tasks: Collection[TextTask]) -> str:
 
 
 def _listed(names: Sequence[str], tasks: Collection[TextTask]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:_LISTED])
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"models for {_words(tasks)} are: {shown}{more}" if names else f"there is no model for {_words(tasks)}"
+    words = _words(tasks)
+    return f"models for {words} are: {shown_names(names)}" if names else f"there is no model for {words}"

@@ -7,12 +7,12 @@ from typing import Any, Final
 from modserve.core.configuration.text_settings import TextTask
 from modserve.core.errors import ModserveError
 from modserve.frontends import offload
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import EMPTY, RequestFieldError
 from modserve.text.pooling import Vectors
 from modserve.text.tokenizer import Tokens
 
 from . import fields
-from .calls import EMPTY, TextCall, TextOptions, check_count, check_length, usage, write
+from .calls import TextCall, TextOptions, check_count, check_length, usage, write
 from .models import TextHandle
 
 _FORMATS: Final = ("float", "base64")

@@ -1,15 +1,17 @@
-"""``POST /v1/rerank`` as Cohere and Jina have it, and Cohere's ``POST /v2/rerank``, which is the same."""
+"""``POST /v1/rerank`` as Cohere and Jina have it, Cohere's ``POST /v2/rerank``, which is the same, and vLLM's
+``POST /v1/score``."""
 
+import time
 import uuid
 from typing import Any
 
 from modserve.core.configuration.text_settings import TextTask
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import EMPTY, RequestFieldError
 from modserve.text.outputs import scores
-from modserve.text.tokenizer import Tokens
+from modserve.text.tokenizer import Text, Tokens
 
 from . import fields
-from .calls import EMPTY, TextCall, TextOptions, usage
+from .calls import TextCall, TextOptions, usage
 from .models import TextHandle
 
 
@@ -35,6 +37,29 @@ async def rerank(call: TextCall) -> bytes:
     return await call.written(content, len(results))
 
 
+async def score(call: TextCall) -> bytes:
+    """How relevant the texts of ``text_2`` are to those of ``text_1``, pair by pair."""
+    body = call.body
+    firsts, seconds = fields.one_or_more(body, "text_1")[0], fields.one_or_more(body, "text_2")[0]
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        message = f"'text_1' has {len(firsts)} texts and 'text_2' {len(seconds)}: one for all, or as many"
+        raise RequestFieldError(message, "text_1")
+    model = await call.model([TextTask.RERANK])
+    pairs: list[Text] = list(zip(firsts, seconds, strict=True))
+    values, tokens = await _scored(call, model, pairs, fields.options(body), "text_2")
+    content = {
+        "id": f"score-{uuid.uuid4()}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": body.get("model") or model.name,
+        "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)],
+        "usage": usage(tokens),
+    }
+    return await call.written(content, len(values))
+
+
 async def ranked(
     call: TextCall,
     model: TextHandle,
@@ -47,10 +72,24 @@ async def ranked(
     """The place of each document with its score, the best first, and the tokens. `member` is that of the documents."""
     if not query:
         raise RequestFieldError("'query' is an empty string", "query", EMPTY)
-    tokens = await call.tokens(model, [(query, document) for document in documents], options, member)
+    pairs: list[Text] = [(query, document) for document in documents]
+    values, tokens = await _scored(call, model, pairs, options, member, activation)
+    return sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0])), tokens
+
+
+async def _scored(
+    call: TextCall,
+    model: TextHandle,
+    pairs: list[Text],
+    options: TextOptions,
+    member: str,
+    activation: str | None = None,
+) -> tuple[list[float], list[Tokens]]:
+    """The score of each pair, and the tokens."""
+    tokens = await call.tokens(model, pairs, options, member)
     plan, how = model.plan, model.text.activation if activation is None else activation
     values = await call.run(model, tokens, lambda output, _: float(scores(plan.result(output), how).reshape(-1)[0]))
-    return sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0])), tokens
+    return values, tokens
 
 
 def _documents(body: dict[str, Any]) -> list[str]:

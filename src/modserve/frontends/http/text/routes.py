@@ -17,8 +17,9 @@ from .handlers import ROUTES
 _DESCRIPTIONS: Mapping[str, str] = {
     "/v1/embeddings": "The embeddings of the texts in ``input``, in their order.",
     "/v1/rerank": "The documents in the order of their relevance to the query, the most relevant first.",
+    "/v1/score": "How relevant the texts of ``text_2`` are to those of ``text_1``, pair by pair.",
     "/embed": "The embedding of each text in ``inputs``.",
-    "/rerank": "The texts by their relevance to the query, the most relevant first.",
+    "/rerank": "The ``texts`` by their relevance to the query; or ``documents``, as ``/v1/rerank`` ranks them.",
     "/predict": "The labels of each text with their scores, the likeliest first; or those of its tokens.",
     "/similarity": "The cosine of the angle between the embedding of a text and that of each of the others.",
     "/tokenize": "The tokens of each text, with their places in it.",
@@ -32,6 +33,8 @@ def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:
     """The routes of all calls of texts."""
     router = new_router(TEXT)
     for route in ROUTES:
+        if route.paths == ("/",):
+            continue  # which `rest.app` serves, or each look at the server's health would come here
         errors = errors_of(*route.dialect.statuses, body=route.dialect.body)
         documented: dict[str, Any] = {
             "description": _DESCRIPTIONS[route.paths[0]],

@@ -1,36 +1,22 @@
 """The calls of Hugging Face's text-embeddings-inference: ``/embed``, ``/rerank``, ``/predict``, ``/similarity``,
-``/tokenize``, ``/decode`` and ``/info``."""
+``/tokenize``, ``/decode`` and ``/info``, and ``/``, which is the one of the first three that the model is for."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from modserve.core.configuration.text_settings import TextTask
-from modserve.core.errors import ModserveError
 from modserve.frontends import offload
-from modserve.text.openai_errors import RequestFieldError
+from modserve.text.openai_errors import EMPTY, RequestFieldError
 from modserve.text.outputs import label_of, labelled, scores
 from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
-from .calls import EMPTY, PLACED_TOKEN_BYTES, TOO_LONG, TOO_MANY, TextCall, check_count, origins, prepared, span
-from .rerank import ranked
+from .calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepared, span
+from .rerank import ranked, rerank
 
 _CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
 _OUTSIDE: Final = "O"
 """The label of tokens that are part of nothing."""
-
-_KINDS: Final = {TOO_LONG: (413, "Validation"), TOO_MANY: (413, "Validation"), EMPTY: (400, "Empty")}
-"""Code of a mistake → TEI's status and type."""
-_TYPES: Final = {429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
-
-
-def error_body(error: ModserveError, status: int) -> tuple[int, dict[str, Any]]:
-    """A failure as TEI writes it, and its status. A body of the wrong form is 422."""
-    if isinstance(error, RequestFieldError) and status == 400:
-        status, kind = _KINDS.get(error.slug, (422, "Validation"))
-    else:
-        kind = _TYPES.get(status, "Validation")
-    return status, {"error": error.message, "error_type": kind}
 
 
 async def embed(call: TextCall) -> bytes:
@@ -45,8 +31,13 @@ async def embed(call: TextCall) -> bytes:
 
 
 async def rank(call: TextCall) -> bytes:
-    """The texts by their relevance to the query, the most relevant first."""
+    """The texts by their relevance to the query, the most relevant first.
+
+    With ``documents`` in their place, as other servers have this path, it is the call of `rerank`.
+    """
     body = call.body
+    if body.get("documents") is not None and body.get("texts") is None:
+        return await rerank(call)
     query, texts = fields.required_text(body, "query"), fields.texts(body, "texts")
     raw, with_text = fields.flag(body, "raw_scores", False), fields.flag(body, "return_text", False)
     model = await call.model([TextTask.RERANK])
@@ -92,6 +83,20 @@ async def similarity(call: TextCall) -> bytes:
     tokens = await call.tokens(model, texts, options, "sentences")
     *vectors, own = await call.vectors(model, tokens, options, True, None)
     return await call.written([float(vector @ own) for vector in vectors], len(vectors))
+
+
+async def run(call: TextCall) -> bytes:
+    """What the model is for: the embeddings of ``embed``, the labels of ``predict``, or the ranks of ``rerank``."""
+    model = await call.model(())
+    return await _WORK[model.text.task](call)
+
+
+_WORK: Final[Mapping[TextTask, Callable[[TextCall], Awaitable[bytes]]]] = {
+    TextTask.EMBEDDING: embed,
+    TextTask.RERANK: rank,
+    TextTask.CLASSIFICATION: predict,
+    TextTask.TOKEN_CLASSIFICATION: predict,
+}
 
 
 async def tokenize(call: TextCall) -> bytes:

@@ -62,8 +62,9 @@ class ConnectionLog:
             entry = "HTTP", self._client, what, "", -1, *counts, 1, "", note.request_id
             self._access.record(*entry, self._began_ns, 0, None, self._traceparent, tenant)
 
-    def refuse(self, status: int, message: str) -> None:
-        now_ns, size = time.monotonic_ns(), len(infer_response.encode_message(message))
+    def refuse(self, status: int, size: int) -> None:
+        """What has come is not served; the response has a body of `size` bytes."""
+        now_ns = time.monotonic_ns()
         self._access.record("HTTP", self._client, "-", "", -1, status, 0, size, 1, "", "", now_ns, 0, None)
 
     def _add(self, call: InferCall, status: int, sent: int) -> None:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import unquote_to_bytes
 
-from modserve.access.calls import template_of
+from modserve.access.calls import SLASH, template_of
 from modserve.access.credentials import Credentials
 from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer
+from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.listening import peer_of
-from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.restricted import PATH_CATEGORY
 
@@ -21,11 +21,6 @@ from .send_buffer import keep_little
 
 _log = logging.getLogger(__name__)
 
-SLASH = "\udc2f"
-"""Stands in a scope's path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
-
-No text of a client holds it, since it is no character.
-"""
 HEADERS_AS_SENT = "modserve.headers_as_sent"
 """A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
 CERTIFICATE = "modserve.certificate"
@@ -111,7 +106,8 @@ class AsgiCall:
         if not self._started:
             lines = self._context.date + self._lines + self._persistence()
             self._count(500)
-            self._transport.write(json_response(500, encode_message("Internal Server Error"), lines))
+            body = encode_message(self._scope["path"], "Internal Server Error", 500)
+            self._transport.write(json_response(500, body, lines))
             self._complete = True
         self._done(self._complete and not self._closing)
 

@@ -32,13 +32,13 @@ from modserve.core.runtime.turn import BURST
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.certificates import shown_by
+from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.infer import InferCall
-from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
-from .asgi import AsgiCall
+from .asgi import AsgiCall, decoded_path
 from .context import AHEAD, SMALL_BODY, Hold, HttpContext
 from .direct_call import DirectCall
 from .half_closed import close_later, has_unread, look_after
@@ -363,16 +363,16 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:
         """Say what is wrong and close: what follows on the connection cannot be understood, or shall not be read."""
-        lines = self._reader.cors + self.context.date + persistence(False, False)
+        body = encode_message(decoded_path(self._reader.path), message, status)
         if self._access is not None:
-            self._access.refuse(status, message)
+            self._access.refuse(status, len(body))
         self._read_no_more()
         transport = self._transport
         if self._call is not None or transport is None:
             return  # the connection closes with its response, or is lost
         self._held.resize(0)
         self.context.statuses[status] += 1
-        transport.write(json_response(status, infer_response.encode_message(message), lines))
+        transport.write(json_response(status, body, self._reader.cors + self.context.date + persistence(False, False)))
         if not linger:
             transport.close()
             return

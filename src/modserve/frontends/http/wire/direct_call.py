@@ -17,9 +17,9 @@ from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.access import GONE
 from modserve.frontends.http import exchange
+from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.exchange import CompleteRequest, ResponseStream, StreamMessage, WholeResponse, note_of
 from modserve.protocol import failures
-from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
@@ -29,8 +29,6 @@ from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
 
 _log = logging.getLogger(__name__)
-
-_ERROR = encode_message("Internal Server Error")
 
 
 class DirectCall:
@@ -173,8 +171,9 @@ class DirectCall:
 
     def _fail(self, error: Exception) -> None:
         if not self._over:
-            _log.error("POST %s failed unexpectedly", logged_path(self._head.route), exc_info=error)
-            self._respond(WholeResponse(_ERROR, 500))
+            path = logged_path(self._head.route)
+            _log.error("POST %s failed unexpectedly", path, exc_info=error)
+            self._respond(WholeResponse(encode_message(path, "Internal Server Error", 500), 500))
 
     def _give_up(self) -> None:
         """Somebody else has cancelled the work: there will be no response."""

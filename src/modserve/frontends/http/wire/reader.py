@@ -100,6 +100,12 @@ class Reader:
         return self._requests, 1 + self.body.size // PART if self.state is BODY else 0
 
     @property
+    def path(self) -> bytes:
+        """That of the request whose body is being read; empty if none is."""
+        head = self.head if self.state is BODY else None
+        return b"" if head is None else head.route or head.target.partition(b"?")[0]
+
+    @property
     def ahead(self) -> int:
         """Bytes that have come and have not been read."""
         return len(self.rest) - self.at
