@@ -23,6 +23,7 @@ class GenaiOutput:
         self.count = 0
         """Tokens in all."""
         self.tokens = TokenText(prompt)
+        self._min_tokens = sampling.min_tokens
         self._stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output)
         self._text: list[str] = []
         self._ids: list[int] = []
@@ -46,7 +47,9 @@ class GenaiOutput:
     def say(self, texts: Sequence[str], reason: str) -> None:
         """Take what `tokens.rows` have become, and why the engine stopped, if it did: `UNFINISHED` if not."""
         final = reason != UNFINISHED
-        text, ended = self._stops.feed(self.tokens.advance(texts, final=final), final=final)
+        text, ended = self.tokens.advance(texts, final=final), False
+        if self.count >= self._min_tokens:
+            text, ended = self._stops.feed(text, final=final)
         if text:
             self._text.append(text)
         self.reason = "stop" if ended else reason
