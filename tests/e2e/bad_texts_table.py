@@ -433,8 +433,25 @@ ROWS: dict[str, Row] = {
         CHAT,
         say(model="shout", response_format={"type": "json_object"}),
         400,
-        "model 'shout' cannot be held to a form, by 'response_format' or 'tool_choice': it has no input 'sampling_parameters'",
+        "model 'shout' cannot be held to 'response_format': it has no input 'sampling_parameters' or 'structured_outputs'; leave it out",
         param="response_format",
+    ),
+    "chat: functions of before": Row(
+        CHAT, say(functions=[{"name": "f"}]), 400, "'functions' is not supported: send 'tools'", param="functions"
+    ),
+    "chat: least tokens for a function": Row(
+        CHAT,
+        say(model="shout", min_tokens=5),
+        400,
+        "model 'shout' cannot be held to 'min_tokens': it has no input 'sampling_parameters' or 'min_tokens'; leave it out",
+        param="min_tokens",
+    ),
+    "chat: two forms": Row(
+        CHAT,
+        say(guided_regex="a", response_format={"type": "json_object"}),
+        400,
+        "'guided_regex' and 'response_format' exclude each other: each says what the text has to be",
+        param="guided_regex",
     ),
     "chat: options of a stream for none": Row(
         CHAT,
@@ -466,7 +483,11 @@ ROWS: dict[str, Row] = {
         COMPLETIONS, prompt(["a"] * 100_000), 400, "100000 prompts with 1 choices each: more than 256", param="prompt"
     ),
     "completions: something behind it": Row(
-        COMPLETIONS, prompt("a", suffix="b"), 400, "'suffix' is not supported", param="suffix"
+        COMPLETIONS,
+        prompt("a", suffix="b"),
+        400,
+        "'suffix' is not supported: write it into the prompt, in the form that the model was trained on",
+        param="suffix",
     ),
     "completions: the best of more": Row(
         COMPLETIONS,
@@ -516,7 +537,7 @@ ROWS: dict[str, Row] = {
         RESPONSES,
         respond("a", previous_response_id="resp_1"),
         400,
-        "'previous_response_id' is not supported, since nothing is stored: send the whole conversation",
+        "'previous_response_id' is not supported: nothing is stored, so send the whole conversation",
         param="previous_response_id",
     ),
     "responses: in the background": Row(
@@ -546,6 +567,13 @@ ROWS: dict[str, Row] = {
         400,
         "'max_output_tokens' must be between 1 and 2147483647, not 0",
         param="max_output_tokens",
+    ),
+    "responses: several texts": Row(
+        RESPONSES,
+        respond("a", n=2),
+        400,
+        "'n' is not supported: a response has one text: send the request several times",
+        param="n",
     ),
     "responses: what to include": Row(
         RESPONSES, respond("a", include="all"), 400, "'include' must be an array, not a string", param="include"

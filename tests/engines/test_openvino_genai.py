@@ -471,6 +471,42 @@ async def test_refusals_of_the_engine_as_openais_clients_read_them(client: httpx
         assert "the KV cache of the model has no room" in error["message"]
 
 
+async def test_the_bytes_of_tokens_are_those_of_the_text(client: httpx.AsyncClient) -> None:
+    """Three of these characters are several tokens each."""
+    text = "Hi ☀ 😀 日本!"
+    response = await chat(client, "Hello", guided_choice=[text], logprobs=True, max_tokens=40)
+    (choice,) = response.json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert choice["message"]["content"] == text
+    assert b"".join(bytes(each["bytes"]) for each in content).decode() == text
+    assert any(each["token"].startswith("\\x") for each in content), "parts of a character"
+    body = {
+        "model": "smol",
+        "prompt": "Say:",
+        "guided_choice": [text],
+        "logprobs": 1,
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    said = (await client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+    for token, offset in zip(said["tokens"], said["text_offset"], strict=True):
+        assert token.startswith("bytes:") or text.startswith(token, offset), (token, offset)
+
+
+async def test_constraints_of_vllms_clients(client: httpx.AsyncClient) -> None:
+    async def content(**fields: Any) -> str:
+        response = await chat(client, "What is the capital of France?", **fields)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    assert re.fullmatch("[0-9]{4}", await content(guided_regex="[0-9]{4}"))
+    assert await content(structured_outputs={"choice": ["Rome"]}) == "Rome"
+    assert await content(stop="capital", include_stop_str_in_output=True) == "The capital"
+    assert (await content(stop="capital", min_tokens=4, max_tokens=8)).startswith("The capital of France")
+    refusal = await chat(client, "Hi", skip_special_tokens=False)
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "skip_special_tokens")
+
+
 async def test_each_of_8_event_streams_hears_of_a_killed_worker(
     server: InferenceServer, client: httpx.AsyncClient
 ) -> None:

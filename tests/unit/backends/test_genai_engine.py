@@ -194,6 +194,13 @@ def test_a_text_to_stop_at_ends_the_engines_generation(make: Callable[..., Bench
     assert bench.pipeline.handles[0].freed
 
 
+def test_a_text_to_stop_at_does_not_end_fewer_tokens_than_the_request_wants(make: Callable[..., Bench]) -> None:
+    bench = make()
+    client = bench.begin(max_tokens=50, min_tokens=3, stop=("b", "d"))
+    bench.run(6)
+    assert (client.ended, client.text) == (True, "abc")
+
+
 def test_a_cancelled_request_is_ended_before_the_next_step(make: Callable[..., Bench]) -> None:
     bench = make()
     client = bench.begin(max_tokens=50)

@@ -116,6 +116,27 @@ def test_what_the_configuration_gets(file: Path) -> None:
     assert description.parameters == {"max_model_len": "64", "default_max_tokens": "64"}
 
 
+OF_WEIGHTS = {"chat_template": "{{ bos_token }}w", "bos_token": "<w>", "max_model_len": "64"}
+
+
+def test_a_template_beside_the_weights_goes_before_theirs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modserve.backends.openvino_genai.backend._parameters", lambda path: OF_WEIGHTS)
+
+    def parameters() -> Any:
+        description = OpenVinoGenaiBackend().open(source(file)).describe()
+        assert description is not None
+        return description.parameters
+
+    assert parameters() == OF_WEIGHTS
+    file.with_name("chat_template.jinja").write_text("{{ bos_token }}b")
+    assert parameters() == {"bos_token": "<w>", "max_model_len": "64"}
+    file.with_name("chat_template.jinja").rename(file.parents[1] / "chat_template.jinja")
+    file.with_name("tokenizer_config.json").write_text('{"bos_token": "<b>"}')
+    assert parameters() == {"max_model_len": "64"}
+    file.with_name("tokenizer_config.json").write_text("{")
+    assert parameters() == OF_WEIGHTS, "chats say what is wrong with the file"
+
+
 @pytest.mark.parametrize(
     ("content", "length"),
     [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modserve.backends.generation.program.on_genai.texts import StopTexts, TokenText
+from modserve.backends.generation.program.on_genai.texts import StopTexts, TokenText, Vocabulary
 
 
 def decode(pieces: list[bytes], tokens: list[int]) -> str:
@@ -61,6 +61,49 @@ def test_spaces_that_a_tokenizer_drops_in_front() -> None:
         text.add([token])
         said.append(text.advance([decode_words(row) for row in text.rows()]))
     assert said == [" world", " again"]
+
+
+class FakeTokenizer:
+    """Drops what is no character, special tokens, and the space in front, as tokenizers do."""
+
+    def __init__(self, pieces: list[bytes], space: str = "") -> None:
+        self._pieces = pieces
+        self._space = space
+
+    def get_vocab(self) -> dict[bytes, int]:
+        return {piece: token for token, piece in enumerate(self._pieces)}
+
+    def decode(self, rows: list[list[int]]) -> list[str]:
+        texts = [decode(self._pieces, row) for row in rows]
+        return ["" if text.startswith("<") else text.removeprefix(self._space) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "space", "words"),
+    [
+        (
+            [b" a", "é".encode(), b" \xe2", b"\x98", b" ", b"<s>"],
+            "",
+            [b" a", "é".encode(), b" \xe2", b"\x98", b" ", b""],
+        ),
+        (
+            ["▁a".encode(), b"b", b"<0xE2>", b"<s>", "▁".encode(), b"<0x00>", b"<0xFF>"],
+            "▁",
+            [b" a", b"b", b"\xe2", b"", b" ", b"", b"\xff"],
+        ),
+    ],
+    ids=["bytes", "sentencepiece"],
+)
+def test_bytes_of_tokens(pieces: list[bytes], space: str, words: list[bytes]) -> None:
+    assert Vocabulary(FakeTokenizer(pieces, space)).words(range(len(pieces))) == words
+
+
+def test_a_tokenizer_that_does_not_tell_its_vocabulary() -> None:
+    class Silent(FakeTokenizer):
+        def get_vocab(self) -> dict[bytes, int]:
+            raise RuntimeError("there is none")
+
+    assert Vocabulary(Silent([b" a", b"\xe2"])).words([0, 1]) == [b" a", b""]
 
 
 def test_tokens_without_text_do_not_pile_up() -> None:

@@ -78,6 +78,10 @@ def test_what_the_configuration_gets(version: Path, monkeypatch: pytest.MonkeyPa
     description = VllmBackend().open(source(version)).describe()
     assert description is not None
     assert description.parameters == expected | {"chat_template": "{{ y }}", "default_max_tokens": "512"}
+    (version / "chat_template.jinja").write_text("{{ z }}")
+    description = VllmBackend().open(source(version)).describe()
+    assert description is not None
+    assert "chat_template" not in description.parameters, "chats read the file beside model.json"
     (weights / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModserveError, match=r"model 'm': 'tokenizer_config.json' is no JSON: .* \(in '.*weights'\)"):
         VllmBackend().open(source(version)).describe()

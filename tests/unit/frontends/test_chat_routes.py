@@ -412,7 +412,12 @@ FAILURES: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"model": "simple"}, 400, None, "model 'simple' does not generate text"),
     ({"model": "bare"}, 400, None, "model 'bare' has no chat template: put chat_template.jinja"),
     ({"model": "function", "tools": [{"function": {"name": "f"}}]}, 400, "tools", "takes no tools"),
-    ({"model": "function", "response_format": {"type": "json_object"}}, 400, "response_format", "held to a form"),
+    (
+        {"model": "function", "response_format": {"type": "json_object"}},
+        400,
+        "response_format",
+        "held to 'response_format'",
+    ),
     ({"logprobs": True}, 400, "logprobs", "model 'speaker' gives no log probabilities"),
     ({"messages": [{"role": "user", "content": "odd"}]}, 400, None, "refuses the messages: secret: odd"),
     ({"messages": []}, 400, "messages", "'messages' is empty"),
@@ -467,6 +472,26 @@ REFUSALS: list[tuple[str, dict[str, Any], str, str, str | None, str]] = [
     ("responses", {"input": "a"}, TOO_LONG, "input", "context_length_exceeded", TOO_LONG),
     ("responses", {"input": "a"}, "sampling parameter 'max_tokens' is 0", "max_output_tokens", None, "is 0"),
     ("chat/completions", {}, "sampling parameter 'logit_bias' is not supported", "logit_bias", None, "not supported"),
+    *(
+        (
+            path,
+            {**fields, field: value},
+            f"sampling parameter 'structured_outputs.{member}' is bad",
+            field,
+            None,
+            "is bad",
+        )
+        for path, fields in (("chat/completions", {}), ("completions", {"prompt": "a"}), ("responses", {"input": "a"}))
+        for field, value, member in (("guided_regex", "(", "regex"), ("structured_outputs", {"json": 5}, "json"))
+    ),
+    (
+        "completions",
+        {"prompt": "a", "response_format": {"type": "json_object"}},
+        "sampling parameter 'structured_outputs.json_object' is bad",
+        "response_format",
+        None,
+        "is bad",
+    ),
     (
         "chat/completions",
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},

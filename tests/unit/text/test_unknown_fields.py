@@ -20,12 +20,12 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_once_for_each_call_and_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            read_chat({"model": "m", "messages": HI, "modalities": ["text"], "user": "me", "best_of": None})
+            read_chat({"model": "m", "messages": HI, "verbosity": "low", "user": "me", "best_of": None})
             read_chat({"model": "m", "messages": HI, "bad\nname": 1, "x" * 65: 1})
             read_completion({"model": "m", "prompt": "a", "messages": []})
             read_response_request({"model": "m", "input": "a", "messages": [], "store": True})
     assert [record.getMessage() for record in caplog.records] == [
-        MESSAGE.format("modalities", "chat/completions"),
+        MESSAGE.format("verbosity", "chat/completions"),
         MESSAGE.format("messages", "completions"),
         MESSAGE.format("messages", "responses"),
     ]

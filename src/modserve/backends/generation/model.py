@@ -11,6 +11,7 @@ from pathlib import Path
 
 from modserve.core.configuration.model_config import DescribedTensor, ModelConfig, ModelDescription
 from modserve.core.errors import invalid
+from modserve.core.files import tokenizer_files
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..catalogue import BY_BACKEND
@@ -66,8 +67,20 @@ class LanguageModel:
             decoupled=True,
             dynamic_batching=False,
             adds_tensors=True,
-            parameters=dict(self._parameters(self._python)),
+            parameters=self._without_files(self._parameters(self._python)),
         )
+
+    def _without_files(self, parameters: Parameters) -> dict[str, str]:
+        """Leave out what files in the folder of the version or of the model say, since chats read those, too.
+
+        Whoever put them there corrects what the weights say.
+        """
+        try:
+            files = tokenizer_files.read_version(self._source.model_directory / str(self._source.version))
+        except tokenizer_files.BrokenFileError:  # which chats report
+            files = tokenizer_files.NO_FILES
+        names = {*files.tokens, *(() if files.template is None else ("chat_template",))}
+        return {name: value for name, value in parameters.items() if name not in names}
 
     def instance(self, spec: InstanceSpec) -> Executor:
         if not spec.config.decoupled:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from . import regular_file
 
@@ -29,6 +29,9 @@ class TokenizerFiles(NamedTuple):
     tokens: Mapping[str, str]
 
 
+NO_FILES: Final = TokenizerFiles(None, {})
+
+
 def read(folder: Path) -> TokenizerFiles:
     """What the files of a folder say; nothing if there are none. Raises BrokenFileError."""
     config = _config(folder / CONFIG)
@@ -36,6 +39,15 @@ def read(folder: Path) -> TokenizerFiles:
     path = folder / TEMPLATE
     template = _text(path, _MOST_TEMPLATE) if path.is_file() else _template(config.get("chat_template"))
     return TokenizerFiles(template, tokens)
+
+
+def read_version(folder: Path) -> TokenizerFiles:
+    """What the files in a version's folder say, and, for what they leave out, those in the model's.
+
+    Raises BrokenFileError.
+    """
+    own, shared = read(folder), read(folder.parent)
+    return TokenizerFiles(shared.template if own.template is None else own.template, {**shared.tokens, **own.tokens})
 
 
 def _config(path: Path) -> Mapping[str, object]:

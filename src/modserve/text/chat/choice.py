@@ -8,6 +8,7 @@ import orjson
 
 from .contract import Piece
 from .counting import TokenCount
+from .fields import KEEP_STOP
 from .requests import TextRequest
 from .stops import TextEnd
 from .tool_calls import ToolCall, ToolCalls
@@ -58,7 +59,7 @@ class TextChoice:
         self.output_tokens: int | None = None
         self._most = request.sampling.get("max_tokens")
         self._reason: str | None = None
-        self._end = TextEnd(request.stops)
+        self._end = TextEnd(request.stops, request.sampling.get(KEEP_STOP) is True)
         self._tools = tools if tools is not None and tools.tools else None
         self._parser = None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.names)
         self._forced: list[str] = []

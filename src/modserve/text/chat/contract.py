@@ -21,10 +21,10 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 
+from . import fields
+
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 SAMPLING_PARAMETERS = "sampling_parameters"
-STRUCTURE = "structured_outputs"
-"""The sampling parameter with the form of the text, which is named in refusals."""
 MESSAGES = "messages"
 STREAM, EXCLUDE_INPUT = "stream", "exclude_input_in_output"
 LOGPROBS = "logprobs"
@@ -32,12 +32,7 @@ _COUNTS = ("num_input_tokens", "num_output_tokens")
 _REPORTS = ("finish_reason", *_COUNTS)
 _OWN_INPUTS = frozenset({STREAM, EXCLUDE_INPUT, SAMPLING_PARAMETERS, *(f"return_{name}" for name in _REPORTS)})
 
-KNOBS = frozenset(
-    {
-        *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed", "logprobs", "ignore_eos"),
-        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", STRUCTURE),
-    }
-)
+KNOBS: frozenset[str] = fields.PARAMETERS | {LOGPROBS}
 """Inputs that get a sampling parameter of their name."""
 
 DEFAULT_MAX_TOKENS = "default_max_tokens"
@@ -182,10 +177,10 @@ def _knob(spec: TensorSpec, value: object, batched: bool) -> Tensor:
         texts = value if isinstance(value, list) and -1 in spec.dims else [value]
         return _texts([each if isinstance(each, str) else orjson.dumps(each).decode() for each in texts], batched)
     try:
-        array = np.array([value], dtype=spec.datatype.numpy)
+        array = np.array(value if isinstance(value, list) else [value], dtype=spec.datatype.numpy)
     except (TypeError, ValueError, OverflowError):
         raise invalid(f"input '{spec.name}' of the model takes {spec.datatype.name}, not {value!r:.100}") from None
-    return Tensor.from_array(array.reshape((1, 1)) if batched else array, spec.datatype)
+    return Tensor.from_array(array.reshape((1, -1)) if batched else array, spec.datatype)
 
 
 def _elements(tensor: Tensor | None) -> list[bytes]:

@@ -1,6 +1,6 @@
 """The fields of OpenAI's requests: what each may be."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ..openai_errors import RequestFieldError
@@ -8,7 +8,17 @@ from .errors import field_error
 
 MOST_CHOICES: Final = 128
 _MOST_STOPS = 16
-
+STRUCTURE: Final = "structured_outputs"
+"""The sampling parameter with the form of the text, which is named in refusals."""
+GUIDED: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""Older fields of vLLM → the member of `STRUCTURE` that they are."""
+KEEP_STOP: Final = "include_stop_str_in_output"
 
 _NUMBERS: dict[str, tuple[type, int | float, int | float]] = {
     "temperature": (float, 0, 2),
@@ -29,9 +39,25 @@ The bounds are not just `float`, of which the compiled form would make floats: 2
 _ABOVE = frozenset({"top_p", "repetition_penalty"})
 """Numbers that must exceed their lower bound: at 0 an engine samples nothing, or divides by it."""
 
-SAMPLING: frozenset[str] = frozenset(
-    {*_NUMBERS, "stop", "ignore_eos", "logit_bias", "n", "logprobs", "max_completion_tokens"}
-)
+CONSTRAINTS: Final[Mapping[str, object]] = {
+    "allowed_token_ids": [],
+    "bad_words": [],
+    "ignore_eos": False,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop_token_ids": [],
+    STRUCTURE: {},
+}
+"""Parameters that a model has to know, or a text that ignores them looks right → the value that asks for nothing.
+
+Of those that know them, engines refuse what they cannot do themselves.
+"""
+
+PARAMETERS: frozenset[str] = frozenset({*_NUMBERS, *CONSTRAINTS, "stop", KEEP_STOP})
+"""Sampling parameters by the names that models have for them."""
+SAMPLING: frozenset[str] = PARAMETERS | {*GUIDED, "n", "logprobs", "max_completion_tokens"}
 COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
 
 
@@ -108,15 +134,49 @@ def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
     most = document.get(longest)
     if most is not None:
         values["max_tokens"] = _number(longest, most, *_NUMBERS["max_tokens"])
-    if document.get("ignore_eos") is not None:
-        values["ignore_eos"] = boolean(document, "ignore_eos")
-    bias = mapping(document, "logit_bias")
-    if bias:
-        values["logit_bias"] = bias
+    for name, read in _READERS.items():
+        value = document.get(name)
+        if value is not None and read(document, name) not in ([], {}):
+            values[name] = value
     sequences = stops(document)
     if sequences:
         values["stop"] = list(sequences)
     return values
+
+
+def _token_ids(document: Mapping[str, Any], name: str) -> object:
+    return _list_of(int, "a list of token ids", document[name], name)
+
+
+def _texts(document: Mapping[str, Any], name: str) -> object:
+    return _list_of(str, "a list of strings", document[name], name)
+
+
+def _list_of(kind: type, expected: str, value: object, name: str) -> object:
+    if type(value) is not list:
+        raise wrong_type(name, expected, value)
+    for index, each in enumerate(value):
+        if type(each) is not kind:
+            raise wrong_type(f"{name}[{index}]", "a token id" if kind is int else "a string", each)
+    return value
+
+
+def _count(document: Mapping[str, Any], name: str) -> object:
+    return whole_number(document, name, 0, 2**31 - 1)
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
+    "allowed_token_ids": _token_ids,
+    "bad_words": _texts,
+    "ignore_eos": boolean,
+    KEEP_STOP: boolean,
+    "logit_bias": mapping,
+    "min_tokens": _count,
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "stop_token_ids": _token_ids,
+}
+"""What checks and reads each of the other parameters, which has a value."""
 
 
 def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:

@@ -10,17 +10,15 @@ from typing import Any, Final
 
 import orjson
 
-from .. import unknown_fields
 from . import fields, items
 from .errors import field_error
+from .refusals import RESPONSES, check_names
 from .requests import ChatRequest, structure, text_request
 from .tools import read_flat_tools
 
-RESPONSES = "responses"
 _LONGEST = "max_output_tokens"
 _LOGPROBS = "message.output_text.logprobs"
 """What ``include`` has for log probabilities."""
-_STATEFUL = ("previous_response_id", "conversation", "prompt")
 
 _TEXT_FIELDS = (fields.SAMPLING - {"n", "logprobs", "max_tokens", "max_completion_tokens"}) | {
     "model",
@@ -29,7 +27,7 @@ _TEXT_FIELDS = (fields.SAMPLING - {"n", "logprobs", "max_tokens", "max_completio
 }
 _FIELDS = _TEXT_FIELDS | {
     *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "include", "top_logprobs"),
-    *("stream_options", "background", "chat_template_kwargs", *_STATEFUL),
+    *("stream_options", "chat_template_kwargs"),
 }
 _REPEATED: Final[Mapping[str, object]] = {
     "instructions": None,
@@ -54,18 +52,13 @@ class ResponseRequest:
 
 def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
     """Raises `RequestFieldError`."""
-    unknown_fields.tell(RESPONSES, document, _FIELDS)
-    for name in _STATEFUL:
-        if document.get(name) is not None:
-            raise field_error(name, f"'{name}' is not supported, since nothing is stored: send the whole conversation")
-    if fields.boolean(document, "background"):
-        raise field_error("background", "'background' is not supported: responses are not stored")
+    check_names(RESPONSES, document, _FIELDS)
     form = fields.mapping(document, "text") or {}
     tools = read_flat_tools(document)
     text = text_request(
         {name: value for name, value in document.items() if name in _TEXT_FIELDS},
         _logprobs(document),
-        structure(tools, form.get("format"), "text.format"),
+        structure(document, tools, form.get("format"), "text.format", ""),
         _LONGEST,
     )
     text = replace(text, include_usage=text.stream)

@@ -9,8 +9,10 @@ import orjson
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 
-from .contract import STRUCTURE, TEXT_INPUT, Contract, contract_of
+from . import fields
+from .contract import TEXT_INPUT, Contract, contract_of
 from .errors import field_error
+from .fields import STRUCTURE
 from .requests import ChatRequest, TextRequest
 from .template import ChatTemplate
 from .template_files import no_template, read_template
@@ -43,12 +45,16 @@ class TextModel:
         name = self.config.name
         if request.logprobs is not None and not self.contract.gives_logprobs:
             raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
-        if STRUCTURE in request.sampling and not self.contract.takes(STRUCTURE):
-            raise field_error(
-                "response_format",
-                f"model '{name}' cannot be held to a form, by 'response_format' or 'tool_choice': it has no "
-                "input 'sampling_parameters'",
-            )
+        for parameter, value in request.sampling.items():
+            if value != fields.CONSTRAINTS.get(parameter, value) and not self.contract.takes(parameter):
+                field = request.structure_field if parameter == STRUCTURE else parameter
+                raise field_error(
+                    field,
+                    f"model '{name}' cannot be held to '{field}': it has no input 'sampling_parameters' or "
+                    f"'{parameter}'; leave it out",
+                )
+        if "stop" in request.sampling and not request.stops and not self.contract.takes("stop"):
+            raise field_error("stop", f"'stop' and 'min_tokens' exclude each other: model '{name}' has no input 'stop'")
 
     def untemplated_prompt(self, chat: ChatRequest) -> str | None:
         """The prompt, if that takes no template; one that there is has been compiled.

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from .. import unknown_fields
 from . import fields
-from .contract import STRUCTURE
 from .errors import field_error
+from .fields import STRUCTURE
 from .messages import read_messages
+from .refusals import CHAT, COMPLETIONS, check_names
 from .tools import ToolChoice, read_tools
 
-CHAT, COMPLETIONS = "chat/completions", "completions"
 _MOST_PROMPTS: Final = 256
 _USUAL_MAX_TOKENS: Final = 16
 """Of completions, as in OpenAI's API; how long chats are is up to the model."""
@@ -20,7 +19,17 @@ _CHAT_FIELDS = fields.COMMON | {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
     *("chat_template_kwargs", "add_generation_prompt"),
 }
-_COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "suffix"}
+_COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "response_format"}
+
+
+class TextForm(NamedTuple):
+    """The form of the text: `rule` is the contract's `structured_outputs`, which `field` of the request asks for.
+
+    Both are empty for plain text.
+    """
+
+    field: str = ""
+    rule: Mapping[str, object] = {}
 
 
 @dataclass(init=False, slots=True)
@@ -28,7 +37,8 @@ class TextRequest:
     """What all calls have. There are `choices` for each prompt. Immutable, but for an empty `model`, which stands for
     the only one until that is known.
 
-    `logprobs` counts the alternatives of each token; None: nothing is to be said of them.
+    `logprobs` counts the alternatives of each token; None: nothing is to be said of them. `stops` end the text in the
+    server, too. `structure_field` names the field that holds the text to a form; empty for none.
     """
 
     model: str
@@ -38,6 +48,7 @@ class TextRequest:
     sampling: Mapping[str, object]
     stops: tuple[str, ...]
     logprobs: int | None
+    structure_field: str
 
     def __init__(
         self,
@@ -48,6 +59,7 @@ class TextRequest:
         sampling: Mapping[str, object],
         stops: tuple[str, ...],
         logprobs: int | None,
+        structure_field: str,
     ) -> None:
         self.model = model
         self.stream = stream
@@ -56,6 +68,7 @@ class TextRequest:
         self.sampling = sampling
         self.stops = stops
         self.logprobs = logprobs
+        self.structure_field = structure_field
 
     @property
     def reports_usage(self) -> bool:
@@ -91,16 +104,15 @@ class CompletionRequest:
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:
     """The request of ``chat/completions``. Raises `RequestFieldError`."""
-    unknown_fields.tell(CHAT, document, _CHAT_FIELDS)
+    check_names(CHAT, document, _CHAT_FIELDS)
     logprobs = fields.whole_number(document, "top_logprobs", 0, 20)
     if fields.boolean(document, "logprobs"):
         logprobs = logprobs or 0
     elif logprobs is not None:
         raise field_error("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
     tools = read_tools(document)
-    form = structure(tools, document.get("response_format"), "response_format", "json_schema")
     return ChatRequest(
-        text_request(document, logprobs, form),
+        text_request(document, logprobs, structure(document, tools)),
         read_messages(document),
         tools,
         fields.mapping(document, "chat_template_kwargs") or {},
@@ -110,15 +122,14 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     """The request of ``completions``. Raises `RequestFieldError`."""
-    unknown_fields.tell(COMPLETIONS, document, _COMPLETION_FIELDS)
+    check_names(COMPLETIONS, document, _COMPLETION_FIELDS)
     if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
         document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
-    text = text_request(document, fields.whole_number(document, "logprobs", 0, 20), {})
+    logprobs = fields.whole_number(document, "logprobs", 0, 20)
+    text = text_request(document, logprobs, structure(document, ToolChoice()))
     best_of = fields.whole_number(document, "best_of", 1, fields.MOST_CHOICES)
     if best_of not in (None, 1, text.choices):
         raise field_error("best_of", "'best_of' is not supported: ask for 'n' choices and take the best of them")
-    if document.get("suffix"):
-        raise field_error("suffix", "'suffix' is not supported")
     prompt = document.get("prompt")
     if prompt is None:
         raise field_error("prompt", "'prompt' is missing")
@@ -145,52 +156,82 @@ def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
 def text_request(
     document: Mapping[str, Any],
     logprobs: int | None,
-    structure: Mapping[str, object],
+    structure: TextForm,
     longest: str = "max_completion_tokens",
 ) -> TextRequest:
-    """What all calls have. `structure` are further sampling parameters; `longest` names the field with the maximum."""
+    """What all calls have. `longest` names the field with the maximum."""
     stream = fields.boolean(document, "stream")
-    sampling: dict[str, object] = {**fields.sampling(document, longest), **structure}
+    sampling: dict[str, object] = fields.sampling(document, longest)
+    if structure.rule:
+        sampling[STRUCTURE] = structure.rule
     if logprobs is not None:
         sampling["logprobs"] = logprobs
-    stops = sampling.get("stop", ())
-    assert isinstance(stops, list | tuple), "so `fields.sampling` has it: this is a bug"
+    stops = () if sampling.get("min_tokens") else fields.stops(document)  # what counts tokens knows when a stop counts
     return TextRequest(
         "" if document.get("model") is None else fields.text(document, "model"),
         stream,
         fields.stream_usage(document, stream),
         fields.whole_number(document, "n", 1, fields.MOST_CHOICES) or 1,
         sampling,
-        tuple(stops),
+        stops,
         logprobs,
+        structure.field,
     )
 
 
-def structure(tools: ToolChoice, value: object, field: str, nested: str = "") -> Mapping[str, object]:
-    """The sampling parameters for the form of the text: that of a required call, or the format `value` of `field`.
+def structure(
+    document: Mapping[str, Any],
+    tools: ToolChoice,
+    format: object = None,
+    field: str = "response_format",
+    nested: str = "json_schema",
+) -> TextForm:
+    """The form that one field of the request holds the text to: a required call, a format, or vLLM's own fields.
 
-    `nested` is the member of the format that has the schema, if that is not the format itself.
+    `format` is the value of `field` where that is not a member of the request; its member `nested` has the schema, if
+    that is not the format itself.
     """
-    format = _format(fields.mapping({field: value}, field), field, nested)
-    if tools.schema is None:
-        return {STRUCTURE: format} if format else {}
-    if format:
-        raise field_error(field, f"'{field}' and a required call of a tool exclude each other")
-    return {STRUCTURE: {"json": tools.schema}}
+    forms: list[TextForm] = []
+    if tools.schema is not None:
+        forms.append(TextForm("tool_choice", {"json": tools.schema}))
+    format = document.get(field) if format is None else format
+    rule = _format(fields.mapping({field: format}, field), field, nested)
+    if rule:
+        forms.append(TextForm(field, rule))
+    rule = fields.mapping(document, STRUCTURE) or {}
+    if any(value not in (None, False) for value in rule.values()):
+        forms.append(TextForm(STRUCTURE, rule))
+    for name, member in fields.GUIDED.items():
+        value = document.get(name)
+        if value is not None and value is not False:
+            forms.append(TextForm(name, {member: value}))
+    if len(forms) > 1:
+        one, other = forms[0].field, forms[1].field
+        raise field_error(other, f"'{other}' and '{one}' exclude each other: each says what the text has to be")
+    return forms[0] if forms else TextForm()
 
 
 def _format(format: Mapping[str, Any] | None, field: str, nested: str) -> Mapping[str, object]:
     """A format as the contract's `structured_outputs`; empty for plain text."""
     kind = "text" if format is None else format.get("type")
-    if format is None or kind == "text":
+    if format is None:
         return {}
-    if kind == "json_object":
-        return {"json_object": True}
-    if kind != "json_schema":
-        raise field_error(f"{field}.type", f"'{field}.type' must be 'text', 'json_object' or 'json_schema'")
-    described = format.get(nested) if nested else format
+    if kind in ("text", "json_object"):
+        for name, value in format.items():
+            if value is not None and name != "type" and (name != "schema" or kind == "text"):
+                raise field_error(
+                    f"{field}.{name}",
+                    f"'{field}.{name}' has no meaning for the type '{kind}': 'json_schema' has schemas",
+                )
+    if kind == "text":
+        return {}
+    described = format.get(nested) if nested and kind == "json_schema" else format
     schema = described.get("schema") if isinstance(described, dict) else None
+    if kind == "json_object" and schema is None:
+        return {"json_object": True}
+    if kind not in ("json_object", "json_schema"):
+        raise field_error(f"{field}.type", f"'{field}.type' must be 'text', 'json_object' or 'json_schema'")
     if not isinstance(schema, dict):
-        where = f"{field}.{nested}" if nested else field
+        where = f"{field}.{nested}" if nested and kind == "json_schema" else field
         raise field_error(where, f"'{where}' must have a 'schema', an object")
     return {"json": schema}

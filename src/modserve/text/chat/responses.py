@@ -195,9 +195,7 @@ class CompletionWriter:
         top = self._request.logprobs
         if top is None or not alternatives:
             return None
-        offset = self._offsets.get(choice.index, 0)
-        said = completion_logprobs(alternatives, top, offset)
-        self._offsets[choice.index] = offset + sum(map(len, said["tokens"]))
+        said, self._offsets[choice.index] = completion_logprobs(alternatives, top, self._offsets.get(choice.index, 0))
         return said
 
 

@@ -7,17 +7,18 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class TextEnd:
-    """Turns pieces of UTF-8 into text, up to the first of the stop sequences, which is left out.
+    """Turns pieces of UTF-8 into text, up to the first of the stop sequences, which is left out unless `keep`.
 
     What may be the beginning of a stop sequence is held back until that is known, as are bytes of a character that is
     not complete. Models that know of stop sequences themselves are not hurt by it.
     """
 
-    __slots__ = ("_decode", "_held", "_stops", "reached")
+    __slots__ = ("_decode", "_held", "_keep", "_stops", "reached")
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: Sequence[str] = (), keep: bool = False) -> None:
         self._decode = _DECODER("replace").decode
         self._stops = stops
+        self._keep = keep
         self._held = ""
         self.reached = False
         """A stop sequence has come: the rest is nobody's."""
@@ -33,7 +34,8 @@ class TextEnd:
         places = [(place, -len(stop)) for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
             self.reached, self._held = True, ""
-            return text[: min(places)[0]]
+            place, length = min(places)
+            return text[: place - length if self._keep else place]
         kept = 0 if final else max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]

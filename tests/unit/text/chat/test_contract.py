@@ -208,9 +208,31 @@ def test_log_probabilities() -> None:
     (entry,) = chat_logprobs([token, {}], 1)["content"]
     assert (entry["token"], entry["logprob"], entry["bytes"]) == ("é", -2.0, [195, 169])
     assert [each["token"] for each in entry["top_logprobs"]] == ["a"]
-    assert completion_logprobs([token, token], 2, 5) == {
+    said = {
         "tokens": ["é", "é"],
         "token_logprobs": [-2.0, -2.0],
         "top_logprobs": [{"a": -0.5, "é": -2.0}] * 2,
         "text_offset": [5, 6],
     }
+    assert completion_logprobs([token, token], 2, 5) == (said, 7)
+
+
+def test_log_probabilities_of_parts_of_a_character() -> None:
+    """ " ☀!" in tokens of its bytes, as OpenAI's API has them."""
+    pieces = [b" \xe2", b"\x98", b"\x80!"]
+    tokens = [
+        {str(number): {"logprob": -1.0, "rank": None, "decoded_token": "\ufffd", "bytes": list(piece)}}
+        for number, piece in enumerate(pieces)
+    ]
+    content = chat_logprobs(tokens, 0)["content"]
+    assert [each["token"] for each in content] == [r" \xe2", r"\x98", r"\x80!"]
+    assert b"".join(bytes(each["bytes"]) for each in content).decode() == " ☀!"
+    said, end = completion_logprobs(tokens, 1, 3)
+    assert (said["tokens"], said["text_offset"], end) == ([r"bytes: \xe2", r"bytes:\x98", r"bytes:\x80!"], [3, 4, 4], 6)
+    assert said["top_logprobs"] == [{token: -1.0} for token in said["tokens"]]
+
+
+@pytest.mark.parametrize("wrong", [None, "a", [256], [-1], [1.5], [True, 1]])
+def test_bytes_that_are_none_leave_the_text(wrong: Any) -> None:
+    (entry,) = chat_logprobs([{"1": {"logprob": -1.0, "decoded_token": "a", "bytes": wrong}}], 0)["content"]
+    assert (entry["token"], entry["bytes"]) == ("a", [97])

@@ -56,7 +56,7 @@ def test_a_call_without_a_message_before_it() -> None:
 
 def test_sampling_parameters() -> None:
     text = read(
-        max_output_tokens=5, temperature=0, top_p=0.5, top_k=3, n=4, max_tokens=7, include=[], top_logprobs=2
+        max_output_tokens=5, temperature=0, top_p=0.5, top_k=3, n=1, max_tokens=None, include=[], top_logprobs=2
     ).chat.text
     assert text.sampling == {"max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": 3, "logprobs": 2}
     assert (text.choices, text.logprobs) == (1, 2)
@@ -78,6 +78,7 @@ def test_tools_are_as_templates_have_them() -> None:
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_object", "schema": {"a": 1}}, {"json": {"a": 1}}),
         ({"type": "json_schema", "name": "x", "schema": {"a": 1}, "strict": True}, {"json": {"a": 1}}),
     ],
 )
@@ -131,7 +132,7 @@ def test_what_openais_clients_send_of_storing_is_no_mistake() -> None:
         (
             {"previous_response_id": "resp_1"},
             "previous_response_id",
-            "'previous_response_id' is not supported, since nothing is stored: send the whole conversation",
+            "'previous_response_id' is not supported: nothing is stored, so send the whole conversation",
         ),
         ({"background": True}, "background", "'background' is not supported: responses are not stored"),
         ({"text": {"format": 3}}, "text.format", "'text.format' must be an object, not the number 3"),
@@ -144,7 +145,7 @@ def test_what_openais_clients_send_of_storing_is_no_mistake() -> None:
         (
             {"text": {"format": {"type": "json_object"}}, "tools": [WEATHER], "tool_choice": "required"},
             "text.format",
-            "'text.format' and a required call of a tool exclude each other",
+            "'text.format' and 'tool_choice' exclude each other: each says what the text has to be",
         ),
         (
             {"tools": [{"type": "web_search"}]},

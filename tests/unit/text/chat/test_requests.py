@@ -49,7 +49,20 @@ def test_defaults() -> None:
         ({"stop": ["x", "yz"]}, {"stop": ["x", "yz"]}),
         ({"logit_bias": {"5": -100}}, {"logit_bias": {"5": -100}}),
         (dict.fromkeys(sorted(fields.SAMPLING)), {}),
-        ({"stop": [], "logit_bias": {}}, {}),
+        ({"stop": [], "logit_bias": {}, "stop_token_ids": [], "bad_words": []}, {}),
+        ({"min_tokens": 3, "stop_token_ids": [5]}, {"min_tokens": 3, "stop_token_ids": [5]}),
+        ({"bad_words": ["x"], "allowed_token_ids": [1]}, {"bad_words": ["x"], "allowed_token_ids": [1]}),
+        ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
+        ({"spaces_between_special_tokens": False}, {"spaces_between_special_tokens": False}),
+        ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
+        ({"structured_outputs": {"regex": "a"}}, {"structured_outputs": {"regex": "a"}}),
+        ({"structured_outputs": {"json": None}, "guided_json_object": False}, {}),
+        ({"guided_json": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
+        ({"guided_json": {}}, {"structured_outputs": {"json": {}}}),
+        ({"guided_json_object": True}, {"structured_outputs": {"json_object": True}}),
+        ({"guided_regex": "a"}, {"structured_outputs": {"regex": "a"}}),
+        ({"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}),
+        ({"guided_grammar": "root ::= 'a'"}, {"structured_outputs": {"grammar": "root ::= 'a'"}}),
     ],
 )
 def test_sampling(said: dict[str, Any], sampling: dict[str, Any]) -> None:
@@ -59,6 +72,12 @@ def test_sampling(said: dict[str, Any], sampling: dict[str, Any]) -> None:
 
 def test_stops_are_for_us_too() -> None:
     assert chat(stop=["a", "b"]).text.stops == ("a", "b")
+
+
+def test_stops_before_the_least_number_of_tokens_are_for_the_model() -> None:
+    text = chat(stop="a", min_tokens=2).text
+    assert (text.stops, text.sampling) == ((), {"stop": ["a"], "min_tokens": 2})
+    assert chat(stop="a", min_tokens=0).text.stops == ("a",)
 
 
 def test_streams_choices_and_log_probabilities() -> None:
@@ -74,11 +93,14 @@ def test_streams_choices_and_log_probabilities() -> None:
     ("response_format", "structure"),
     [
         ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_object", "schema": SCHEMA}, {"json": SCHEMA}),
         ({"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}, {"json": SCHEMA}),
     ],
 )
 def test_response_format(response_format: dict[str, Any], structure: dict[str, Any]) -> None:
-    assert chat(response_format=response_format).text.sampling == {"structured_outputs": structure}
+    for text in (chat(response_format=response_format).text, completion(response_format=response_format).text):
+        assert text.sampling["structured_outputs"] == structure
+        assert text.structure_field == "response_format"
     assert chat(response_format={"type": "text"}).text.sampling == {}
 
 
@@ -191,6 +213,17 @@ WRONG_BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a", None]}, "stop", "must be a string or a list of strings, not null"),
     ({"stop": ""}, "stop", "has an empty sequence"),
     ({"stop": ["a"] * 17}, "stop", "'stop' has 17 sequences, at most 16 are possible"),
+    ({"min_tokens": -1}, "min_tokens", "between 0 and"),
+    ({"stop_token_ids": 5}, "stop_token_ids", "must be a list of token ids, not the number 5"),
+    ({"stop_token_ids": [5, True]}, "stop_token_ids[1]", "must be a token id, not a boolean"),
+    ({"bad_words": [1]}, "bad_words[0]", "must be a string, not the number 1"),
+    ({"skip_special_tokens": 0}, "skip_special_tokens", "must be a boolean"),
+    ({"structured_outputs": "a"}, "structured_outputs", "must be an object, not a string"),
+    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex", "exclude each other"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "and 'response_format'"),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, "response_format.value", "has no meaning"),
+    ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema", "has no meaning"),
+    ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format", "must have a 'schema'"),
 ]
 WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": None}, "messages", "'messages' is missing"),

@@ -39,6 +39,11 @@ def test_a_text_ends_at_its_first_stop(
     assert ended(text, stops, size) == expected
 
 
+def test_a_stop_may_be_part_of_the_text() -> None:
+    end = TextEnd(("stop", "top"), keep=True)
+    assert [end.feed(b"a s"), end.feed(b"to"), end.feed(b"p b", final=True)] == ["a ", "", "stop"]
+
+
 def test_bytes_that_are_no_text_become_replacements() -> None:
     end = TextEnd()
     assert end.feed(b"a\xff") + end.feed(b"\xc3") + end.feed(b"", final=True) == "a\ufffd\ufffd"

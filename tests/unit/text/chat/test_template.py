@@ -278,6 +278,8 @@ async def test_files(tmp_path: Path) -> None:
     beside = write(tmp_path / "d", "of the model")
     (beside / "1").mkdir()
     assert await prompt(beside / "1") == "of the model"
+    assert await prompt(write(beside / "2", None, "{{ bos_token }} of {{ eos_token }}", bos_token="<s>")) == "<s> of "
+    assert await prompt(beside / "2", eos_token="</p>") == "<s> of </p>"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from modserve.protocol.http import generate
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
-from modserve.text.chat.contract import STRUCTURE, TEXT_INPUT
+from modserve.text.chat.contract import TEXT_INPUT
 from modserve.text.chat.errors import TemplateError, field_error, of_engine
+from modserve.text.chat.fields import STRUCTURE
 from modserve.text.chat.item_requests import ResponseRequest, read_response_request
 from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest, TextRequest
@@ -31,9 +32,9 @@ from modserve.text.openai_errors import RequestFieldError, error_body
 from .generation import streamed_response, submit, whole_response
 from .text_models import TextModels
 
-_CHAT_FIELDS: Mapping[str, str] = {STRUCTURE: "response_format", TEXT_INPUT: "messages"}
-_COMPLETION_FIELDS = {TEXT_INPUT: "prompt"}
-_RESPONSE_FIELDS: Mapping[str, str] = {STRUCTURE: "text.format", TEXT_INPUT: "input", "max_tokens": "max_output_tokens"}
+_CHAT_FIELDS: Mapping[str, str] = {TEXT_INPUT: "messages"}
+_COMPLETION_FIELDS: Mapping[str, str] = {TEXT_INPUT: "prompt"}
+_RESPONSE_FIELDS: Mapping[str, str] = {TEXT_INPUT: "input", "max_tokens": "max_output_tokens"}
 """Request fields by the engine's name for them, where the names differ."""
 
 T = TypeVar("T", ChatRequest, CompletionRequest, ResponseRequest)
@@ -54,25 +55,25 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
         name, fields = "", _CHAT_FIELDS
         try:
             chat, size = await _read(context, request, requests.read_chat)
-            name, fields = chat.text.model, _fields(_CHAT_FIELDS, chat)
+            name, fields = chat.text.model, _fields(_CHAT_FIELDS, chat.text)
             return await _converse(surface, request, chat, size, lambda id: ChatWriter(id, chat.text))
         except ModserveError as error:
             return failure_response(context, request, of_engine(error, fields), name)
 
     async def completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
-        name = ""
+        name, fields = "", _COMPLETION_FIELDS
         try:
             completion, _ = await _read(context, request, requests.read_completion)
-            name = completion.text.model
+            name, fields = completion.text.model, _fields(_COMPLETION_FIELDS, completion.text)
             return await _complete(surface, request, completion)
         except ModserveError as error:
-            return failure_response(context, request, of_engine(error, _COMPLETION_FIELDS), name)
+            return failure_response(context, request, of_engine(error, fields), name)
 
     async def responses(request: CompleteRequest) -> WholeResponse | ResponseStream:
         name, fields = "", _RESPONSE_FIELDS
         try:
             read, size = await _read(context, request, read_response_request)
-            name, fields = read.chat.text.model, _fields(_RESPONSE_FIELDS, read.chat)
+            name, fields = read.chat.text.model, _fields(_RESPONSE_FIELDS, read.chat.text)
             return await _converse(surface, request, read.chat, size, lambda id: ItemWriter(id, read))
         except ModserveError as error:
             return failure_response(context, request, of_engine(error, fields), name)
@@ -85,9 +86,10 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
     return {prefix + path: call for path, call in calls.items() for prefix in ("/v1", "/openai/v1")}
 
 
-def _fields(usual: Mapping[str, str], chat: ChatRequest) -> Mapping[str, str]:
-    """Field names for `of_engine`: the tools, not the response format, constrain a required call."""
-    return {**usual, STRUCTURE: "tools"} if chat.tools.required else usual
+def _fields(usual: Mapping[str, str], text: TextRequest) -> Mapping[str, str]:
+    """Field names for `of_engine`. The schemas that `tool_choice` holds a text to are in the tools."""
+    field = text.structure_field
+    return {**usual, STRUCTURE: "tools" if field == "tool_choice" else field}
 
 
 def _begin(surface: _Surface, request: CompleteRequest, text: TextRequest, from_prompt: bool) -> HttpStream:

@@ -20,7 +20,7 @@ _BODIES: dict[str, tuple[str, str]] = {
     "CompletionRequestBody": (
         "model?: string, prompt: any, stream?: boolean, stream_options?: object, max_tokens?: integer, "
         "temperature?: number, top_p?: number, seed?: integer, n?: integer, stop?: any, logprobs?: integer, "
-        "echo?: boolean",
+        "echo?: boolean, response_format?: object",
         "`prompt` is a string, or a list of strings.",
     ),
     "CudaRegion": (

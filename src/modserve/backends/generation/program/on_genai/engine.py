@@ -18,6 +18,7 @@ from ..generation import Generation
 from .generation import GenaiOutput
 from .grammars import GrammarChecker, shortened
 from .sampling import SamplingParameters, generation_config, read, seed_of
+from .texts import Vocabulary
 
 _PART = 2048
 """Characters: texts of this length are below every tokenizer's maximum."""
@@ -40,6 +41,7 @@ class GenerationEngine:
         self._genai = genai
         self._pipeline = pipeline
         self._tokenizer = pipeline.get_tokenizer()
+        self._vocabulary = Vocabulary(self._tokenizer)
         self._checker = GrammarChecker(genai, self._tokenizer)
         self.room = max_outputs
         self._context = max_tokens
@@ -103,7 +105,7 @@ class GenerationEngine:
 
     def add(self, call: GenerationCall, prompt: Sequence[int], sampling: SamplingParameters) -> None:
         """Begin to generate. Raises RuntimeError where the engine does not take the request."""
-        outputs = [GenaiOutput(prompt, sampling, self._tokenizer.decode) for _ in range(sampling.n)]
+        outputs = [GenaiOutput(prompt, sampling, self._vocabulary) for _ in range(sampling.n)]
         generation = Generation(call, outputs, len(prompt))
         most = self._context - len(prompt) if self._context else _LONGEST
         tokens = most if sampling.max_tokens is None else min(sampling.max_tokens, most)

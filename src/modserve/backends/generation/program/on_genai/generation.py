@@ -6,16 +6,13 @@ from typing import Any
 
 from ..contract import UNFINISHED, OutputPiece, Wishes
 from .sampling import SamplingParameters
-from .texts import StopTexts, TokenText
+from .texts import StopTexts, TokenText, Vocabulary
 
 
 class GenaiOutput:
-    """One of the `n` outputs of a request: `handle` is the engine's, None before it has it.
+    """One of the `n` outputs of a request: `handle` is the engine's, None before it has it."""
 
-    ``decode(rows)`` turns tokens into texts.
-    """
-
-    def __init__(self, prompt: Sequence[int], sampling: SamplingParameters, decode: Any) -> None:
+    def __init__(self, prompt: Sequence[int], sampling: SamplingParameters, vocabulary: Vocabulary) -> None:
         self.handle: Any = None
         self.reason = UNFINISHED
         self.last_at = 0.0
@@ -23,13 +20,14 @@ class GenaiOutput:
         self.count = 0
         """Tokens in all."""
         self.tokens = TokenText(prompt)
+        self._min_tokens = sampling.min_tokens
         self._stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output)
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[tuple[int, float]] = []
         self._cumulative = 0.0
         self._end_taken = False
-        self._decode = decode
+        self._vocabulary = vocabulary
 
     @property
     def finished(self) -> bool:
@@ -46,7 +44,9 @@ class GenaiOutput:
     def say(self, texts: Sequence[str], reason: str) -> None:
         """Take what `tokens.rows` have become, and why the engine stopped, if it did: `UNFINISHED` if not."""
         final = reason != UNFINISHED
-        text, ended = self._stops.feed(self.tokens.advance(texts, final=final), final=final)
+        text, ended = self.tokens.advance(texts, final=final), False
+        if self.count >= self._min_tokens:
+            text, ended = self._stops.feed(text, final=final)
         if text:
             self._text.append(text)
         self.reason = "stop" if ended else reason
@@ -59,18 +59,27 @@ class GenaiOutput:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids, self._logprobs = [], [], []
         self._end_taken = self.finished
-        words = _as_json(logprobs, self._decode) if wishes.logprobs else ""
+        words = _as_json(logprobs, self._vocabulary) if wishes.logprobs else ""
         return OutputPiece(text, self.reason, self._cumulative, words, ids)
 
 
-def _as_json(logprobs: Sequence[tuple[int, float]], decode: Any) -> str:
-    """In the form of Triton's backend for vLLM: for each token an object with the chosen one alone."""
+def _as_json(logprobs: Sequence[tuple[int, float]], vocabulary: Vocabulary) -> str:
+    """In the form of Triton's backend for vLLM: for each token an object with the chosen one alone.
+
+    A token that is no text has `bytes`, too.
+    """
     if not logprobs:
         return "[]"
-    words: list[str] | None = decode([[token] for token, _ in logprobs])
+    words = vocabulary.words([token for token, _ in logprobs])
     return json.dumps(
         [
-            {str(token): {"logprob": logprob, "rank": None, "decoded_token": word}}
-            for (token, logprob), word in zip(logprobs, words or (), strict=False)
+            {str(token): {"logprob": logprob, "rank": None, **_described(word)}}
+            for (token, logprob), word in zip(logprobs, words, strict=True)
         ]
     )
+
+
+def _described(word: bytes) -> dict[str, Any]:
+    text = word.decode(errors="replace")
+    said: dict[str, Any] = {"decoded_token": text}
+    return said if text.encode() == word else {**said, "bytes": list(word)}

@@ -49,7 +49,6 @@ class SamplingParameters:
     include_stop_str_in_output: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    skip_special_tokens: bool = True
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -74,7 +73,7 @@ def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameter
             elif reader.null is not _ABSENT:
                 fields[reader.field] = reader.null
         elif name in _LACKING:
-            if value not in (None, False, 0, [], {}, _LACKING[name]):
+            if value is not None and value != _LACKING[name]:
                 raise RequestError(f"sampling parameter '{name}' is not supported: OpenVINO GenAI has nothing like it")
         elif strict:
             raise unknown(name, _READERS)
@@ -295,7 +294,6 @@ _READERS: dict[str, _Reader] = dict(
         _same("include_stop_str_in_output", _flag),
         _same("stop_token_ids", _token_ids),
         _same("ignore_eos", _flag),
-        _same("skip_special_tokens", _flag),
         _same("presence_penalty", _real(-2.0, 2.0)),
         _same("frequency_penalty", _real(-2.0, 2.0)),
         _same("repetition_penalty", _real(0.0, math.inf, open_low=True)),
@@ -305,12 +303,13 @@ _READERS: dict[str, _Reader] = dict(
     ]
 )
 _LACKING: Mapping[str, Any] = {
-    "allowed_token_ids": None,
-    "bad_words": None,
+    "allowed_token_ids": [],
+    "bad_words": [],
     "detokenize": True,
-    "logit_bias": None,
-    "lora_name": None,
+    "logit_bias": {},
+    "lora_name": "",
     "prompt_logprobs": None,
+    "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "truncate_prompt_tokens": None,
     "use_beam_search": False,

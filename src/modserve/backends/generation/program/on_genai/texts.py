@@ -1,6 +1,9 @@
 """Turns the tokens of outputs into text as they come: characters of several tokens, and texts to stop at."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
 _PROMPT_TOKENS = 6
 """As many of the prompt's last tokens are decoded with the first ones of the output: some tokenizers drop a space at
@@ -8,6 +11,44 @@ the beginning of a text."""
 _MOST_WAITING = 32
 """Tokens without any text, such as special ones, after which the window moves on."""
 _REPLACEMENT = "\ufffd"
+_BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581".encode()
+"""Stands for a space in vocabularies that have `_BYTE` for single bytes."""
+
+
+class Vocabulary:
+    """The bytes of single tokens: a token may be a part of a character, which has no text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def words(self, tokens: Sequence[int]) -> list[bytes]:
+        """One for each token; empty for special ones."""
+        texts = self._tokenizer.decode([[token] for token in tokens])
+        return [self._word(token, text) for token, text in zip(tokens, texts, strict=True)]
+
+    def _word(self, token: int, text: str) -> bytes:
+        piece = self._pieces.get(token, text.encode())
+        try:
+            return piece if text or piece.decode().isspace() else b""
+        except UnicodeDecodeError:
+            return piece
+
+    @cached_property
+    def _pieces(self) -> Mapping[int, bytes]:
+        """By token; empty where the tokenizer does not tell them. Takes 60 ms for 50,000 tokens."""
+        try:
+            pieces: dict[bytes, int] = self._tokenizer.get_vocab()
+        except RuntimeError:
+            return {}
+        if b"<0x00>" not in pieces or b"<0xFF>" not in pieces:
+            return {token: piece for piece, token in pieces.items()}
+        return {token: _unescaped(piece) for piece, token in pieces.items()}
+
+
+def _unescaped(piece: bytes) -> bytes:
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, b" ")
 
 
 class TokenText:
