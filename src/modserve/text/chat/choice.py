@@ -60,7 +60,9 @@ class TextChoice:
         self._reason: str | None = None
         self._end = TextEnd(request.stops)
         self._tools = tools if tools is not None and tools.tools else None
-        self._parser = None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.names)
+        self._parser = (
+            None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.parameters)
+        )
         self._forced: list[str] = []
         """The text that is a call as a whole, if one is required."""
 

@@ -28,7 +28,7 @@ def test_items_become_messages() -> None:
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {"type": "message", "role": "assistant", "id": "x", "content": [{"type": "output_text", "text": "well"}]},
         CALL,
-        {**CALL, "call_id": "c2", "arguments": ""},
+        {**CALL, "call_id": "c2", "arguments": "{"},
         {"type": "function_call_output", "call_id": "c1", "output": "rain"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "sun"}]},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
@@ -36,7 +36,7 @@ def test_items_become_messages() -> None:
     ]
     calls = [
         {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}},
-        {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": {}}},
+        {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": {"invalid_arguments": "{"}}},
     ]
     assert read(input=items, instructions="be brief").chat.messages == [
         {"role": "system", "content": "be brief"},
@@ -114,7 +114,6 @@ def test_what_openais_clients_send_of_storing_is_no_mistake() -> None:
             "input[0].content[0].text",
             "'input[0].content[0].text' must be a string, not the number 1",
         ),
-        ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments", "'input[0].arguments' is no JSON"),
         ({"input": [{**CALL, "name": 1}]}, "input[0].name", "'input[0].name' must be a string"),
         ({"input": [{"type": "function_call_output"}]}, "input[0].output", "'input[0].output' is missing"),
         (

@@ -97,8 +97,27 @@ def test_messages_are_as_templates_have_them() -> None:
     assert messages[2]["tool_call_id"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"a": 1, "b": "c', {"invalid_arguments": '{"a": 1, "b": "c'}),
+        ("add 1", {"invalid_arguments": "add 1"}),
+        ("[1]", {"invalid_arguments": [1]}),
+        ([1], {"invalid_arguments": [1]}),
+        ({"a": 1}, {"a": 1}),
+        ("null", {}),
+        ("", {}),
+        (None, {}),
+    ],
+)
+def test_arguments_of_a_past_call_are_an_object_whatever_the_model_wrote(written: object, arguments: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": written}}
+    messages = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).messages
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": arguments}
+
+
 def test_tools() -> None:
-    assert chat(tools=[TOOL]).tools.names == {"add"}
+    assert chat(tools=[TOOL]).tools.parameters == {"add": TOOL["function"]["parameters"]}
     assert chat(tools=[TOOL]).tools.schema is None
     assert chat(tools=[TOOL], tool_choice="none").tools.tools == ()
     assert chat(tools=[TOOL], parallel_tool_calls=False).tools.parallel is False
@@ -207,9 +226,9 @@ WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages[0].tool_calls", "must be an array"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "'function'"),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-        "messages[0].tool_calls[0].function.arguments",
-        "is no JSON",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
+        "messages[0].tool_calls[0].function.name",
+        "must be a string",
     ),
     ({"logprobs": 1}, "logprobs", "must be a boolean"),
     ({"top_logprobs": 1}, "top_logprobs", "for requests with 'logprobs': true"),
