@@ -34,6 +34,9 @@ def _message(where: str, message: object) -> Mapping[str, Any]:
         known = ", ".join(sorted(_ROLES))
         raise field_error(f"{where}.role", f"'{where}.role' must be one of {known}")
     read = {**message, "content": _content(f"{where}.content", message.get("content"))}
+    thought = message.get("reasoning_content")
+    if thought is not None and type(thought) is not str:
+        raise fields.wrong_type(f"{where}.reasoning_content", "a string", thought)
     calls = message.get("tool_calls")
     if calls is not None:
         if type(calls) is not list:

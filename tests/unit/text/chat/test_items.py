@@ -48,6 +48,23 @@ def test_items_become_messages() -> None:
     ]
 
 
+def test_a_thought_is_of_the_message_or_call_behind_it() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "well"}]}
+    other = {**thought, "content": [{"type": "reasoning_text", "text": "oh"}]}
+    messages = read(input=[thought, answer, CALL, other, CALL, answer, thought]).chat.messages
+    said = [(each.get("reasoning_content"), each["content"], len(each.get("tool_calls", ()))) for each in messages]
+    assert said == [("hm", "well", 1), ("oh", "", 1), (None, "well", 0), ("hm", "", 0)]
+    assert {each["role"] for each in messages} == {"assistant"}
+
+
+def test_how_much_to_think_reaches_the_template() -> None:
+    assert read(input="a", reasoning={"effort": "low", "summary": "auto"}).chat.template_arguments == {
+        "reasoning_effort": "low"
+    }
+    assert read(input="a", reasoning={"effort": None}).chat.template_arguments == {}
+
+
 def test_a_call_without_a_message_before_it() -> None:
     messages = read(input=[{"role": "user", "content": "a"}, CALL]).chat.messages
     assert [message["role"] for message in messages] == ["user", "assistant"]
