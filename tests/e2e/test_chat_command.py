@@ -188,6 +188,13 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(server: ServerPro
         chat.expect("\N{REPLACEMENT CHARACTER}\\[31mred\N{REPLACEMENT CHARACTER}\n\n> ")
 
 
+def test_a_thought_is_apart(server: ServerProcess) -> None:
+    with at_terminal(["chat", "speaker", url(server)]) as chat:
+        chat.expect("> ")
+        chat.line("SAY:<think> hm </think> yes")
+        chat.expect("\nhm.*\n\nyes <bos>\n\n> ")
+
+
 @pytest.mark.parametrize(
     ("words", "text", "printed"),
     [
@@ -195,6 +202,7 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(server: ServerPro
         (["shout", "hello"], None, "HELLO\n"),
         (["shout", "what is it?"], "a file\n", "A FILE\n\nWHAT IS IT?\n"),
         (["shout"], b"caf\xe9", "CAF\N{REPLACEMENT CHARACTER}\n"),
+        (["speaker"], "SAY:<think> hm </think> yes", "yes <bos>\n"),
         (["escapes"], "x", "\x1b[31mred\x07\n"),
         (["speaker", "--max-tokens=2"], "hello big world", "<user> hello \n"),
         (

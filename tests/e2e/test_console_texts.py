@@ -101,6 +101,14 @@ def test_a_conversation_with_figures_and_history(server: ServerProcess, browser:
     assert [entry for entry in log(browser, "browser") if entry["level"] == "SEVERE"] == []
 
 
+def test_a_thought_is_apart(server: ServerProcess, browser: webdriver.Chrome) -> None:
+    opened_box(browser, server, "speaker")
+    say(browser, "SAY:<think> hm </think> yes")
+    until(lambda: over(browser) and len(turns(browser)) == 3)
+    assert turns(browser)[1:] == ["hm", "yes <bos>"]
+    assert shown(browser, ".turn .words.soft") == ["hm"]
+
+
 def test_a_conversation_lasts_until_a_new_one_begins(server: ServerProcess, browser: webdriver.Chrome) -> None:
     opened_box(browser, server, "speaker")
     say(browser, "remember me")

@@ -4,6 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modserve.backends.generation.program.contract import UNFINISHED
+from modserve.backends.generation.program.on_genai.generation import GenaiOutput
+from modserve.backends.generation.program.on_genai.sampling import read
 from modserve.backends.generation.program.on_genai.texts import StopTexts, TokenText, Vocabulary
 
 
@@ -152,3 +155,27 @@ def test_it_does_not_matter_how_a_text_is_cut(text: str, stops: list[str], inclu
     else:
         assert over
         assert text.startswith(result)
+
+
+JSON = {"structured_outputs": {"json_object": True}}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "pieces", "reason"),
+    [
+        (JSON, ['{"a":', *["\n"] * 17], "length"),
+        (JSON, ['{"a":' + " \n" * 17], "length"),
+        (JSON, ["{", *[" " * 64] * 4, " "], "length"),
+        (JSON, ["{", *["\n" * 16, '"a": 1', "\n" * 16, "}"]], UNFINISHED),
+        (JSON, ["{", "\n" + " " * 255, '"a": 1'], UNFINISHED),
+        ({"structured_outputs": {"regex": r"\s*"}}, ["\n"] * 300, UNFINISHED),
+        ({}, ["\n"] * 300, UNFINISHED),
+    ],
+)
+def test_json_ends_in_endless_white_space(sampling: dict[str, object], pieces: list[str], reason: str) -> None:
+    output = GenaiOutput([], read(sampling), Vocabulary(None))
+    for number, piece in enumerate(pieces):
+        assert output.reason == UNFINISHED
+        output.add([number], [0.0])
+        output.say(["", piece], UNFINISHED)
+    assert output.reason == reason

@@ -35,7 +35,7 @@ TEMPLATE = (
     "{% if messages[0].content == 'long' %}"
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     "{% endif %}"
-    "{{ tools | tojson if tools }}"
+    "{{ tools | tojson if tools }}{{ '<think>\n' if reasoning_effort == 'high' }}"
 )
 
 
@@ -389,6 +389,42 @@ async def test_calls_of_tools_in_a_stream(talk: Talk) -> None:
     assert (call["index"], call["type"]) == (0, "function")
     assert call["function"] == {"name": "add", "arguments": '{"a":1}'}
     assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_thought_in_a_stream(talk: Talk, opened: bool) -> None:
+    await talk.chat(stream=True, reasoning_effort="high" if opened else "low")
+    assert talk.inputs()["text_input"].endswith(b"<think>\n") == opened
+    for piece in ("" if opened else "<think>", "One", " two\n</thi", "nk>\n\nThree"):
+        talk.say(piece)
+    talk.say(".", final=True)
+    choices = [event["choices"][0] for event in (await talk.events())[:-1]]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "One"},
+        {"reasoning_content": " two"},
+        {"content": "Three"},
+        {"content": "."},
+        {},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "content"),
+    [("One</think>\n\nTwo", "One", "Two"), ("One tw", "One tw", ""), ("</think>Two", None, "Two")],
+)
+async def test_a_thought_in_a_whole_response(talk: Talk, text: str, thought: str | None, content: str) -> None:
+    await talk.chat(reasoning_effort="high", max_tokens=1)
+    talk.say(text, final=True)
+    (choice,) = json.loads((await talk.answer()).body)["choices"]
+    assert (choice["message"].get("reasoning_content"), choice["message"]["content"]) == (thought, content)
+    assert choice["finish_reason"] == "length"
+
+
+async def test_completions_are_given_as_they_are(talk: Talk) -> None:
+    await talk.chat(path="/v1/completions", prompt="a<think>")
+    talk.say("b</think>c", final=True)
+    assert json.loads((await talk.answer()).body)["choices"][0]["text"] == "b</think>c"
 
 
 async def test_prompts_without_a_template(talk: Talk) -> None:

@@ -148,6 +148,49 @@ async def test_calls_of_tools_in_a_stream(talk: Talk) -> None:
     assert read[9]["delta"] == read[10]["arguments"] == '{"city":"K"}'
 
 
+async def test_a_thought(talk: Talk) -> None:
+    await ask(talk, tools=[WEATHER])
+    talk.say(f"<think>\nHm.\n</think>\n\nWell {CALL}", final=True)
+    thought, message, call = json.loads((await talk.answer()).body)["output"]
+    assert (thought["type"], thought["summary"], thought["status"]) == ("reasoning", [], "completed")
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert (message["content"][0]["text"], call["type"]) == ("Well ", "function_call")
+
+
+async def test_a_thought_that_is_cut(talk: Talk) -> None:
+    await ask(talk, max_output_tokens=1)
+    talk.say("<think>Hm", final=True)
+    response = json.loads((await talk.answer()).body)
+    (thought,) = response["output"]
+    assert (thought["type"], thought["status"], response["status"]) == ("reasoning", "incomplete", "incomplete")
+
+
+async def test_a_thought_in_a_stream(talk: Talk) -> None:
+    await ask(talk, stream=True)
+    for piece in ("<think>", "Hm", ".\n</think>", "\n\nWell"):
+        talk.say(piece)
+    talk.say(".", final=True)
+    read = await events(talk)
+    assert [(event["type"].removeprefix("response."), event.get("output_index")) for event in read[2:-1]] == [
+        ("output_item.added", 0),
+        ("content_part.added", 0),
+        ("reasoning_text.delta", 0),
+        ("reasoning_text.delta", 0),
+        ("reasoning_text.done", 0),
+        ("content_part.done", 0),
+        ("output_item.done", 0),
+        ("output_item.added", 1),
+        ("content_part.added", 1),
+        ("output_text.delta", 1),
+        ("output_text.delta", 1),
+        ("output_text.done", 1),
+        ("content_part.done", 1),
+        ("output_item.done", 1),
+    ]
+    assert read[6]["text"] == "Hm."
+    assert [item["type"] for item in read[-1]["response"]["output"]] == ["reasoning", "message"]
+
+
 async def test_an_empty_text_is_a_message(talk: Talk) -> None:
     await ask(talk, stream=True)
     talk.end()

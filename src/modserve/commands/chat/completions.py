@@ -47,8 +47,10 @@ def complete(
     sampling: Mapping[str, float],
     response: ChatResponse,
     show: Callable[[str], None],
+    show_thought: Callable[[str], None],
 ) -> None:
-    """Fill `response`, and show each piece as it comes. An exception of `show` or Ctrl-C cancels it at the server.
+    """Fill `response`, and show its pieces and those of the thought before it. An exception of either or Ctrl-C
+    cancels it at the server.
 
     Raises UnreachableError, RefusedError.
     """
@@ -62,11 +64,16 @@ def complete(
             response.usage = event.get("usage") or response.usage
             for choice in event.get("choices") or ():
                 response.finish_reason = choice.get("finish_reason") or response.finish_reason
-                if piece := (choice.get("delta") or {}).get("content"):
+                delta = choice.get("delta") or {}
+                thought, piece = delta.get("reasoning_content") or "", delta.get("content") or ""
+                if thought or piece:
                     response.last = time.perf_counter() - begin
                     response.first = response.first or response.last
                     response.pieces += 1
                     response.text += piece
+                if thought:
+                    show_thought(thought)
+                if piece:
                     show(piece)
 
 

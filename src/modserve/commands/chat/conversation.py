@@ -57,7 +57,7 @@ class Conversation:
         response = ChatResponse()
         screen = _Screen()
         try:
-            complete(self._server, self._model, self._all(), self._sampling, response, screen.show)
+            complete(self._server, self._model, self._all(), self._sampling, response, screen.show, screen.show_thought)
         except KeyboardInterrupt:
             screen.end()
             if not response.text:
@@ -91,15 +91,28 @@ class _Screen:
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
         self._end = "\n"
+        self._is_thought = False
+
+    def show_thought(self, piece: str) -> None:
+        """A piece of what the model thinks before its answer: for people only."""
+        if self._is_terminal:
+            self._is_thought = True
+            self._write(piece, GREY if takes_colours() else "")
 
     def show(self, piece: str) -> None:
+        if self._is_thought:
+            self._is_thought = False
+            self._write("\n\n")
+        self._write(piece)
+
+    def _write(self, piece: str, colour: str = "") -> None:
         if self._is_terminal:
             piece = "".join(
                 character if character.isprintable() or character in _SHOWN_CONTROLS else "\N{REPLACEMENT CHARACTER}"
                 for character in piece
             )
         self._end = piece[-1:]
-        sys.stdout.write(piece)
+        sys.stdout.write(f"{colour}{piece}{PLAIN}" if colour else piece)
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -107,6 +120,7 @@ class _Screen:
         if self._end != "\n":
             print(flush=True)
         self._end = "\n"
+        self._is_thought = False
 
 
 def note(text: str) -> None:

@@ -8,9 +8,10 @@ import orjson
 
 from .contract import Piece
 from .counting import TokenCount
-from .fields import KEEP_STOP
+from .fields import KEEP_STOP, STRUCTURE
 from .requests import TextRequest
 from .stops import TextEnd
+from .thoughts import Thoughts
 from .tool_calls import ToolCall, ToolCalls
 from .tools import ToolChoice
 
@@ -26,6 +27,7 @@ class Delta(NamedTuple):
     text: str
     calls: Sequence[ToolCall] = ()
     logprobs: Alternatives | None = None
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,17 @@ class Usage:
 class TextChoice:
     """A text on its way. `calls` counts its calls of tools so far.
 
-    `count` has the text for a model that does not count its tokens itself.
+    `count` has the text for a model that does not count its tokens itself. `tools` is None for what is no chat.
+    `opened`: the prompt ends within a thought.
     """
 
     def __init__(
-        self, index: int, request: TextRequest, tools: ToolChoice | None = None, count: TokenCount | None = None
+        self,
+        index: int,
+        request: TextRequest,
+        tools: ToolChoice | None = None,
+        count: TokenCount | None = None,
+        opened: bool = False,
     ) -> None:
         self.index = index
         self.calls = 0
@@ -61,7 +69,11 @@ class TextChoice:
         self._reason: str | None = None
         self._end = TextEnd(request.stops, request.sampling.get(KEEP_STOP) is True)
         self._tools = tools if tools is not None and tools.tools else None
-        self._parser = None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.names)
+        self._parser = (
+            None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.parameters)
+        )
+        # What has to have a form has it from its first token on.
+        self._thoughts = None if tools is None else Thoughts(opened and STRUCTURE not in request.sampling)
         self._forced: list[str] = []
         """The text that is a call as a whole, if one is required."""
 
@@ -101,8 +113,14 @@ class TextChoice:
         return reason if reason in _FINISH_REASONS else "stop"
 
     def _divided(self, text: str, final: bool, logprobs: Alternatives | None) -> Delta:
+        thought = ""
+        if self._thoughts is not None:
+            was_thinking = self._thoughts.thinking
+            thought, text = self._thoughts.feed(text, final)
+            if not text and (was_thinking or self._thoughts.thinking):
+                logprobs = None  # they are of the answer
         if self._tools is None:
-            return Delta(text, (), logprobs)
+            return Delta(text, (), logprobs, thought)
         if self._parser is not None:
             split = self._parser.feed(text, final)
             text, calls = split.text, split.calls
@@ -112,7 +130,7 @@ class TextChoice:
         if not self._tools.parallel:
             calls = calls[: max(0, 1 - self.calls)]
         self.calls += len(calls)
-        return Delta(text, calls, logprobs)
+        return Delta(text, calls, logprobs, thought)
 
 
 def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:

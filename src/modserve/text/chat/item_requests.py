@@ -13,7 +13,7 @@ import orjson
 from . import fields, items
 from .errors import field_error
 from .refusals import RESPONSES, check_names
-from .requests import ChatRequest, structure, text_request
+from .requests import ChatRequest, structure, template_arguments, text_request
 from .tools import read_flat_tools
 
 _LONGEST = "max_output_tokens"
@@ -27,7 +27,7 @@ _TEXT_FIELDS = (fields.SAMPLING - {"n", "logprobs", "max_tokens", "max_completio
 }
 _FIELDS = _TEXT_FIELDS | {
     *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "include", "top_logprobs"),
-    *("stream_options", "chat_template_kwargs"),
+    *("stream_options", "chat_template_kwargs", "reasoning"),
 }
 _REPEATED: Final[Mapping[str, object]] = {
     "instructions": None,
@@ -62,7 +62,8 @@ def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
         _LONGEST,
     )
     text = replace(text, include_usage=text.stream)
-    arguments = fields.mapping(document, "chat_template_kwargs") or {}
+    reasoning = fields.mapping(document, "reasoning") or {}
+    arguments = template_arguments(document, reasoning.get("effort"), "reasoning.effort")
     chat = ChatRequest(text, items.read_messages(document), tools, arguments)
     said = {name: default if (value := document.get(name)) is None else value for name, default in _REPEATED.items()}
     repeated = {**said, "text": {"format": form.get("format") or {"type": "text"}}}

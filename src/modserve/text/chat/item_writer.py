@@ -1,9 +1,10 @@
 """What clients of ``responses`` get: a response with items, or the events in which it grows.
 
 The events of a message are ``output_item.added``, ``content_part.added``, ``output_text.delta`` for each piece, and
-``output_text.done``, ``content_part.done`` and ``output_item.done``, which have all of it. Those of a call of a tool
-are ``output_item.added``, ``function_call_arguments.delta`` and ``.done``, and ``output_item.done``. Before them come
-``response.created`` and ``response.in_progress``, at the end ``response.completed``, ``.incomplete`` or ``.failed``.
+``output_text.done``, ``content_part.done`` and ``output_item.done``, which have all of it. A thought has the same ones
+with ``reasoning_text``. Those of a call of a tool are ``output_item.added``, ``function_call_arguments.delta`` and
+``.done``, and ``output_item.done``. Before them come ``response.created`` and ``response.in_progress``, at the end
+``response.completed``, ``.incomplete`` or ``.failed``.
 """
 
 import time
@@ -21,6 +22,10 @@ from .logprobs import chat_logprobs
 from .responses import Whole
 from .tool_calls import ToolCall
 
+_MESSAGE, _REASONING = "message", "reasoning"
+_PARTS: Mapping[str, str] = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
+"""Type of an item that grows → type of its part, which is in the names of its events."""
+_IDS: Mapping[str, str] = {_MESSAGE: "msg", _REASONING: "rs"}
 _CODES: Mapping[int, str] = {429: "rate_limit_exceeded"}
 """HTTP status → code of a response that failed. Others are the server's."""
 
@@ -39,15 +44,17 @@ class ItemWriter:
         self._number = 0
         self._items: list[dict[str, Any]] = []
         """Those that are complete."""
-        self._message: _Message | None = None
+        self._open: _OpenItem | None = None
         """The one that grows."""
 
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
         events = self._beginning()
+        if delta.thought:
+            events += self._say(_REASONING, delta.thought, None)
         if delta.text or delta.logprobs:
-            events += self._say(delta)
+            events += self._say(_MESSAGE, delta.text, delta.logprobs)
         if delta.calls:
-            events += self._end_message("completed")
+            events += self._end_open("completed")
             for call in delta.calls:
                 events += self._call(call)
         return events
@@ -60,9 +67,9 @@ class ItemWriter:
         (choice,) = choices
         status = _status(choice)
         events = self._beginning()
-        if not self._items and self._message is None:
-            events += self._begin_message()
-        events += self._end_message(status)
+        if not self._items and self._open is None:
+            events += self._begin(_MESSAGE)
+        events += self._end_open(status)
         return events + self._event(f"response.{status}", {"response": self._response(status, self._items, usage)})
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
@@ -76,9 +83,14 @@ class ItemWriter:
     def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
         (whole,) = wholes
         status, text, items = _status(whole.choice), whole.text, []
-        if text or whole.logprobs or not whole.calls:
-            part = _part(text, self._logprobs(whole.logprobs))
-            items.append(_message_item(self._item_id("msg", 0), "completed" if whole.calls else status, [part]))
+        if whole.thought:
+            part = _part(_REASONING, whole.thought, [])
+            over = text or whole.calls
+            items.append(_item(_REASONING, self._item_id("rs", 0), "completed" if over else status, [part]))
+        if text or not (whole.calls or whole.thought) or (whole.logprobs and not whole.thought):
+            part = _part(_MESSAGE, text, self._logprobs(whole.logprobs))
+            id = self._item_id("msg", len(items))
+            items.append(_item(_MESSAGE, id, "completed" if whole.calls else status, [part]))
         for call in whole.calls:
             items.append(_call_item(self._item_id("fc", len(items)), self._item_id("call", len(items)), call))
         return orjson.dumps(self._response(status, items, usage))
@@ -90,34 +102,41 @@ class ItemWriter:
         events = self._event("response.created", {"response": response})
         return events + self._event("response.in_progress", {"response": response})
 
-    def _say(self, delta: Delta) -> bytes:
-        events = self._begin_message()
-        assert self._message is not None, "it was begun: this is a bug"
-        logprobs = self._logprobs(delta.logprobs)
-        self._message.texts.append(delta.text)
-        self._message.logprobs += logprobs
-        said = {**self._message.place, "content_index": 0, "delta": delta.text, "logprobs": logprobs}
-        return events + self._event("response.output_text.delta", said)
+    def _say(self, kind: str, text: str, logprobs: Alternatives | None) -> bytes:
+        """A piece of the item of this kind, which begins with it if another one or none was open."""
+        events = self._begin(kind)
+        opened = self._open
+        assert opened is not None, "it was begun: this is a bug"
+        opened.texts.append(text)
+        said = {**opened.place, "content_index": 0, "delta": text}
+        if kind == _MESSAGE:
+            said["logprobs"] = self._logprobs(logprobs)
+            opened.logprobs += said["logprobs"]
+        return events + self._event(f"response.{_PARTS[kind]}.delta", said)
 
-    def _begin_message(self) -> bytes:
-        if self._message is not None:
+    def _begin(self, kind: str) -> bytes:
+        if self._open is not None and self._open.kind == kind:
             return b""
+        events = self._end_open("completed")
         index = len(self._items)
-        self._message = message = _Message(self._item_id("msg", index), index)
-        item = _message_item(message.id, "in_progress", [])
-        events = self._event("response.output_item.added", {"output_index": index, "item": item})
-        part = {**message.place, "content_index": 0, "part": _part("", [])}
+        self._open = opened = _OpenItem(kind, self._item_id(_IDS[kind], index), index)
+        item = _item(kind, opened.id, "in_progress", [])
+        events += self._event("response.output_item.added", {"output_index": index, "item": item})
+        part = {**opened.place, "content_index": 0, "part": _part(kind, "", [])}
         return events + self._event("response.content_part.added", part)
 
-    def _end_message(self, status: str) -> bytes:
-        message = self._message
-        if message is None:
+    def _end_open(self, status: str) -> bytes:
+        opened = self._open
+        if opened is None:
             return b""
-        self._message, text = None, "".join(message.texts)
-        place, part = {**message.place, "content_index": 0}, _part(text, message.logprobs)
-        events = self._event("response.output_text.done", {**place, "text": text, "logprobs": message.logprobs})
+        self._open, text = None, "".join(opened.texts)
+        place, part = {**opened.place, "content_index": 0}, _part(opened.kind, text, opened.logprobs)
+        said = {**place, "text": text}
+        if opened.kind == _MESSAGE:
+            said["logprobs"] = opened.logprobs
+        events = self._event(f"response.{_PARTS[opened.kind]}.done", said)
         events += self._event("response.content_part.done", {**place, "part": part})
-        return events + self._complete(_message_item(message.id, status, [part]))
+        return events + self._complete(_item(opened.kind, opened.id, status, [part]))
 
     def _call(self, call: ToolCall) -> bytes:
         index = len(self._items)
@@ -166,12 +185,13 @@ class ItemWriter:
         return [] if top is None or not alternatives else chat_logprobs(alternatives, top)["content"]
 
 
-class _Message:
-    """A message that grows, the item `index` of its response."""
+class _OpenItem:
+    """A message or a thought that grows, the item `index` of its response."""
 
-    def __init__(self, id: str, index: int) -> None:
+    def __init__(self, kind: str, id: str, index: int) -> None:
+        self.kind = kind
         self.id = id
-        self.place = {"item_id": id, "output_index": index}
+        self.place: dict[str, Any] = {"item_id": id, "output_index": index}
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
 
@@ -180,12 +200,14 @@ def _status(choice: TextChoice) -> str:
     return "incomplete" if choice.finish_reason == "length" else "completed"
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    part = {"type": _PARTS[kind], "text": text}
+    return part | {"annotations": [], "logprobs": logprobs} if kind == _MESSAGE else part
 
 
-def _message_item(id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
+def _item(kind: str, id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant"} if kind == _MESSAGE else {"summary": []}
+    return {"id": id, "type": kind, **said, "status": status, "content": content}
 
 
 def _call_item(id: str, call_id: str, call: ToolCall) -> dict[str, Any]:

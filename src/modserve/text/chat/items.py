@@ -4,7 +4,7 @@
 ``message``, or no `type`   a message, whose content is a text or a list of parts with texts
 ``function_call``           a call that the model has made: part of the assistant's message
 ``function_call_output``    a message of the tool
-``reasoning``               left out: it is for the vendor's own models
+``reasoning``               what the model thought before the item that follows; left out if it has no text
 ==========================  ===================================================================
 """
 
@@ -16,7 +16,7 @@ from .errors import field_error
 from .messages import past_call
 
 _ROLES = ("assistant", "developer", "system", "user")
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_TEXTS = {"input_text": "text", "output_text": "text", "reasoning_text": "text", "text": "text", "refusal": "refusal"}
 """Type of a part → its member with the text."""
 
 
@@ -44,7 +44,10 @@ def _add(messages: list[Mapping[str, Any]], where: str, item: object) -> None:
         raise fields.wrong_type(where, "an object", item)
     kind = item.get("type") or "message"
     if kind == "message":
-        messages.append(_message(where, item))
+        message, last = _message(where, item), messages[-1] if messages else {}
+        if message["role"] == "assistant" and _is_thought(last):
+            message = {**messages.pop(), **message}
+        messages.append(message)
     elif kind == "function_call":
         _add_call(messages, where, item)
     elif kind == "function_call_output":
@@ -52,9 +55,17 @@ def _add(messages: list[Mapping[str, Any]], where: str, item: object) -> None:
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "item_reference":
         raise field_error(where, f"'{where}' refers to an item of before, and nothing is stored: send the item itself")
-    elif kind != "reasoning":
+    elif kind == "reasoning":
+        if item.get("content"):
+            thought = _text(f"{where}.content", item["content"])
+            messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+    else:
         known = "'message', 'function_call', 'function_call_output' or 'reasoning'"
         raise field_error(f"{where}.type", f"'{where}.type' must be {known}")
+
+
+def _is_thought(message: Mapping[str, Any]) -> bool:
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _message(where: str, item: Mapping[str, Any]) -> Mapping[str, Any]:

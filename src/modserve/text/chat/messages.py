@@ -1,13 +1,15 @@
 """The messages of a conversation, as chat templates have them."""
 
+import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from . import fields
 from .errors import field_error
 
+INVALID: Final = "invalid_arguments"
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
@@ -32,6 +34,9 @@ def _message(where: str, message: object) -> Mapping[str, Any]:
         known = ", ".join(sorted(_ROLES))
         raise field_error(f"{where}.role", f"'{where}.role' must be one of {known}")
     read = {**message, "content": _content(f"{where}.content", message.get("content"))}
+    thought = message.get("reasoning_content")
+    if thought is not None and type(thought) is not str:
+        raise fields.wrong_type(f"{where}.reasoning_content", "a string", thought)
     calls = message.get("tool_calls")
     if calls is not None:
         if type(calls) is not list:
@@ -71,14 +76,17 @@ def _past_call(where: str, call: object) -> Mapping[str, Any]:
 def past_call(where: str, call: Mapping[str, Any], function: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     """A call that a model has made before: `call` with the name and the arguments of `function`, which is at `place`.
 
-    Arguments that are JSON become an object, as templates have them. Raises `RequestFieldError`.
+    Templates take an object for the arguments. Whatever else a model wrote, or did not write to its end, becomes the
+    member `INVALID` of one: the conversation goes on, and the model sees it. Raises `RequestFieldError`.
     """
-    name, arguments = function.get("name"), function.get("arguments") or "{}"
+    name, arguments = function.get("name"), function.get("arguments")
     if type(name) is not str:
         raise field_error(f"{where}{place}.name", f"'{where}{place}.name' must be a string")
     if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            raise field_error(f"{where}{place}.arguments", f"'{where}{place}.arguments' is no JSON") from None
+        with contextlib.suppress(orjson.JSONDecodeError):
+            arguments = orjson.loads(arguments or "null")
+    if arguments is None:
+        arguments = {}
+    elif not isinstance(arguments, dict):
+        arguments = {INVALID: arguments}
     return {**call, "function": {**(function if place else {}), "name": name, "arguments": arguments}}

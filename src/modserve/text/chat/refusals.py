@@ -1,7 +1,7 @@
 """Fields of OpenAI, vLLM and TGI that change what a text may be, and that nothing here can honour.
 
 A response that ignores one of them looks right, so a request with one is refused. Fields that express a preference
-(``reasoning_effort``, ``verbosity``) or describe the client are ignored, see `unknown_fields`. Fields that some models
+(``verbosity``) or describe the client are ignored, see `unknown_fields`. Fields that some models
 can honour are in `fields.CONSTRAINTS`.
 """
 

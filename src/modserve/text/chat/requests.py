@@ -17,7 +17,7 @@ _USUAL_MAX_TOKENS: Final = 16
 
 _CHAT_FIELDS = fields.COMMON | {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
-    *("chat_template_kwargs", "add_generation_prompt"),
+    *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt"),
 }
 _COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "response_format"}
 
@@ -115,9 +115,21 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
         text_request(document, logprobs, structure(document, tools)),
         read_messages(document),
         tools,
-        fields.mapping(document, "chat_template_kwargs") or {},
+        template_arguments(document, document.get("reasoning_effort"), "reasoning_effort"),
         fields.boolean(document, "add_generation_prompt", True),
     )
+
+
+def template_arguments(document: Mapping[str, Any], effort: object, field: str) -> Mapping[str, Any]:
+    """What the chat template sees beside the conversation: how much to think, which `field` has, and what
+    ``chat_template_kwargs`` have, which go before it."""
+    arguments = fields.mapping(document, "chat_template_kwargs") or {}
+    if effort is None:
+        return arguments
+    if type(effort) is not str:
+        raise fields.wrong_type(field, "a string", effort)
+    thinking = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinking, **arguments}
 
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:

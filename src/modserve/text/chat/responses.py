@@ -25,6 +25,7 @@ class Whole:
         self.size = 0
         """Characters."""
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self.calls: list[ToolCall] = []
         self.logprobs: list[dict[str, Any]] = []
 
@@ -32,9 +33,14 @@ class Whole:
     def text(self) -> str:
         return "".join(self._texts)
 
+    @property
+    def thought(self) -> str:
+        return "".join(self._thoughts)
+
     def add(self, delta: Delta) -> None:
         self._texts.append(delta.text)
-        self.size += len(delta.text)
+        self._thoughts.append(delta.thought)
+        self.size += len(delta.text) + len(delta.thought)
         self.calls += delta.calls
         self.logprobs += delta.logprobs or ()
 
@@ -97,6 +103,8 @@ class ChatWriter:
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             events = self._event(choice, {"role": "assistant", "content": ""})
+        if delta.thought:
+            events += self._event(choice, {"reasoning_content": delta.thought})
         if delta.text or delta.logprobs:
             events += self._event(choice, {"content": delta.text}, self._logprobs(delta.logprobs))
         if delta.calls:
@@ -120,6 +128,8 @@ class ChatWriter:
             text = whole.text
             message: dict[str, Any] = {"role": "assistant", "content": text or (None if whole.calls else "")}
             message["refusal"] = None
+            if whole.thought:
+                message["reasoning_content"] = whole.thought
             if whole.calls:
                 calls = [self._call(whole.choice, index, call) for index, call in enumerate(whole.calls)]
                 message["tool_calls"] = calls

@@ -1,24 +1,42 @@
 """Calls of tools in the text of a model, in the forms that chat templates teach models.
 
-=========================================  ==========================================================
-``<tool_call>{…}</tool_call>``              Hermes, Qwen, SmolLM; with a list, several calls
-``[TOOL_CALLS][{…}, …]``                    Mistral
-``<|python_tag|>{…}``, or ``{…}`` alone     Llama 3
-=========================================  ==========================================================
+================================================  ==============================================================
+``<tool_call>{…}</tool_call>``                    Hermes, Qwen, SmolLM; with a list, several calls
+``<tool_call><function=f><parameter=p>…``         Qwen3-Coder, which at times leaves out ``<tool_call>``
+``[TOOL_CALLS][{…}, …]``                          Mistral
+``[TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]g[ARGS]{…}``  Mistral since v11: also with ``[CALL_ID]``, or without ``[ARGS]``
+``<|python_tag|>{…}; {…}``, or ``{…}`` alone      Llama 3: several calls have ``;``, a comma or nothing between them
+================================================  ==============================================================
 
-An object has ``name`` and ``arguments`` (or ``parameters``). What is not such a call stays text.
+An object has ``name`` and ``arguments`` (or ``parameters``). What is not such a call stays text. Engines may leave out
+the marks that are special tokens, such as ``[TOOL_CALLS]``: what then begins the text is a call all the same.
 """
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from .stops import overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_WHOLE = ("[TOOL_CALLS]", "<|python_tag|>", "{")
-"""With one of these at the beginning, all of the text is calls."""
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_TO_THE_END = ("[TOOL_CALLS]", "<|python_tag|>")
+"""Behind one of these, all of the text is calls."""
+_MARKS = (OPEN, _FUNCTION, *_TO_THE_END)
+_ANY_MARK = re.compile("|".join(map(re.escape, _MARKS)))
+_AFTER_NAME = ("{", "[ARGS]", "[CALL_ID]")
+_BETWEEN = re.compile(r"(?:[\s;,]|\[TOOL_CALLS\]|<\|python_tag\|>|<\|eom_id\|>)*")
+_NAMED = re.compile(r"([^\s\[\]{}\"]++)(?:\s*+\[CALL_ID\]\s*+\w*+)?+(?:\s*+\[ARGS\])?+\s*+(?=\{)")
+_LONG_END = re.compile(rf"{_FUNCTION_END}\s*{CLOSE}")
+_PARAMETER = re.compile(r"\s*<parameter=([^>]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
+"""Values that Qwen3-Coder's template writes as Python does."""
+_DECODER = json.JSONDecoder()
 
 
 class ToolCall(NamedTuple):
@@ -39,71 +57,114 @@ class Split:
 class ToolCalls:
     """Divides a text that comes in pieces into text and calls.
 
-    `names` are those of the tools that may be called: whatever names another one is text.
+    `parameters` has the schema for each of the tools that may be called: whatever names another one is text.
     """
 
-    __slots__ = ("_after_call", "_begun", "_held", "_names", "_whole")
+    __slots__ = ("_after_call", "_begun", "_held", "_parameters", "_whole")
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
+    def __init__(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
+        self._parameters = parameters
         self._held = ""
         self._begun = False
         self._after_call = False
         """White space is no text."""
         self._whole = False
-        """All of the text may be one call: it is held to its end."""
+        """All of the text may be calls: it is held to its end."""
 
     def feed(self, text: str, final: bool = False) -> Split:
         """What can be said of the text by now; with `final`, of all of it."""
         held = self._held + text
         split = Split("", [])
         if not self._begun:
-            held = held.lstrip() if held.lstrip().startswith(_WHOLE) else held
-            begin = held.strip()
-            if not final and (not begin or any(mark.startswith(begin) and begin != mark for mark in _WHOLE)):
+            begin = held.lstrip()
+            if not final and self._may_begin(begin):
                 self._held = held
                 return split
             self._begun = True
-            self._whole = held.startswith(_WHOLE)
-        if self._whole:
-            self._held = "" if final else held
-            if final:
-                split.calls = self._read(_without_mark(held))
-                split.text = "" if split.calls else held
-            return split
-        self._held = self._divide(held, split, final)
+            self._whole = begin.startswith(("{", "[{")) or any(map(begin.startswith, self._beginnings()))
+            held = begin if self._whole else held
+        if not self._whole:
+            held = self._divide(held, split, final)
+        if self._whole and final:
+            split.calls, rest = self._sequence(held)
+            split.text += rest
+            held = ""
+        self._held = held
         return split
+
+    def _may_begin(self, begin: str) -> bool:
+        """Whether more has to come before it is known if `begin` is a call without a mark."""
+        return begin in ("", "[") or any(each != begin and each.startswith(begin) for each in self._beginnings())
+
+    def _beginnings(self) -> list[str]:
+        return [name + after for name in self._parameters for after in _AFTER_NAME]
 
     def _divide(self, text: str, split: Split, final: bool) -> str:
         """Add to `split`; returns what has to wait."""
         while True:
             if self._after_call:
                 text = text.lstrip()
+                if not final and CLOSE.startswith(text):
+                    return text
+                text = text.removeprefix(CLOSE).lstrip()  # of a call that had no `OPEN`
                 self._after_call = not text
-            before, mark, rest = text.partition(OPEN)
-            if not mark:
-                kept = 0 if final else overlap(before, OPEN)
-                split.text += before[: len(before) - kept]
-                return before[len(before) - kept :]
-            inner, close, after = rest.partition(CLOSE)
-            if not close and not final:
-                split.text += _before_call(before)
-                return OPEN + rest
-            calls = self._read(inner)
-            if calls:
-                split.calls += calls
-                split.text += _before_call(before)
-                self._after_call = True
-            else:
-                split.text += before + OPEN + inner + close
-            text = after
+            mark = _ANY_MARK.search(text)
+            if mark is None:
+                kept = 0 if final else max(overlap(text, each) for each in _MARKS)
+                split.text += text[: len(text) - kept]
+                return text[len(text) - kept :]
+            before, text = text[: mark.start()], text[mark.start() :]
+            blank = not before.strip()  # line breaks before a call belong to it
+            self._whole = mark.group() in _TO_THE_END
+            end = 0 if self._whole else _end_of_call(text) or (_end_of_text(text) if final else 0)
+            if not end:
+                split.text += "" if blank else before
+                return before + text if blank else text
+            calls = self._marked(text[:end])
+            split.calls += calls
+            split.text += ("" if blank else before) if calls else before + text[:end]
+            self._after_call = bool(calls)
+            text = text[end:]
 
-    def _read(self, text: str) -> list[ToolCall]:
-        """The calls in JSON; none if it is anything else."""
+    def _marked(self, text: str) -> list[ToolCall]:
+        """The calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
+        inner = text.removeprefix(OPEN).removesuffix(CLOSE).strip()
+        if inner.startswith(_FUNCTION):
+            return self._function(inner)
+        calls, rest = self._sequence(inner)
+        return [] if rest else calls
+
+    def _sequence(self, text: str) -> tuple[list[ToolCall], str]:
+        """The calls that follow each other, and the text behind them; all of it where there is none."""
+        calls: list[ToolCall] = []
+        end = 0
+        while True:
+            between = _BETWEEN.match(text, end)
+            start = between.end() if between else end
+            read, after = self._read(text, start)
+            if not read:
+                return calls, "" if calls and start == len(text) else text[end:]
+            calls += read
+            end = after
+
+    def _read(self, text: str, start: int) -> tuple[list[ToolCall], int]:
+        """The calls in the JSON at `start`, with a name before it or in it, and where it ends; none if it is anything
+        else."""
+        named = _NAMED.match(text, start)
+        start = start if named is None else named.end()
         try:
-            value = orjson.loads(text.strip())
-        except orjson.JSONDecodeError:
-            return []
+            if not text.startswith(("{", "["), start):
+                return [], start
+            _, end = _DECODER.raw_decode(text, start)
+            value = orjson.loads(text[start:end])
+        except (ValueError, RecursionError):
+            return [], start
+        if named is None:
+            return self._in_json(value), end
+        known = named[1] in self._parameters
+        return [ToolCall(named[1], orjson.dumps(value).decode())] if known else [], end
+
+    def _in_json(self, value: object) -> list[ToolCall]:
         calls = []
         for each in value if isinstance(value, list) else [value]:
             if not isinstance(each, dict):
@@ -111,20 +172,84 @@ class ToolCalls:
             inner = each.get("function")
             call = inner if isinstance(inner, dict) else each
             name = call.get("name")
-            if not isinstance(name, str) or name not in self._names:
+            if not isinstance(name, str) or name not in self._parameters:
                 return []
-            arguments = call.get("arguments", call.get("parameters", {}))
+            said = [call[key] for key in ("arguments", "parameters") if call.get(key) is not None]
+            arguments = said[0] if said else {}
             calls.append(ToolCall(name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()))
         return calls
 
+    def _function(self, text: str) -> list[ToolCall]:
+        """The call in Qwen3-Coder's form; none if it is anything else."""
+        name, _, body = text.removeprefix(_FUNCTION).partition(">")
+        schema = self._parameters.get(name.strip())
+        if schema is None or not body.endswith(_FUNCTION_END):
+            return []
+        body = body.removesuffix(_FUNCTION_END).rstrip()
+        arguments: dict[str, object] = {}
+        at = 0
+        while at < len(body):
+            parameter = _PARAMETER.match(body, at)
+            if parameter is None:
+                return []
+            arguments[parameter[1].strip()] = _value(parameter[2], schema, parameter[1].strip())
+            at = parameter.end()
+        return [ToolCall(name.strip(), orjson.dumps(arguments).decode())]
 
-def _before_call(text: str) -> str:
-    """Line breaks before a call belong to it."""
-    return text.rstrip() if not text.strip() else text
+
+def _end_of_call(text: str) -> int:
+    """Where the call ends that `text` begins with; 0 if that is still to come.
+
+    The mark of an end may stand in a string, or in the value of a parameter.
+    """
+    if text.startswith(_FUNCTION):
+        return text.find(_FUNCTION_END) + len(_FUNCTION_END) if _FUNCTION_END in text else 0
+    inner = text.removeprefix(OPEN).lstrip()
+    if inner.startswith(_FUNCTION):
+        end = _LONG_END.search(text)
+        return 0 if end is None else end.end()
+    has_strings = inner.startswith(("{", "["))
+    close = text.find(CLOSE)
+    while close >= 0 and has_strings and _ESCAPE.sub("", text[:close]).count('"') % 2:
+        close = text.find(CLOSE, close + 1)
+    return close + len(CLOSE) if close >= 0 else 0
 
 
-def _without_mark(text: str) -> str:
-    for mark in _WHOLE[:-1]:
-        if text.startswith(mark):
-            return text.removeprefix(mark).removesuffix("<|eom_id|>")
-    return text
+def _end_of_text(text: str) -> int:
+    """How far the text goes that is no call, though it begins like one."""
+    return text.find(CLOSE) + len(CLOSE) if CLOSE in text else len(text)
+
+
+def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
+    """The value of a parameter, which is written without quotes: by its type, where the schema has one."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or name not in properties:
+        return text
+    types = _types(properties[name], schema)
+    if "string" in types and not ("null" in types and text in ("null", "None")):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _PYTHON.get(text, text)
+
+
+def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
+    """The types that a schema names, also those of its alternatives."""
+    described = _resolved(schema, root)
+    alternatives = described.get("anyOf", described.get("oneOf"))
+    types: list[object] = []
+    for each in alternatives if isinstance(alternatives, list) else [described]:
+        type = _resolved(each, root).get("type")
+        types += type if isinstance(type, list) else [type]
+    return types
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or what it refers to in `root`; empty if it is none."""
+    place = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(place, str) and place.startswith("#/"):
+        schema = root
+        for name in place[2:].split("/"):
+            schema = schema.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+    return schema if isinstance(schema, dict) else {}

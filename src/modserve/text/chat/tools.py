@@ -33,13 +33,14 @@ class ToolChoice:
         self.parallel = parallel
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+    def parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """For each function, the schema of its parameters."""
+        return {tool["function"]["name"]: tool["function"].get("parameters") or _NONE for tool in self.tools}
 
     @property
     def schema(self) -> Mapping[str, Any] | None:
         """What the text has to be so that it is a call; None if it may be anything."""
-        functions = {tool["function"]["name"]: tool["function"].get("parameters") or _NONE for tool in self.tools}
+        functions = self.parameters
         if self.only:
             return {"type": "object", **functions[self.only]}
         if not self.required:

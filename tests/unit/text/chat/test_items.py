@@ -28,7 +28,7 @@ def test_items_become_messages() -> None:
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {"type": "message", "role": "assistant", "id": "x", "content": [{"type": "output_text", "text": "well"}]},
         CALL,
-        {**CALL, "call_id": "c2", "arguments": ""},
+        {**CALL, "call_id": "c2", "arguments": "{"},
         {"type": "function_call_output", "call_id": "c1", "output": "rain"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "sun"}]},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
@@ -36,7 +36,7 @@ def test_items_become_messages() -> None:
     ]
     calls = [
         {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}},
-        {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": {}}},
+        {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": {"invalid_arguments": "{"}}},
     ]
     assert read(input=items, instructions="be brief").chat.messages == [
         {"role": "system", "content": "be brief"},
@@ -46,6 +46,23 @@ def test_items_become_messages() -> None:
         {"role": "tool", "tool_call_id": "c2", "content": "sun"},
         {"role": "assistant", "content": "no", "tool_calls": calls[:1]},
     ]
+
+
+def test_a_thought_is_of_the_message_or_call_behind_it() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "well"}]}
+    other = {**thought, "content": [{"type": "reasoning_text", "text": "oh"}]}
+    messages = read(input=[thought, answer, CALL, other, CALL, answer, thought]).chat.messages
+    said = [(each.get("reasoning_content"), each["content"], len(each.get("tool_calls", ()))) for each in messages]
+    assert said == [("hm", "well", 1), ("oh", "", 1), (None, "well", 0), ("hm", "", 0)]
+    assert {each["role"] for each in messages} == {"assistant"}
+
+
+def test_how_much_to_think_reaches_the_template() -> None:
+    assert read(input="a", reasoning={"effort": "low", "summary": "auto"}).chat.template_arguments == {
+        "reasoning_effort": "low"
+    }
+    assert read(input="a", reasoning={"effort": None}).chat.template_arguments == {}
 
 
 def test_a_call_without_a_message_before_it() -> None:
@@ -115,7 +132,6 @@ def test_what_openais_clients_send_of_storing_is_no_mistake() -> None:
             "input[0].content[0].text",
             "'input[0].content[0].text' must be a string, not the number 1",
         ),
-        ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments", "'input[0].arguments' is no JSON"),
         ({"input": [{**CALL, "name": 1}]}, "input[0].name", "'input[0].name' must be a string"),
         ({"input": [{"type": "function_call_output"}]}, "input[0].output", "'input[0].output' is missing"),
         (

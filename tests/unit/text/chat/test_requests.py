@@ -119,8 +119,48 @@ def test_messages_are_as_templates_have_them() -> None:
     assert messages[2]["tool_call_id"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"a": 1, "b": "c', {"invalid_arguments": '{"a": 1, "b": "c'}),
+        ("add 1", {"invalid_arguments": "add 1"}),
+        ("[1]", {"invalid_arguments": [1]}),
+        ([1], {"invalid_arguments": [1]}),
+        ({"a": 1}, {"a": 1}),
+        ("null", {}),
+        ("", {}),
+        (None, {}),
+    ],
+)
+def test_arguments_of_a_past_call_are_an_object_whatever_the_model_wrote(written: object, arguments: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": written}}
+    messages = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).messages
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+    ],
+)
+def test_how_much_to_think_reaches_the_template(said: dict[str, Any], arguments: dict[str, Any]) -> None:
+    assert chat(**said).template_arguments == arguments
+
+
+def test_a_thought_of_before_reaches_the_template() -> None:
+    message = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
+    assert chat(messages=[USER, message]).messages[1] == message
+
+
 def test_tools() -> None:
-    assert chat(tools=[TOOL]).tools.names == {"add"}
+    assert chat(tools=[TOOL]).tools.parameters == {"add": TOOL["function"]["parameters"]}
     assert chat(tools=[TOOL]).tools.schema is None
     assert chat(tools=[TOOL], tool_choice="none").tools.tools == ()
     assert chat(tools=[TOOL], parallel_tool_calls=False).tools.parallel is False
@@ -236,12 +276,18 @@ WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a string or an array of parts"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "is no text"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "a string"),
+    ({"reasoning_effort": 1}, "reasoning_effort", "must be a string, not the number 1"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "reasoning_content": {}}]},
+        "messages[0].reasoning_content",
+        "must be a string, not an object",
+    ),
     ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages[0].tool_calls", "must be an array"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "'function'"),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-        "messages[0].tool_calls[0].function.arguments",
-        "is no JSON",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
+        "messages[0].tool_calls[0].function.name",
+        "must be a string",
     ),
     ({"logprobs": 1}, "logprobs", "must be a boolean"),
     ({"top_logprobs": 1}, "top_logprobs", "for requests with 'logprobs': true"),

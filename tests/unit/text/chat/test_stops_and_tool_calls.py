@@ -1,5 +1,7 @@
 """Where texts end, and the calls of tools in them, however they are cut into pieces."""
 
+from typing import Any
+
 import pytest
 
 from modserve.text.chat.stops import TextEnd, overlap
@@ -7,6 +9,9 @@ from modserve.text.chat.tool_calls import Split, ToolCall, ToolCalls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln"}}'
 CALL = ToolCall("weather", '{"city":"Köln"}')
+CITY = '{"city": "Köln"}'
+LONG = "<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>"
+NOTE = '{"name": "note", "arguments": {"text": "ends </tool_call>"}}'
 
 
 def ended(text: str, stops: tuple[str, ...], size: int) -> tuple[str, bool]:
@@ -61,8 +66,24 @@ def test_overlap(text: str, mark: str, size: int) -> None:
     assert overlap(text, mark) == size
 
 
-def divided(text: str, size: int, names: frozenset[str] = frozenset({"weather"})) -> tuple[str, list[ToolCall]]:
-    parser, kept, calls = ToolCalls(names), "", []
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "plot": {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "size": {"type": "integer"},
+            "points": {"$ref": "#/$defs/Points"},
+            "grid": {"type": "boolean"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "$defs": {"Points": {"type": "array"}},
+    },
+}
+
+
+def divided(text: str, size: int) -> tuple[str, list[ToolCall]]:
+    parser, kept, calls = ToolCalls(PARAMETERS), "", []
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     for index, piece in enumerate([*pieces, ""]):
         split = parser.feed(piece, final=index == len(pieces))
@@ -80,7 +101,30 @@ def divided(text: str, size: int, names: frozenset[str] = frozenset({"weather"})
         (f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{WEATHER}\n</tool_call>", "", 2),
         (f"<tool_call>[{WEATHER}, {WEATHER}]</tool_call>", "", 2),
         (f"Let me look. <tool_call>{WEATHER}</tool_call>", "Let me look. ", 1),
+        (f"<tool_call>{WEATHER}", "", 1),
+        (f"<tool_call>{NOTE}</tool_call>, <tool_call>{WEATHER}</tool_call>", f"<tool_call>{NOTE}</tool_call>, ", 1),
         (f"[TOOL_CALLS][{WEATHER}]", "", 1),
+        (f"[{WEATHER}, {WEATHER}]", "", 2),
+        (f"I look. [TOOL_CALLS][{WEATHER}, {WEATHER}]", "I look. ", 2),
+        (f"[TOOL_CALLS]weather[ARGS]{CITY}", "", 1),
+        (f"[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{CITY}[TOOL_CALLS]weather[ARGS]{CITY}", "", 2),
+        (f"I look.[TOOL_CALLS]weather{CITY}[TOOL_CALLS]weather {CITY}", "I look.", 2),
+        (f"weather{CITY}weather{CITY}", "", 2),
+        (f"weather[ARGS]{CITY}", "", 1),
+        ("weather is nice", "weather is nice", 0),
+        ("[1] is a list", "[1] is a list", 0),
+        (f"[TOOL_CALLS]news[ARGS]{CITY}", f"[TOOL_CALLS]news[ARGS]{CITY}", 0),
+        (f"  [TOOL_CALLS]news[ARGS]{CITY}", f"  [TOOL_CALLS]news[ARGS]{CITY}", 0),
+        (f"{WEATHER}; {WEATHER}", "", 2),
+        (f"{WEATHER}\n{WEATHER}\n", "", 2),
+        (f"<|python_tag|>{WEATHER};{WEATHER}<|eom_id|>", "", 2),
+        (f'{WEATHER}; {{"name": "wea', '; {"name": "wea', 1),
+        (f"<tool_call>\n{LONG}\n</tool_call>\n<tool_call>\n{LONG}\n</tool_call>", "", 2),
+        (f"{LONG}\n</tool_call>\n", "", 1),
+        (f"I look.\n{LONG} Done.", "I look.\nDone.", 1),
+        (f"{LONG}{LONG}", "", 2),
+        (LONG.replace("weather", "news"), LONG.replace("weather", "news"), 0),
+        ("<function=weather> is how it begins", "<function=weather> is how it begins", 0),
         (f"<|python_tag|>{WEATHER}<|eom_id|>", "", 1),
         (WEATHER.replace("arguments", "parameters"), "", 1),
         (f"  {WEATHER}", "", 1),
@@ -99,8 +143,38 @@ def test_a_call_that_is_not_complete_is_text() -> None:
     assert divided('<tool_call>{"name": "wea', 3) == ('<tool_call>{"name": "wea', [])
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_mark_in_a_string_of_a_call(size: int) -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "\\"</tool_call>"}}</tool_call>!'
+    assert divided(text, size) == ("!", [ToolCall("weather", '{"city":"\\"</tool_call>"}')])
+
+
+@pytest.mark.parametrize(
+    ("written", "argument"),
+    [
+        ("<parameter=title>\n12\n</parameter>", '{"title":"12"}'),
+        ("<parameter=title>a</parameter> b\n\nc</parameter>", '{"title":"a</parameter> b\\n\\nc"}'),
+        ("<parameter=size>\n12\n</parameter>\n<parameter=grid>\nTrue\n</parameter>", '{"size":12,"grid":true}'),
+        ("<parameter=grid>\nfalse\n</parameter>", '{"grid":false}'),
+        ("<parameter=points>\n[[1, 2]]\n</parameter>", '{"points":[[1,2]]}'),
+        ("<parameter=note>\nNone\n</parameter>", '{"note":null}'),
+        ("<parameter=note>\nnothing\n</parameter>", '{"note":"nothing"}'),
+        ("<parameter=size>\nlarge\n</parameter>", '{"size":"large"}'),
+        ("<parameter=other>\n1\n</parameter>", '{"other":"1"}'),
+        ("", "{}"),
+    ],
+)
+def test_values_without_quotes_have_the_types_of_the_schema(written: str, argument: str) -> None:
+    text = f"<tool_call>\n<function=plot>\n{written}\n</function>\n</tool_call>"
+    assert divided(text, 1000) == ("", [ToolCall("plot", argument)])
+
+
+def test_arguments_that_are_null_are_none() -> None:
+    assert divided('{"name": "weather", "arguments": null}', 99)[1] == [ToolCall("weather", "{}")]
+
+
 def test_a_call_is_given_as_soon_as_it_is_complete() -> None:
-    parser = ToolCalls(frozenset({"weather"}))
+    parser = ToolCalls(PARAMETERS)
     assert parser.feed(f"<tool_call>{WEATHER}</tool_call").calls == []
     assert parser.feed(">").calls == [CALL]
 
@@ -112,4 +186,4 @@ def test_arguments_that_are_a_text_stay_it() -> None:
 @pytest.mark.parametrize("name", ["{}", "[1]", "3", "null"])
 def test_a_name_that_is_no_text_is_no_call(name: str) -> None:
     text = f'<tool_call>{{"name": {name}}}</tool_call>'
-    assert ToolCalls(frozenset({"f"})).feed(text, final=True) == Split(text, [])
+    assert ToolCalls({"f": {}}).feed(text, final=True) == Split(text, [])

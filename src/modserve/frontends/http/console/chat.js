@@ -61,6 +61,7 @@ function chatBox(row, surface) {
     const answer = { role: "assistant", content: "" };
     const [questionTurn] = turnOf(question);
     const [answerTurn, words] = turnOf(answer);
+    const thought = element("div", { class: "words soft" }, document.createTextNode(""));
     turns.hidden = false;
     turns.append(questionTurn, answerTurn);
     turns.scrollTop = turns.scrollHeight;
@@ -75,8 +76,12 @@ function chatBox(row, surface) {
       const body = { model: row.name, stream: true, stream_options: { include_usage: true },
         ...surface.suggested, ...state.settings,
         ...(isChat ? { messages } : { prompt: text }) };
-      await generate(isChat ? "v1/chat/completions" : "v1/completions", body, signal, (piece, usage) => {
-        figures.count(piece, usage);
+      await generate(isChat ? "v1/chat/completions" : "v1/completions", body, signal, (piece, usage, thinking) => {
+        figures.count(piece || thinking, usage);
+        if (thinking) {
+          thought.firstChild.appendData(thinking);
+          words.before(thought);
+        }
         answer.content += piece;
         return shower.add(piece);
       });
@@ -162,7 +167,8 @@ class TextShower {
   }
 }
 
-// Hands each piece of the text, and the count of tokens at the end, to `take`, and waits for what it returns.
+// Hands each piece of the text, the count of tokens at the end, and each piece of a thought to `take`, and waits for what
+// it returns.
 async function generate(path, body, signal, take) {
   const response = await fetchOk(path, { method: "POST", body: JSON.stringify(body), signal });
   let length = 0;
@@ -176,11 +182,12 @@ async function generate(path, body, signal, take) {
     }
     const [choice] = choices;
     const piece = choice ? choice.delta?.content ?? choice.text ?? "" : "";
-    length += piece.length;
+    const thinking = choice?.delta?.reasoning_content ?? "";
+    length += piece.length + thinking.length;
     if (length > MOST_TEXT) {
       throw new Error(`The text is longer than ${MOST_TEXT.toLocaleString("en")} characters, so it was stopped.`);
     }
-    await take(piece, usage);
+    await take(piece, usage, thinking);
   }
   throw new Error("The connection has ended before the text.");
 }

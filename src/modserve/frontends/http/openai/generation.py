@@ -27,6 +27,7 @@ from modserve.text.chat.contract import Contract, Piece, piece_of
 from modserve.text.chat.counting import PART_CHARACTERS, TokenCount, count_prompts
 from modserve.text.chat.requests import TextRequest
 from modserve.text.chat.responses import OpenAIWriter, Whole
+from modserve.text.chat.thoughts import opens_thought
 from modserve.text.chat.tools import ToolChoice
 from modserve.text.tokenizer import Tokenizer
 
@@ -95,15 +96,17 @@ async def submit(
 ) -> TextGeneration:
     """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
 
-    `tokenizer` counts tokens for a model that does not. `templated`: the prompts have the special tokens they need.
+    `tokenizer` counts tokens for a model that does not. `tools` is None for what is no chat. `templated`: the prompts
+    have the special tokens they need.
 
     Raises what keeps a call from being accepted; all calls but the first are closed then.
     """
     stream = text.stream and first.servable.config.decoupled
     head = request.head
     ends_ns = deadlines.deadline_ns(head.timeouts, first.now_ns)
+    opened = templated and opens_thought(prompts[0])
     choices = [
-        TextChoice(index, text, tools, None if tokenizer is None else TokenCount(tokenizer))
+        TextChoice(index, text, tools, None if tokenizer is None else TokenCount(tokenizer), opened)
         for index in range(len(prompts) * text.choices)
     ]
     if max(map(len, prompts)) > first.limits.json:

@@ -200,7 +200,7 @@ class GenerationEngine:
         for (output, reason), (begin, end) in zip(fresh, spans, strict=False):
             output.say(texts[begin:end], reason)
             if output.finished:
-                if reason == UNFINISHED:  # at a text
+                if reason == UNFINISHED:  # at a text, or in endless white space
                     output.handle.stop()
                 self._figures.finished(output.reason)
 

@@ -8,6 +8,10 @@ from ..contract import UNFINISHED, OutputPiece, Wishes
 from .sampling import SamplingParameters
 from .texts import StopTexts, TokenText, Vocabulary
 
+_MOST_WHITE_SPACE = 256
+_MOST_LINE_BREAKS = 16
+"""Of white space in a row in JSON: the engine's grammars have no bound for it, and a model may write nothing else."""
+
 
 class GenaiOutput:
     """One of the `n` outputs of a request: `handle` is the engine's, None before it has it."""
@@ -22,6 +26,9 @@ class GenaiOutput:
         self.tokens = TokenText(prompt)
         self._min_tokens = sampling.min_tokens
         self._stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output)
+        self._is_json = sampling.grammar is not None and sampling.grammar.kind == "json_schema"
+        self._white_space = ""
+        """What the text ends with."""
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[tuple[int, float]] = []
@@ -50,6 +57,14 @@ class GenaiOutput:
         if text:
             self._text.append(text)
         self.reason = "stop" if ended else reason
+        if self._is_json and not self.finished and self._is_lost(text):
+            self.reason = "length"
+
+    def _is_lost(self, text: str) -> bool:
+        """Whether the output, with this new text, has come to nothing but white space."""
+        shown = text.rstrip()
+        self._white_space = text[len(shown) :] if shown else self._white_space + text
+        return len(self._white_space) > _MOST_WHITE_SPACE or self._white_space.count("\n") > _MOST_LINE_BREAKS
 
     @property
     def has_news(self) -> bool:
