@@ -176,7 +176,7 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
     "spaces_between_special_tokens": boolean,
     "stop_token_ids": _token_ids,
 }
-"""What checks and reads each of the other parameters, which has a value."""
+"""The other parameters → what reads a value that is there."""
 
 
 def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:

@@ -89,11 +89,16 @@ def check_names(call: str, document: Mapping[str, Any], known: frozenset[str]) -
     """Raise `RequestFieldError` for a field that the call cannot honour, and log those without a meaning here."""
     if known.issuperset(document):
         return
-    refused = _REFUSED[call]
-    for name, advice in refused.items():
-        if name not in known and _asks(name, document.get(name)):
+    unknown = {}
+    for name, value in document.items():
+        if name in known:
+            continue
+        advice = _REFUSED[call].get(name)
+        if advice is None:
+            unknown[name] = value
+        elif _asks(name, value):
             raise field_error(name, f"'{name}' is not supported: {advice}")
-    unknown_fields.tell(call, document, known.union(refused))
+    unknown_fields.tell(call, unknown, known)
 
 
 def _asks(name: str, value: object) -> bool:
