@@ -115,6 +115,7 @@ class MetricsPage:
             server.quotas.reports([base(each) for each in self._servables]),
             server.drain_phase,
             None if server.recorder is None else server.recorder.figures,
+            server.repository_reads if server.control_mode == "poll" else {},
         )
 
 
