@@ -194,6 +194,8 @@ class Listeners:
             counts["access"] = server.access_log.lost
         if self._audit is not None:
             counts["audit"] = self._audit.dropped
+        if server.tracer.figures is None:  # which say it of spans
+            counts["trace"] = server.tracer.dropped
         rows = [(labelled({"log": name}), count) for name, count in counts.items()]
         yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
 
