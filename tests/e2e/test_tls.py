@@ -1,6 +1,7 @@
 """HTTPS and gRPC over TLS with the real clients, and certificates that change meanwhile."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -169,7 +170,11 @@ def test_clients_without_tls(secure: ServerProcess, authority: Authority) -> Non
 
 
 def test_the_metrics_port_is_plain(secure: ServerProcess) -> None:
-    assert http(secure.metrics_port, "GET", "/metrics").status == 200
+    answer = http(secure.metrics_port, "GET", "/metrics")
+    assert answer.status == 200
+    ends = re.findall(r'^modserve_certificate_end_timestamp_seconds{file="\S+"} (\S+)$', answer.body.decode(), re.M)
+    assert ends
+    assert min(map(float, ends)) > time.time()
 
 
 def test_the_start_says_how_to_call(secure: ServerProcess) -> None:

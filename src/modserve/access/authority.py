@@ -7,6 +7,7 @@ longer; only `authenticate` waits for them, and for the time that a failure has 
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -77,6 +78,19 @@ class Authority:
         former.close()
         self._known.clear()
         self.generation += 1
+
+    @property
+    def key_ends(self) -> dict[str, float]:
+        """When each key ends, in seconds since 1970, of those that have an end and were not revoked."""
+        ends: dict[str, float] = {}
+        for each in self._keys.values():
+            if not each.revoked:
+                ends[each.identity.name] = max(ends.get(each.identity.name, 0.0), each.identity.expires)
+        return {name: end for name, end in ends.items() if end < math.inf}
+
+    @property
+    def key_sets_read(self) -> dict[str, float]:
+        return self._tokens.key_sets_read
 
     @property
     def knows_certificates(self) -> bool:

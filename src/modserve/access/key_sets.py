@@ -7,6 +7,7 @@ do, there is at most one reading in `LEAST_SECONDS`.
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -88,6 +89,8 @@ class KeySet:
         """When a reading began last."""
         self._reading: asyncio.Task[None] | None = None
         self._complaint = ""
+        self.read_s = 0.0
+        """When they were read last, in seconds since 1970; 0 for never."""
 
     async def key(self, kid: str) -> PublicKey | None:
         """The key with this id, None if there is none; without an id, the only key."""
@@ -118,7 +121,7 @@ class KeySet:
     async def _read(self) -> None:
         try:
             self._keys = await asyncio.to_thread(self._load, self.place)
-            self._complaint = ""
+            self._complaint, self.read_s = "", time.time()
         except KeySetError as error:
             count_failure("key_set")
             if str(error) != self._complaint:

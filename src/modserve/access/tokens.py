@@ -48,6 +48,11 @@ class TokenVerifier:
         self._waiting = 0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokens") if issuers else None
 
+    @property
+    def key_sets_read(self) -> dict[str, float]:
+        """When the keys of each issuer were read last, in seconds since 1970; 0 for never."""
+        return {issuer: each.read_s for issuer, each in self._key_sets.items()}
+
     def close(self) -> None:
         """Nobody asks it any more."""
         if self._executor is not None:

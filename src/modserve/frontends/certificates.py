@@ -8,9 +8,12 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from modserve.access.certificates import names_of
@@ -22,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _PRIVATE_KEY = b"PRIVATE KEY-----"
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
+_VERSION, _UTC_TIME = 0xA0, 0x17
+"""Tags of DER."""
 _ATTEMPTS = 3
 """Reads of files that change meanwhile, before it is a failure."""
 
@@ -67,6 +73,47 @@ class Certificates:
         # Called at the beginning of each handshake, whether the client names a server or not.
         context.sni_callback = renew
         return context
+
+
+class CertificateEnds:
+    """When the certificates in some files end. A file that cannot be read ends as it did when it could be."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = sorted(set(paths))
+        self._ends: dict[str, float] = {}
+
+    def read(self) -> Mapping[str, float]:
+        """By file, the first end in it, in seconds since 1970. Blocking."""
+        for path in self._paths:
+            with suppress(OSError, ValueError, IndexError):
+                self._ends[str(path)] = min(map(_end_of, _certificates(regular_file.read_text(path))))
+        return self._ends
+
+
+def _certificates(text: str) -> Iterator[bytes]:
+    for match in _PEM.finditer(text):
+        yield ssl.PEM_cert_to_DER_cert(match[0])
+
+
+def _end_of(der: bytes) -> float:
+    """The end of the validity, which is the second time in the first sequence that has two (RFC 5280, 4.1)."""
+    fields = [each for each in _parts(_parts(_parts(der)[0][1])[0][1]) if each[0] != _VERSION]
+    (_, _), (tag, text) = _parts(fields[3][1])  # behind number, algorithm and issuer
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(text.decode(), form).replace(tzinfo=UTC).timestamp()
+
+
+def _parts(der: bytes) -> list[tuple[int, bytes]]:
+    """What follows one another in DER: tags and contents. Raises IndexError."""
+    parts, at = [], 0
+    while at < len(der):
+        tag, size, at = der[at], der[at + 1], at + 2
+        if size & 0x80:
+            count = size & 0x7F
+            size, at = int.from_bytes(der[at : at + count]), at + count
+        parts.append((tag, der[at : at + size]))
+        at += size
+    return parts
 
 
 def shown_by(transport: asyncio.BaseTransport) -> Credentials:

@@ -49,6 +49,8 @@ class ServerFigures:
     records: RecordFigures | None = None
     """None if nothing is recorded."""
     oldest: Mapping[ModelId, Oldest] = field(default_factory=dict)
+    repository_reads: Mapping[str, float] = field(default_factory=dict)
+    """When each repository could be read last, in seconds since 1970, of a server that looks again and again."""
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -119,6 +121,9 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     if figures.model_memory.limit:
         for name, text, read in model_memory.OF_ALL:
             yield family(name, "gauge", text, [("", read(figures.model_memory))])
+    reads = [(labelled({"repository": place}), end) for place, end in figures.repository_reads.items()]
+    text = "When a model repository could be read last, in seconds since 1970"
+    yield family("modserve_repository_read_timestamp_seconds", "gauge", text, reads)
     yield from _tenant_families(figures.tenants)
     if figures.records is not None:
         yield from _record_families(figures.records)

@@ -102,6 +102,11 @@ class Tracer:
         """How many spans have been sent, and lost; None where traces are no spans."""
         return None if self._spans is None else self._spans.figures
 
+    @property
+    def dropped(self) -> int:
+        """How many traces are not in a file, or spans were not made."""
+        return self._writer.dropped
+
     def settings(self, model: str = "") -> TraceSettings:
         """The settings of a model, or of all models without their own; `count` is what remains of it."""
         return self._of(model).current

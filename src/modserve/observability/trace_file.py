@@ -192,12 +192,16 @@ class Writer:
         self._pending = 0
         self._failing = False
         self._full = False
+        self.dropped = 0
+        """Pieces of work that were left out, or failed."""
 
     def put(self, work: Callable[[], None], size: int = 0) -> bool:
         """Runs `work`, of this size, later. False, and it never runs, if too much is pending."""
         with self._lock:
             full = self._pending > 0 and self._pending + size > self._most
-            if not full:
+            if full:
+                self.dropped += 1
+            else:
                 self._pending += size
         if full and not self._full and self._too_much:
             _log.error("%s to be written", self._too_much)
@@ -215,6 +219,8 @@ class Writer:
             work()
             self._failing = False
         except Exception as error:
+            with self._lock:
+                self.dropped += 1
             if not self._failing:  # a full disk is logged once, not with every trace
                 self._failing = True
                 foreign = None if isinstance(error, OSError) else error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from modserve.core.errors import ModserveError
 from modserve.core.servable import Finisher
 from modserve.core.statistics.metrics import MetricStore
+from modserve.frontends.certificates import CertificateEnds
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.http.wire.listener import HttpListener
@@ -19,7 +20,7 @@ from modserve.observability import prometheus
 from modserve.observability.families import Family, family, labelled
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
-from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.machine_memory import allowed_memory, container_memory
 from modserve.server import Server
 from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, HttpSettings, Settings
@@ -126,11 +127,15 @@ class Listeners:
         self._metrics: HttpListener | None = None
         self._admin: HttpListener | None = None
         self._addresses = listen_addresses(settings)
+        used = [each.tls for each in (settings.http, settings.grpc) if each.allow and each.tls is not None]
+        self._certificate_ends = CertificateEnds(
+            path for tls in used for path in (tls.certificate, tls.root) if path is not None
+        )
         authority = None if access is None else access.authority
         ports = self.connections, self._responses
         front: Server = server if member is None else member.server(server)
         page = self.page = MetricsPage(
-            server, metrics, settings, *ports, [watchdog.collect, self._left_out_lines], self._endings
+            server, metrics, settings, *ports, [watchdog.collect, self._left_out_lines, self._limits], self._endings
         )
         admin = admin_address_of(settings)
         http = replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
@@ -198,8 +203,27 @@ class Listeners:
             counts["access"] = server.access_log.lost
         if self._audit is not None:
             counts["audit"] = self._audit.dropped
+        if server.tracer.figures is None:  # which say it of spans
+            counts["trace"] = server.tracer.dropped
         rows = [(labelled({"log": name}), count) for name, count in counts.items()]
         yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
+
+    def _limits(self) -> Iterator[Family]:
+        """What ends some day: memory, certificates, keys, and public keys that cannot be read any more."""
+        if (memory := container_memory()) is not None:
+            text = "Memory that the container may use in bytes; 0: any"
+            yield family("modserve_container_memory_limit_bytes", "gauge", text, [("", memory.limit)])
+            text = "Memory that the container uses in bytes, without files that can be dropped"
+            yield family("modserve_container_memory_used_bytes", "gauge", text, [("", memory.used)])
+        ends = self._certificate_ends.read()
+        text = "When the first certificate of a file ends, in seconds since 1970"
+        yield _times("modserve_certificate_end_timestamp_seconds", text, "file", ends)
+        if self._access is not None:
+            authority = self._access.authority
+            text = "When a key ends, in seconds since 1970"
+            yield _times("modserve_key_end_timestamp_seconds", text, "key", authority.key_ends)
+            text = "When the public keys of an issuer could be read last, in seconds since 1970; 0: never"
+            yield _times("modserve_key_set_read_timestamp_seconds", text, "issuer", authority.key_sets_read)
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, which names all that are refused, or CertificateError."""
@@ -287,6 +311,10 @@ class Listeners:
             await asyncio.to_thread(self._server.access_log.close)
         if self._audit is not None:
             await asyncio.to_thread(self._audit.close)
+
+
+def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Family:
+    return family(name, "gauge", text, [(labelled({label: of}), time_s) for of, time_s in times.items()])
 
 
 def _guarded(app: AsgiApp, authority: "Authority", server: Server) -> AsgiApp:

@@ -122,6 +122,7 @@ class MetricsPage:
             server.drain_phase,
             None if server.recorder is None else server.recorder.figures,
             {each.id: times for each in self._servables if (times := oldest(each, now_ns)) is not None},
+            server.repository_reads if server.control_mode == "poll" else {},
         )
 
 

@@ -111,7 +111,7 @@ class ModelControl:
         """The models that somebody requested by name, or by requesting all."""
         self._seen: dict[str, Listing | None] = {}
         """What polling saw the last time; None for a model that has to be looked at again."""
-        self._outages = Outages()
+        self.outages = Outages()
         self._keeping = asyncio.Lock()
         self._table.routings.keep = self._keep_soon
         self._tasks = Background("model_control")
@@ -142,7 +142,7 @@ class ModelControl:
             present = await scan(self._repositories, load)
             chosen = set(load)
         else:
-            present = together(await self._outages.look(self._repositories, patient=False))
+            present = together(await self.outages.look(self._repositories, patient=False))
             chosen = {*present.models, *present.duplicates}
         self._table.expect(chosen & present.models.keys())
         for repository in self._repositories:
@@ -329,7 +329,7 @@ class ModelControl:
     async def poll(self) -> None:
         """Load what is new or different in the repositories, and unload what is gone."""
         try:
-            present = together(await self._outages.look(self._repositories))
+            present = together(await self.outages.look(self._repositories))
         except ModserveError as error:
             count_failure("repository_poll")
             _log.error("%s; loaded models stay", error.message)

@@ -85,7 +85,9 @@ class LocalRepository:
         links = [path] if path.is_symlink() else []
         folders: list[str] = []
         for below, status, is_directory, is_link in walk(path, (_COMPILED,)):
-            if below in _NOT_LOADED:
+            if is_link:
+                links.append(path / below)
+            if rollbacks.is_file(below):
                 continue
             top, *rest = below.split(os.sep)
             version = parse_directory(top) if rest or is_directory else None
@@ -93,8 +95,6 @@ class LocalRepository:
             marks.setdefault(version, []).append((below, *mark))
             if below not in (CONFIG_FILE, self._custom):
                 weights.setdefault(version, []).append(self._identity(path, below, mark, status.st_ino))
-            if is_link:
-                links.append(path / below)
             if is_directory and not rest and version is None:
                 folders.append(top)
         versions = tuple(sorted(version for version in marks if version is not None))
@@ -192,6 +192,5 @@ def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
 
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
-_NOT_LOADED = (rollbacks.FILE, rollbacks.NEW)
 _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""

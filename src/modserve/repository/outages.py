@@ -1,6 +1,7 @@
 """Repositories that cannot be read for a while."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 
 from modserve.core.errors import ModserveError
@@ -15,6 +16,8 @@ class Outages:
     def __init__(self) -> None:
         self._last: dict[Repository, Mapping[str, Listing]] = {}
         self._said: dict[Repository, str] = {}
+        self.read_s: dict[str, float] = {}
+        """When each repository could be read last, in seconds since 1970."""
 
     def __repr__(self) -> str:
         return f"Outages({len(self._said)} of {len(self._last)} repositories)"
@@ -35,6 +38,7 @@ class Outages:
                     _log.error("%s; loaded models stay", error.message)
                 self._said[repository] = error.message
             else:
+                self.read_s[str(repository)] = time.time()
                 if self._said.pop(repository, ""):
                     _log.info("model repository '%s' can be read again", repository)
             looks.append(self._last[repository])

@@ -5,6 +5,7 @@ All servers of a repository read it, and one writes it: as a whole, so that nobo
 
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ from modserve.core.files import regular_file
 from modserve.core.version import RolledBack, parse_directory
 
 FILE = "rolled_back.json"
-NEW = f".{FILE}.new"
-"""What it is while it is written."""
+_NEW = f".{FILE}."
+"""How its name begins while it is written."""
+
+
+def is_file(below: str) -> bool:
+    """Whether a path below the model's directory is that of this file, or of one that takes its place."""
+    return below == FILE or below.startswith(_NEW)
 
 
 def read(directory: Path) -> tuple[Mapping[int, RolledBack], str]:
@@ -59,9 +65,13 @@ def write(directory: Path, version: int, rolled_back: RolledBack | None) -> None
         remove(directory)
         return
     document = {str(each): {"reason": of.reason, "at_ms": of.at_ms} for each, of in sorted(versions.items())}
-    new = directory / NEW
-    new.write_text(json.dumps(document, indent=2) + "\n")
-    os.replace(new, directory / FILE)
+    new = directory / f"{_NEW}{uuid.uuid4().hex}"
+    try:
+        with new.open("x") as file:  # which follows no link
+            file.write(json.dumps(document, indent=2) + "\n")
+        os.replace(new, directory / FILE)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def remove(directory: Path) -> None:

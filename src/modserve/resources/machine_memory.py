@@ -2,11 +2,43 @@
 
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 """Those of cgroup version 2 and 1, where a container sees its own group."""
+_USES = (("memory.current", "memory.stat"), ("memory/memory.usage_in_bytes", "memory/memory.stat"))
+_NO_LIMIT = 2**60
+"""Bytes: version 1 writes a number like that where there is none."""
 _MEMINFO = Path("/proc/meminfo")
+
+
+class ContainerMemory(NamedTuple):
+    """Bytes. `limit` is 0 without one."""
+
+    limit: int
+    used: int
+
+
+def container_memory(cgroup: Path = _CGROUP) -> ContainerMemory | None:
+    """The memory of this process's control group; None where the system does not say.
+
+    As Kubernetes counts it, files that the system would drop before it ends a process are not in use.
+    """
+    for limit_file, (use_file, stat_file) in zip(_LIMIT_FILES, _USES, strict=True):
+        used = _read_limit(cgroup / use_file)
+        if used:
+            limit = _read_limit(cgroup / limit_file)
+            return ContainerMemory(0 if limit > _NO_LIMIT else limit, max(0, used - _idle_files(cgroup / stat_file)))
+    return None
+
+
+def _idle_files(path: Path) -> int:
+    try:
+        values = {name: value for name, _, value in (line.partition(" ") for line in path.read_text().splitlines())}
+        return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def allowed_memory(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:

@@ -70,6 +70,7 @@ class LocalServer:
         """All that have sequences which have begun, whether they are READY or not."""
         self.routings, self.check_routing = manager.table.routings, manager.table.check_routing
         self._control = ModelControl(manager, repositories, control or ControlOptions())
+        self.repository_reads = self._control.outages.read_s
         self.rank, self.forget_rollbacks = manager.table.rank, self._control.keep_rollback
         self._strict_readiness = strict_readiness
         self._logs = services.logs

@@ -14,9 +14,14 @@ from modserve.observability.families import Family, number
 LARGEST = frozenset(
     {
         "modserve_build_info",
+        "modserve_certificate_end_timestamp_seconds",
+        "modserve_container_memory_limit_bytes",
+        "modserve_container_memory_used_bytes",
         "modserve_engine_candidate_error",
         "modserve_engine_candidate_seconds",
         "modserve_engine_info",
+        "modserve_key_end_timestamp_seconds",
+        "modserve_key_set_read_timestamp_seconds",
         "modserve_model_state",
         "modserve_oldest_execution_seconds",
         "modserve_oldest_waiting_seconds",
@@ -42,7 +47,14 @@ LARGEST = frozenset(
         "python_info",
     }
 )
-LEAST = frozenset({"modserve_drain_phase", "modserve_ready", "process_start_time_seconds"})
+LEAST = frozenset(
+    {
+        "modserve_drain_phase",
+        "modserve_ready",
+        "modserve_repository_read_timestamp_seconds",
+        "process_start_time_seconds",
+    }
+)
 
 
 class SampleTable(NamedTuple):

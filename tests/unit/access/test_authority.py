@@ -171,3 +171,10 @@ def test_no_header_stands_for_a_certificate() -> None:
     rule = CertificateRule("*", Tenant("t"), SCOPES)
     known = Authority(AccessFile({}, certificates=(rule,)))
     assert known.recognise(of_headers([(b"certificate", b"CN=a")])) is None
+
+
+def test_when_keys_end() -> None:
+    keys = {"msk_a": key("a", 2000.0), "msk_b": key("b"), "msk_c": key("c", 3000.0, revoked=True)}
+    known = authority(keys={**keys, "msk_former": key("a", 1500.0)})
+    assert known.key_ends == {"a": 2000.0}
+    assert known.key_sets_read == {}

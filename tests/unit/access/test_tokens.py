@@ -225,11 +225,12 @@ async def test_keys_stay_while_their_place_cannot_be_read(caplog: pytest.LogCapt
 
     keys = KeySet("https://id.example/jwks", 300.0, lambda: steady[0], load_or_fail)
     assert await keys.key("one") == PublicKey("key", "")
-    failing[0] = True
+    failing[0], read_s = True, keys.read_s
     for _ in range(3):
         steady[0] += 300.0
         assert await keys.key("two") is None
         assert await keys.key("one") == PublicKey("key", "")
+    assert keys.read_s == read_s > 0
     assert [record.getMessage() for record in caplog.records] == [
         "cannot read the keys of tokens at https://id.example/jwks, the previous ones stay: no route"
     ]

@@ -64,6 +64,7 @@ def test_what_can_not_be_written_is_told_once(
         full_after(0, patch)
         for _ in range(3):
             writer.put(lambda: output.append(b"1"))
+    assert writer.dropped == 3
     assert [record.message for record in caplog.records] == [
         "a trace cannot be written, and is left out: [Errno 28] No space left on device"
     ]
@@ -167,4 +168,4 @@ def test_a_slow_disk_costs_traces_not_memory(caplog: pytest.LogCaptureFixture) -
     ]
     go.set()
     writer.close()
-    assert done == [True]
+    assert (done, writer.dropped) == ([True], 2)

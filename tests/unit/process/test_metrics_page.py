@@ -226,3 +226,13 @@ async def test_tenants(tmp_path: Path) -> None:
         assert samples(text, "modserve_tenant_rows_total") == {f"{{{label}}}": "3.0"}
         await calls[0].future
         assert samples(await page.text(), "modserve_tenant_requests_in_flight") == {f"{{{label}}}": "0.0"}
+
+
+async def test_when_a_repository_could_be_read_last(tmp_path: Path) -> None:
+    write(tmp_path, "m")
+    name = "modserve_repository_read_timestamp_seconds"
+    async with page_of(tmp_path, model_control_mode="poll") as (_, page):
+        (repository, value) = samples(await page.text(), name).popitem()
+        assert (repository, float(value) > 1.7e9) == (f'{{repository="{tmp_path}"}}', True)
+    async with page_of(tmp_path) as (_, page):
+        assert samples(await page.text(), name) == {}

@@ -52,11 +52,15 @@ async def test_the_last_look_counts_and_the_log_says_so_once(caplog: pytest.LogC
         for _ in range(3):
             assert [set(look) for look in await outages.look([one, two])] == [{"a"}, {"b", "c"}]
         one.failure = "one is forbidden"
+        read_s = dict(outages.read_s)
         await outages.look([one, two])
+        assert outages.read_s["one"] == read_s["one"]
+        assert outages.read_s["two"] > read_s["two"]
         one.failure = ""
         one.models.clear()
         assert [set(look) for look in await outages.look([one, two])] == [set(), {"b", "c"}]
         await outages.look([one, two])
+    assert set(outages.read_s) == {"one", "two"}
     assert caplog.messages == [
         "one is gone; loaded models stay",
         "one is forbidden; loaded models stay",

@@ -52,12 +52,26 @@ def test_a_file_that_says_something_else_is_ignored(tmp_path: Path, content: str
     assert rollbacks.read(tmp_path) == ({2: BAD}, "")
 
 
+def test_nothing_is_left_of_what_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / rollbacks.FILE).mkdir()
+    with pytest.raises(IsADirectoryError):
+        rollbacks.write(tmp_path, 2, BAD)
+    assert [path.name for path in tmp_path.iterdir()] == [rollbacks.FILE]
+
+
+async def test_a_link_out_of_the_repository_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / rollbacks.FILE).symlink_to(tmp_path / "other.json")
+    (tmp_path / "other.json").write_text("{}")
+    assert (await LocalRepository(tmp_path / "models").look())["m"].refusal is not None
+
+
 async def test_the_file_is_no_change_of_the_model(tmp_path: Path) -> None:
     for version in ("1", "2"):
         (tmp_path / "m" / version).mkdir(parents=True)
     before = (await LocalRepository(tmp_path).look())["m"]
     (tmp_path / "m" / rollbacks.FILE).write_text(json.dumps({"2": {"reason": "it is bad", "at_ms": 17}}))
-    (tmp_path / "m" / rollbacks.NEW).write_text("{")
+    (tmp_path / "m" / f".{rollbacks.FILE}.0af7").write_text("{")
     after = (await LocalRepository(tmp_path).look())["m"]
     assert (after.rolled_back, after.marks, after.weights) == ({2: BAD}, before.marks, before.weights)
     assert before != after, "or polling would not see it"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.machine_memory import ContainerMemory, allowed_memory, container_memory
 
 MIB = 1024 * 1024
 
@@ -44,3 +44,34 @@ def test_the_address_space_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_known_without_files(tmp_path: Path) -> None:
     assert allowed_memory(tmp_path, tmp_path / "missing") == 0
+
+
+STATISTICS = "cache 100\ninactive_file 40\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"memory_dot_max": "1048576\n"}, None),
+        ({"memory_dot_max": "1048576\n", "memory_dot_current": "1000\n"}, ContainerMemory(MIB, 1000)),
+        (
+            {"memory_dot_max": "max\n", "memory_dot_current": "1000\n", "memory_dot_stat": STATISTICS},
+            ContainerMemory(0, 960),
+        ),
+        (
+            {
+                "memory__memory_dot_limit_in_bytes": "9223372036854771712\n",
+                "memory__memory_dot_usage_in_bytes": "1000\n",
+                "memory__memory_dot_stat": f"{STATISTICS}total_inactive_file 70\n",
+            },
+            ContainerMemory(0, 930),
+        ),
+        ({"memory_dot_current": "10\n", "memory_dot_stat": STATISTICS}, ContainerMemory(0, 0)),
+        ({"memory_dot_current": "10\n", "memory_dot_stat": "inactive_file many\n"}, ContainerMemory(0, 10)),
+    ],
+    ids=range(7),
+)
+def test_what_a_container_may_use_and_uses(tmp_path: Path, files: dict[str, str], expected: object) -> None:
+    machine(tmp_path, **files)
+    assert container_memory(tmp_path) == expected
