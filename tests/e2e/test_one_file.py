@@ -97,11 +97,13 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").touch()
     (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('trained').touch()\ndef predict(x): ...\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "cancer.txt").write_text("tree\nversion=v4\n")
     shutil.copy(SIMPLE, tmp_path / "simple.onnx")
     said = {
         "absent.onnx": f"there is no file '{tmp_path}/absent.onnx'",
         "weights.safetensors": "is a file of weights without the model's graph",
         "train.py": f"'{tmp_path}/train.py' defines no model, and is not run: expected a class TritonPythonModel",
+        "cancer.txt": "; with this ending, models are called model.txt; 'modserve engines' lists the formats",
         "empty": "is not a model: no engine recognises a file in it by its name",
         "models": f"'{tmp_path}/models' is a repository, with models in it: modserve serve --model-repository",
         "x=models/simple": "is called 'simple' after its directory, not 'x'",

@@ -5,6 +5,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,43 @@ def test_a_forest_over_http(server: ServerProcess) -> None:
     expected = xgboost_model("breast_cancer").predict_proba(rows)[:, 1:]
     np.testing.assert_allclose(probabilities, expected, rtol=2e-5, atol=1e-6)
     client.close()
+
+
+def test_null_is_a_missing_value(server: ServerProcess) -> None:
+    """On each call with JSON, the result is that for NaN."""
+    rows = data("breast_cancer")[0][:2].copy()
+    rows[:, ::3] = np.nan
+    expected = xgboost_model("breast_cancer").predict_proba(rows)[:, 1]
+    values = [[None if np.isnan(value) else float(value) for value in row] for row in rows]
+    tensor = {"name": "input__0", "datatype": "FP32", "shape": list(rows.shape), "data": values}
+    long = {"name": "input__0", "datatype": "FP32", "shape": [1000, 30], "data": values * 500}
+    base = f"http://{HOST}:{server.http_port}"
+
+    def answer(path: str, body: object) -> Any:
+        request = urllib.request.Request(f"{base}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
+
+    for inputs in (tensor, long, tensor):
+        found = answer("/v2/models/cancer/infer", {"inputs": [inputs]})["outputs"][0]["data"]
+        np.testing.assert_allclose(found[:2], expected, rtol=2e-5, atol=1e-6)
+    for count in (1, 500):
+        found = answer("/v1/models/cancer:predict", {"instances": values * count})["predictions"]
+        np.testing.assert_allclose(np.ravel(found)[:2], expected, rtol=2e-5, atol=1e-6)
+    found = answer("/v2/models/cancer/generate", {"input__0": values[0]})["output__0"]
+    np.testing.assert_allclose(found, expected[0], rtol=2e-5, atol=1e-6)
+
+
+def test_a_forest_that_is_served_alone_gives_probabilities(tmp_path: Path) -> None:
+    model = lightgbm_model("breast_cancer")
+    write(tmp_path, "light", model, "model.txt")
+    rows = data("breast_cancer")[0][:20]
+    with serving(options=[f"alone={tmp_path / 'light' / '1' / 'model.txt'}"]) as server:
+        client = http.InferenceServerClient(f"{HOST}:{server.http_port}")
+        tensor = http.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
+        probabilities = client.infer("alone", [tensor]).as_numpy("output__0")
+        client.close()
+    np.testing.assert_allclose(np.ravel(probabilities), model.predict_proba(rows)[:, 1], rtol=2e-5, atol=1e-6)
 
 
 def test_a_forest_over_grpc(server: ServerProcess) -> None:

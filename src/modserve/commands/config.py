@@ -92,8 +92,8 @@ async def _completed(
     loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int
 ) -> tuple[pb.ModelConfig, ModelConfig]:
     """The configuration that a server would make of a file, by loading it."""
-    draft = pb.ModelConfig(default_model_filename=file.filename, max_batch_size=max_batch_size)
-    listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=str(draft).encode())
+    content = file.config(measured=False) + str(pb.ModelConfig(max_batch_size=max_batch_size)).encode()
+    listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=content)
     blueprint = await loader.inspect(listing)
     servable = await blueprint.load(listing.path, 1)
     try:

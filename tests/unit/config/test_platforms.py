@@ -180,7 +180,7 @@ def test_the_table_of_other_names(name: str) -> None:
     assert not meaning.platform or PLATFORMS[meaning.platform] == meaning.backend
 
 
-@pytest.mark.parametrize("beside", ["saved_model.pb", "model.tflite", "model.pdmodel", "model.joblib"])
+@pytest.mark.parametrize("beside", ["saved_model.pb", "model.tflite", "model.pdmodel", "model.joblib", "x.pkl"])
 def test_a_program_may_have_files_beside_it_that_triton_does_not_know(tmp_path: Path, beside: str) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.py").touch()

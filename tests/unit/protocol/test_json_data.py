@@ -171,6 +171,13 @@ def test_elements_of_the_wrong_type(datatype: Datatype, wrong: str, elements: li
         assert error(datatype, [element]) == f"{place}, but {datatype.name} takes {json_data.TAKES[datatype.json_kind]}"
 
 
+def test_null_is_nan_only_where_it_is_a_missing_value() -> None:
+    tensor = json_data.to_tensor("IN", dtypes.FP32, (2, 2), [[1, None], [None, 2]], nulls=True)
+    np.testing.assert_array_equal(tensor.array, np.array([[1, np.nan], [np.nan, 2]], np.float32))
+    with pytest.raises(ModserveError, match="element 1 of input 'IN' is null, but INT8 takes integers"):
+        json_data.to_tensor("IN", dtypes.INT8, (2,), [1, None], nulls=True)
+
+
 def test_one_wrong_element_among_right_ones() -> None:
     assert error(dtypes.INT32, [[1], ["x"]], (2,)) == (
         f"{WRONG['signed']}: element 1 of input 'IN' is a string, but INT32 takes integers"

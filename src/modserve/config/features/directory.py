@@ -70,8 +70,8 @@ FORMATS = (
     ModelFormat("checkpoint.tl", "fil"),
     ModelFormat("model.skops", "sklearn"),
     ModelFormat("model.joblib", "sklearn"),
-    ModelFormat("model.pkl", "sklearn", by_suffix=False),
-    ModelFormat("model.pickle", "sklearn", by_suffix=False),
+    ModelFormat("model.pkl", "sklearn"),
+    ModelFormat("model.pickle", "sklearn"),
     ModelFormat("model.gguf", "openvino_genai", any_name=True),
     ModelFormat("model.json", "vllm", by_suffix=False),
 )

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,13 @@ from modserve.config import FORMATS, MEASURED, from_json, names_in
 from modserve.core.errors import invalid
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.version import may_be_model, parse_directory
+
+_ALONE: Mapping[str, Mapping[str, object]] = {
+    "fil": {
+        "parameters": {"predict_proba": {"string_value": "true"}}
+    },  # of more use than the class; no matter to others
+}
+"""What a model of a backend is configured with besides, where nobody has configured it."""
 
 
 class StandaloneModel(NamedTuple):
@@ -34,7 +41,8 @@ class StandaloneModel(NamedTuple):
     def config(self, *, measured: bool) -> bytes:
         """A configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
         backend = "auto" if measured and self.backend in MEASURED else self.backend
-        return from_json(json.dumps({"backend": backend, "default_model_filename": self.filename})).encode()
+        document = {"backend": backend, "default_model_filename": self.filename, **_ALONE.get(backend, {})}
+        return from_json(json.dumps(document)).encode()
 
 
 def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
@@ -58,7 +66,11 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
         from ..diagnosis.foreign_files import BY_SUFFIX, advice
 
         kind = BY_SUFFIX.get(path.suffix.lower())
-        why = "; 'modserve engines' lists the formats" if kind is None else f": {advice(filename, kind, installed)}"
+        usual = [row.filename for row in FORMATS if path.suffix and _ends_alike(row.filename, filename)]
+        hint = f"; with this ending, models are called {' or '.join(usual)}" if usual else ""
+        why = f"{hint}; 'modserve engines' lists the formats"
+        if kind is not None:
+            why = f": {advice(filename, kind, installed)}"
         raise invalid(f"no engine takes '{path}'{why}")
     if ours[0].backend == "python":
         _check_that_it_is_a_model(folder / filename)

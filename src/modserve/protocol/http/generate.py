@@ -98,7 +98,8 @@ class _Content:
         count = json_data.element_count(value)
         if spec.datatype.size:
             self._grow(key, count * spec.datatype.size)
-        tensor = self.inputs[key] = _tensor(spec, _shape(spec, self.config.full_dims(spec), value, count), value)
+        shape = _shape(spec, self.config.full_dims(spec), value, count)
+        tensor = self.inputs[key] = _tensor(spec, shape, value, json_data.takes_null(self.config))
         if spec.datatype is dtypes.BYTES:
             self._grow(key, len(tensor.raw))
 
@@ -160,9 +161,10 @@ def _no_shape(spec: TensorSpec, dims: Shape, elements: int) -> ModserveError:
     )
 
 
-def _tensor(spec: TensorSpec, shape: Shape, value: object) -> Tensor:
+def _tensor(spec: TensorSpec, shape: Shape, value: object, nulls: bool) -> Tensor:
     """Raises INVALID_ARG."""
-    return json_data.to_tensor(spec.name, spec.datatype, shape, value if isinstance(value, list) else [value])
+    data = value if isinstance(value, list) else [value]
+    return json_data.to_tensor(spec.name, spec.datatype, shape, data, nulls=nulls)
 
 
 class _Pairs:

@@ -13,6 +13,7 @@ from modserve.protocol import header_forwarding, response_form
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
+from modserve.protocol.json import json_data
 from modserve.protocol.limits import MOST_TENSOR_BYTES
 from modserve.protocol.response_form import ResponseForm
 
@@ -57,9 +58,9 @@ def read_request(
     if json_length == 0 and len(body) > max_json:
         raise _too_much_raw(len(body), max_json)
     if json_length != 0:
-        name = config.name
+        name, nulls = config.name, json_data.takes_null(config) and b"null" in bytes(body[:json_size])
         request, look = infer_request.decode_request(
-            name, version, body, json_length, deadline_ns, lend, max_json, heads
+            name, version, body, json_length, deadline_ns, lend, max_json, None if nulls else heads, nulls
         )
     else:
         request, look = decode_raw(config, version, body, deadline_ns)

@@ -66,12 +66,14 @@ def decode_request(
     lend: LeaseFactory | None = None,
     max_json_tensor: int = _MAX_DIMENSION,
     heads: JsonHeads | None = None,
+    nulls: bool = False,
 ) -> tuple[InferenceRequest, ResponseForm]:
     """An inference request, and how its response is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
 
     `json_length` is that of `header_length`; `deadline_ns` is the client's, 0 without one. `lend` is called for
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
-    whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have.
+    whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have. With
+    `nulls`, which goes without `heads`, null is NaN.
     """
     if json_length is None:
         text = bytes(body)
@@ -79,14 +81,14 @@ def decode_request(
         if alike is not None:
             header, inputs = alike
         else:
-            header = _read_header(text, max_json_tensor)
+            header = _read_header(text, max_json_tensor, nulls)
             inputs = _bind(header, body, None, model_name)
             if heads is not None:
                 heads.remember_numbers(text, header)
     else:
         text = bytes(body[:json_length])
         known = None if heads is None else heads.known.get(text)
-        header = _read_header(text, max_json_tensor) if known is None else known
+        header = _read_header(text, max_json_tensor, nulls) if known is None else known
         if known is None and heads is not None:
             heads.remember(text, header)
         inputs = _bind(header, body, json_length, model_name)
@@ -100,24 +102,24 @@ def decode_request(
     return request, header.response_form
 
 
-def _read_header(text: Buffer, max_json_tensor: int) -> Header:
+def _read_header(text: Buffer, max_json_tensor: int, nulls: bool) -> Header:
     if len(text) >= large_json.LARGE:
         try:
-            return _header(large_json.parse(text), max_json_tensor)
+            return _header(large_json.parse(text), max_json_tensor, nulls)
         except ModserveError:
             if len(text) > limits.LIMITS.other_json:
                 raise
             # The plain way, which sees the whole, names the mistake better.
-    return _header(parse_object(text), max_json_tensor)
+    return _header(parse_object(text), max_json_tensor, nulls)
 
 
-def _header(document: JsonObject, max_json_tensor: int) -> Header:
+def _header(document: JsonObject, max_json_tensor: int, nulls: bool) -> Header:
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise mistyped("id", "string", request_id)
     values, binary_output = _parameters(document)
     outputs, look = _outputs(document, binary_output)
-    inputs, places = _inputs(document, request_id, max_json_tensor)
+    inputs, places = _inputs(document, request_id, max_json_tensor, nulls)
     return Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
 
 
@@ -245,7 +247,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
 
 
 def _inputs(
-    document: JsonObject, request_id: str, max_json_tensor: int
+    document: JsonObject, request_id: str, max_json_tensor: int, nulls: bool
 ) -> tuple[tuple[HttpInput, ...], tuple[tuple[HttpInput, RegionSlice], ...]]:
     """The inputs, and those of them apart that are in shared memory."""
     value = document.get("inputs")
@@ -272,7 +274,7 @@ def _inputs(
         if size is None:
             if datatype is dtypes.INVALID:
                 raise _unknown_datatype(name, type_name)
-            tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
+            tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor, nulls)
         inputs[name] = HttpInput(name, datatype, shape, size or 0, tensor)
     return tuple(inputs.values()), tuple(places.values())
 

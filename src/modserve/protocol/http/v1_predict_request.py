@@ -153,7 +153,7 @@ def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
         raise invalid("No values in 'instances' list: give at least one instance")
     if isinstance(instances, LongArray) or not any(map(_names_inputs, instances)):
         spec = _only_input(config, "'instances' is a list of values", "a list of objects")
-        return {spec.name: _tensor(_Place("instances"), spec, instances)}
+        return {spec.name: _tensor(config, _Place("instances"), spec, instances)}
     objects = [_names_inputs(each) for each in instances]
     if not all(objects):
         other = objects.index(not objects[0])
@@ -172,7 +172,10 @@ def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
                     )
     return {
         name: _tensor(
-            _Place("instances", 1, f"['{name}']"), config.inputs_by_name[name], [each[name] for each in instances]
+            config,
+            _Place("instances", 1, f"['{name}']"),
+            config.inputs_by_name[name],
+            [each[name] for each in instances],
         )
         for name in names
     }
@@ -186,10 +189,10 @@ def _from_columns(config: ModelConfig, inputs: object) -> dict[str, Tensor]:
                 f"/v2/models/{config.name}/infer: give an object with the keys {_quoted(config.inputs_by_name)}"
             )
         spec = _only_input(config, "'inputs' is one value", "an object")
-        return {spec.name: _tensor(_Place("inputs"), spec, inputs)}
+        return {spec.name: _tensor(config, _Place("inputs"), spec, inputs)}
     _check_names(config, inputs.keys(), "'inputs'")
     return {
-        name: _tensor(_Place("inputs", 0, f"['{name}']"), config.inputs_by_name[name], value)
+        name: _tensor(config, _Place("inputs", 0, f"['{name}']"), config.inputs_by_name[name], value)
         for name, value in inputs.items()
     }
 
@@ -227,18 +230,21 @@ def _check_names(config: ModelConfig, names: Any, place: str) -> None:
             raise invalid(f"{place} lacks the key '{spec.name}', a required input of model '{config.name}'")
 
 
-def _tensor(place: _Place, spec: TensorSpec, data: object) -> Tensor:
+def _tensor(config: ModelConfig, place: _Place, spec: TensorSpec, data: object) -> Tensor:
+    nulls = json_data.takes_null(config) and spec.datatype.json_kind == "float"
     if isinstance(data, LongArray):
-        return _from_pieces(place, spec, data)
+        return _from_pieces(place, spec, data, nulls)
     shape, flat = _flat(place, data)
     datatype = spec.datatype
+    if nulls:
+        flat = json_data.with_nan(flat)
     _check_types(place, spec, shape, flat)
     if datatype is dtypes.BYTES:
         return Tensor(datatype, shape, None, _bytes(place, spec, shape, flat))
     return Tensor(datatype, shape, None, _numbers(place, spec, shape, flat).reshape(shape))
 
 
-def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
+def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray, nulls: bool) -> Tensor:
     """Its lists are looked at for their lengths first, and then for what is in them."""
     try:
         shape = data.shape()
@@ -253,6 +259,8 @@ def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
         flat = json_data.flattened(some)
         if len(flat) != parts:  # some of which are empty lists
             raise _uneven(place, count)
+        if nulls:
+            flat = json_data.with_nan(flat)
         _check_types(place, spec, shape, flat, count)
         array[count : count + len(flat)] = _numbers(place, spec, shape, flat, count)
         count += parts

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.runtime.yielding import yield_now
 from modserve.core.tensors import dtypes
@@ -34,18 +35,25 @@ TAKES = {"bool": "true or false", "int": "integers", "float": "numbers", "string
 """In messages, by `Datatype.json_kind`."""
 
 
-def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST) -> Tensor:
-    """The tensor that `data` holds.
+def takes_null(config: ModelConfig) -> bool:
+    """Whether null is a missing value to a model, which is NaN in its tensors: to forests, as pandas writes it."""
+    return config.backend == "fil"
+
+
+def to_tensor(
+    name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST, nulls: bool = False
+) -> Tensor:
+    """The tensor that `data` holds. With `nulls`, null is NaN in the float types.
 
     Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
     """
     if type(data) is not list:
         if isinstance(data, LongArray):
-            return _from_pieces(name, datatype, shape, data, max_bytes)
+            return _from_pieces(name, datatype, shape, data, max_bytes, nulls)
         raise mistyped("data", "array", data, f"input '{name}'")
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
-    flat, numbers = _flat(name, data, datatype)
+    flat, numbers = _flat(name, data, datatype, nulls)
     if len(flat) != expected:
         raise _wrong_count(name, len(flat), expected)
     if datatype is not dtypes.BYTES:
@@ -54,16 +62,18 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
     return Tensor.from_raw(datatype, shape, texts)
 
 
-def _flat(name: str, data: list[object], datatype: Datatype, before: int = 0) -> tuple[list[object], Array | None]:
+def _flat(
+    name: str, data: list[object], datatype: Datatype, nulls: bool, before: int = 0
+) -> tuple[list[object], Array | None]:
     """The elements, and many of the float types also as an array, where that is quick; `before` came before them."""
     flat, depth = _flatten(data)
     if len(flat) > _FEW and datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
         with np.errstate(over="ignore"):
             return flat, values.astype(datatype.numpy)
-    return _checked(name, flat, depth, datatype, before), None
+    return _checked(name, flat, depth, datatype, nulls, before), None
 
 
-def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, max_bytes: int) -> Tensor:
+def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, max_bytes: int, nulls: bool) -> Tensor:
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
     if data.parts > 2 * expected + _FEW:  # too many of one or of both: nothing of it needs to be read
@@ -74,7 +84,7 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
     texts: list[bytes] = []
     count = size = 0
     for some in data.lists():
-        flat, numbers = _flat(name, some, datatype, count)
+        flat, numbers = _flat(name, some, datatype, nulls, count)
         before, count = count, count + len(flat)
         if count > expected:  # how many they are is all that is still of interest
             continue
@@ -238,17 +248,25 @@ def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
     return None if any(type(flat[index]) is bool for index in suspects) else values
 
 
-def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, before: int) -> list[object]:
+def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, nulls: bool, before: int) -> list[object]:
     """The elements, of lists within `flat` as well. Raises INVALID_ARG for those of the wrong type."""
     types = set(map(type, flat))
     if list in types:
         flat = list(_leaves(flat, depth))
         types = set(map(type, flat))
     allowed = _ELEMENT_TYPES[datatype.json_kind]
+    if nulls and type(None) in types and datatype.json_kind == "float":
+        flat = with_nan(flat)
+        types.discard(type(None))
     if types - allowed:
         index = next(index for index, element in enumerate(flat) if type(element) not in allowed)
         raise unable("data", _wrong_element(name, datatype, before + index, flat[index]))
     return flat
+
+
+def with_nan(flat: list[object]) -> list[object]:
+    """Elements, with NaN in place of null."""
+    return [math.nan if element is None else element for element in flat]
 
 
 def _leaves(data: Iterable[object], depth: int) -> Iterator[object]:
