@@ -1,6 +1,7 @@
 """The compiled form of modserve: the modules that `pyproject.toml` lists, made into extension modules by mypyc.
 
     python scripts/compiled_form.py            # or scripts/compile: makes it in build/compiled
+    python scripts/compiled_form.py --one-job  # the same on one core
     python scripts/compiled_form.py --kept     # prints the folder with the form of this very source, if it was made
     python scripts/compiled_form.py --compiler # prints the C compiler's program, if there is one
     python scripts/compiled_form.py --later    # makes it in a process that outlives this one; prints what comes of it
@@ -74,12 +75,15 @@ def within(name: str, packages: Sequence[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in packages)
 
 
-def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = (), forms: Path | None = None) -> Path:
+def make(
+    root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = (), forms: Path | None = None, cores: int = 0
+) -> Path:
     """Bring `target` up to date, and return the folder with the form. Prints what it does, and how long it took.
 
     That folder is `target`, which another build may change; with `forms`, it is a folder in there that never changes,
     and of which the last few are kept. Nothing is compiled if the listed modules, and all they could take types from,
     are as they were at the last time. The listed modules in the packages of `without` are left to the interpreter too.
+    `cores` are those that compile; 0: all.
     """
     listed = [name for name in modules(root).compiled if not within(name, without)]
     with _locked(target):
@@ -89,7 +93,7 @@ def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = (), 
         made = _made(target, key)
         if made is None:
             began = time.perf_counter()
-            made = _compiled(target, listed)
+            made = _compiled(target, listed, cores or _usable_cores())
             seconds = time.perf_counter() - began
             (target / _STAMP).write_text(json.dumps({"key": key, "files": made, "seconds": seconds}))
             print(f"compiled in {seconds:.0f} s: {size(target) / 1e6:.1f} MB", file=sys.stderr)
@@ -154,11 +158,14 @@ def later(root: Path = ROOT) -> str:
         with open(root / LOG, "ab") as log, contextlib.suppress(BlockingIOError):
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             log.truncate(0)
-            command = ["nice", "-n", "10", str(root / "scripts" / "compile")]
+            command = ["nice", "-n", "19", str(root / "scripts" / "compile"), "--one-job"]
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     except OSError as error:
         return f"the compiled one cannot be made: {error}"
-    return f"once the compiled one is made ({LOG}), the next start serves it"
+    return (
+        f"one core now makes the compiled one, for about 4 minutes at the lowest priority ({LOG}): a later start "
+        "serves it. MODSERVE_COMPILED=0 does without"
+    )
 
 
 @contextlib.contextmanager
@@ -230,11 +237,14 @@ def _copy_source(source: Path, target: Path) -> None:
             shutil.copyfile(new, old)
 
 
-def _compiled(target: Path, listed: Sequence[str]) -> list[str]:
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compiled(target: Path, listed: Sequence[str], cores: int) -> list[str]:
     for path in _extension_modules(target):
         path.unlink()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    print(f"compiling {len(listed)} modules of modserve on {cores} cores", file=sys.stderr)
+    print(f"compiling {len(listed)} modules of modserve on {cores} core{'s' * (cores != 1)}", file=sys.stderr)
     here = Path.cwd()
     os.chdir(target)  # mypyc goes by the working directory
     try:
@@ -340,10 +350,10 @@ def main() -> None:
         print(compiler())
     elif words == ["--later"]:
         print(later())
-    elif words:
-        raise SystemExit(__doc__)
+    elif words in ([], ["--one-job"]):
+        make(forms=FORMS, cores=len(words))
     else:
-        make(forms=FORMS)
+        raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":

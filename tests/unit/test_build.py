@@ -1,7 +1,9 @@
 """When installing compiles, which form a start takes, and that a form is never used with another source."""
 
+import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -252,3 +254,18 @@ def test_a_form_of_another_source_is_told(checkout: Path, build: Any) -> None:
 def test_the_record_is_of_the_source_that_was_compiled(checkout: Path, build: Any) -> None:
     record = json.loads((build() / compiled_form.RECORD).read_text())
     assert record == {"modserve/a.py": zlib.crc32(b"A = 1\n")}
+
+
+def test_the_build_in_the_background_leaves_the_machine_to_others(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "compile"
+    script.write_text('#!/bin/sh\necho "$@" "$(nice)"\n')
+    script.chmod(0o755)
+    program = "import sys; sys.path.insert(0, sys.argv[2]); import compiled_form; from pathlib import Path\n"
+    program += "print(compiled_form.later(Path(sys.argv[1])))"
+    words = [sys.executable, "-c", program, str(tmp_path), str(compiled_form.ROOT / "scripts")]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"for about 4 minutes at the lowest priority \(build/compile\.log\).* MODSERVE_COMPILED=0", text)
+    with open(tmp_path / compiled_form.LOG) as log:
+        fcntl.flock(log, fcntl.LOCK_SH)  # free once the script has ended
+        assert log.read() == "--one-job 19\n"

@@ -185,6 +185,12 @@ def test_a_removed_option_is_taken_and_explained(tmp_path: Path, engine: str) ->
     assert read(f"--config={file}").warnings == (f"{file}:2: option 'grpc-engine' {reason}",)
 
 
+def test_a_deprecated_option_works_with_a_warning() -> None:
+    line = read("--response-cache-byte-size=7")
+    assert line.settings.cache_config == CacheSettings(7)
+    assert line.warnings == ("option '--response-cache-byte-size' is deprecated: use --cache-config=local,size=N",)
+
+
 def test_switching_off_what_is_not_there_is_fine() -> None:
     line = read(
         "--allow-sagemaker=false",

@@ -6,6 +6,7 @@ Each change is checked as the server checks it, before anything is written. The 
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,9 +70,18 @@ def rows_of(document: Document) -> list[tuple[str, str, str, str, str]]:
         scopes = "; ".join(f"{pattern}={','.join(words)}" for pattern, words in row.get("scopes", {}).items())
         end = read_time(row.get("expires"), str(row.get("name")))
         until = shown_time(end) if end < float("inf") else "never"
-        state = "revoked" if row.get("revoked") else "rotating" if "previous" in row else ""
-        shown.append((str(row.get("name")), str(row.get("tenant", row.get("name"))), scopes, until, state))
+        shown.append((str(row.get("name")), str(row.get("tenant", row.get("name"))), scopes, until, _state(row, end)))
     return shown
+
+
+def _state(row: Document, end: float) -> str:
+    now = time.time()
+    if row.get("revoked"):
+        return "revoked"
+    if end <= now:
+        return "expired"
+    previous = row.get("previous")
+    return "rotating" if previous and read_time(previous.get("expires"), "previous") > now else ""
 
 
 def _rows(document: Document) -> list[Document]:

@@ -116,10 +116,11 @@ def _time(text: str, name: str) -> float | None:
     """A time in seconds since 1970, from one as a file of keys has it, or a span from now on. Raises UsageError."""
     if not text:
         return None
-    span = _SPAN.fullmatch(text)
-    if span is not None:
-        return time.time() + int(span[1]) * _UNITS[span[2]]
+    now, span = time.time(), _SPAN.fullmatch(text)
     try:
-        return read_time(text, "")
+        seconds = now + int(span[1]) * _UNITS[span[2]] if span is not None else read_time(text, "")
     except ModserveError:
         raise UsageError(f"option '{name}': expected 2030-01-31, 2030-01-31T12:00Z or 90d, got: {text}") from None
+    if seconds <= now:
+        raise UsageError(f"option '{name}': expected a time in the future, got: {text}")
+    return seconds

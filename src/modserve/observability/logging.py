@@ -3,6 +3,7 @@
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,9 @@ _ERASE = "\r\x1b[K"
 
 _MOST = 32 * 1024 * 1024
 """Characters of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
+
+_WARN_NS = 60_000_000_000
+"""Between two lines on standard error about a log file that cannot be written."""
 
 PATIENCE_S = 1.0
 """Seconds in which what waits is still written at the end of the process."""
@@ -150,7 +154,8 @@ class LogFile:
         old, self._file.stream = self._file.stream, self._file._open()
         self._file._statstream()
         if old is not None:
-            old.close()
+            with suppress(OSError):  # its disk is full: what it has not taken was counted
+                old.close()
 
     def write(self, lines: str) -> None:
         self._file.reopenIfNeeded()
@@ -189,7 +194,8 @@ class _Handler(logging.Handler):
         super().__init__()
         self.target = target
         self.terminal = terminal
-        self.writer = LineWriter("log", target.write, _report_dropped)
+        self.writer = LineWriter("log", self._write, _report_dropped)
+        self._next_warning_ns = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -198,6 +204,18 @@ class _Handler(logging.Handler):
             self.handleError(record)
             return
         self.writer.put(f"{_ERASE}{line}{self.status}" if self.status else line)
+
+    def _write(self, lines: str) -> None:
+        try:
+            self.target.write(lines)
+        except OSError as error:
+            now_ns = time.monotonic_ns()
+            if isinstance(self.target, LogFile) and now_ns >= self._next_warning_ns:
+                self._next_warning_ns = now_ns + _WARN_NS
+                with suppress(OSError, ValueError):
+                    text = f"modserve: the log file cannot be written, and lines are left out until it can: {error}"
+                    print(text, file=sys.stderr, flush=True)
+            raise
 
     def show(self, text: str) -> None:
         """Have `text` below all other lines, until another text, or none, takes its place."""
@@ -210,7 +228,8 @@ class _Handler(logging.Handler):
 
     def close(self) -> None:
         if self.writer.flush() and isinstance(self.target, LogFile):
-            self.target.close()
+            with suppress(OSError):  # as in a write, and nobody hears of it any more
+                self.target.close()
         super().close()
 
 

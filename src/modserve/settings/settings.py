@@ -19,13 +19,12 @@ from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel
 from modserve.core.files.remote_place import RemotePlace
 from modserve.core.secret_names import HEADERS
 
-from . import access, addresses, load_limits, log, model_memory, platforms, shutdown, telemetry, values
-from .cache import cache_texts
+from . import access, addresses, cache_options, load_limits, log, model_memory, platforms, shutdown, telemetry, values
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
 from .record import RECORD, Record
-from .values import Count, Port, UnsignedCount, whole_number
+from .values import Count, Port, UnsignedCount
 
 
 class Settings(BaseModel):
@@ -140,18 +139,7 @@ class Settings(BaseModel):
         several=True,
     )
     """By backend name; those of the name ``""`` are for every backend that has none of its own."""
-    cache_config: values.CacheConfig = option(
-        CacheSettings(),
-        "Cache for responses of models with response_cache: local,size=BYTES in this process (optionally ttl=SECONDS, "
-        "entry_size=BYTES), or redis,host=NAME,port=N, shared by several servers (optionally the keys of Triton's "
-        "Redis cache, ttl, entry_size); may be repeated.",
-        "",
-        Option("Same as --cache-config=local,size=N, deprecated.", "response-cache-byte-size", parse=whole_number),
-        value="CACHE,KEY=VALUE",
-        default_in_words="no cache",
-        parse=cache_texts,
-        several=True,
-    )
+    cache_config: values.CacheConfig = cache_options.CACHE_CONFIG
     """A number is that of the bytes here; `cache` has it as a value."""
     rate_limit: values.RateLimit = load_limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(

@@ -59,7 +59,7 @@ class OptionEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a command line says: settings, and warnings about what has no effect."""
+    """What a command line says: settings, and warnings about what has no effect or is deprecated."""
 
     settings: Settings
     warnings: tuple[str, ...] = ()
@@ -84,6 +84,11 @@ def from_command_line(
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
         warnings += _without_effect([entry for entry in source if entry.name in _IGNORED])
+        warnings += [
+            f"{place} is deprecated: use {instead}"
+            for name, _, place in source
+            if name in OPTIONS and (instead := OPTIONS[name].deprecated)
+        ]
     fields: dict[str, Any] = access.variable(os.environ if environment is None else environment)
     for (*subject, field), value in values.items():
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,25 @@ def test_the_list(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)[1]["state"] == "revoked"
 
 
+def test_states_that_come_with_time(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys(file, "add", "alice", "--expires", "2d")
+    keys(file, "add", "bob")
+    keys(file, "rotate", "bob", "--keep", "1d")
+
+    start = time.time()
+
+    def states(days: int) -> list[str]:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr("modserve.access.key_edit.time.time", lambda: start + 60 + days * 86400)
+            keys(file, "list", "--json")
+        return [row["state"] for row in json.loads(capsys.readouterr().out)]
+
+    assert [states(0), states(1), states(3)] == [["", "rotating"], ["", ""], ["expired", ""]]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
@@ -87,6 +107,13 @@ def test_the_list(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["add", "alice", "--scope", "read"], 2, "option '--scope': expected PATTERN=KIND,… such as"),
         (["add", "alice", "--scope", "*=reed"], 2, "option '--scope': there is no kind of call 'reed'"),
         (["add", "alice", "--expires", "soon"], 2, "option '--expires': expected 2030-01-31, 2030-01-31T12:00Z or 90d"),
+        (
+            ["add", "alice", "--expires", "2020-01-01"],
+            2,
+            "option '--expires': expected a time in the future, got",
+        ),
+        (["add", "alice", "--expires", "0d"], 2, "option '--expires': expected a time in the future, got: 0d"),
+        (["rotate", "alice", "--keep", "2020-01-01"], 2, "option '--keep': expected a time in the future"),
         (["revoke", "alice"], 1, "there is no key 'alice'"),
         (["rotate", "alice"], 1, "there is no key 'alice'"),
         (["drop", "alice"], 2, "invalid choice"),

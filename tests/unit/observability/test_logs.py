@@ -234,6 +234,19 @@ def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:
     logging.getLogger().handlers[0].close()
 
 
+def test_a_full_disk_is_one_line_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "log").symlink_to("/dev/full")
+    logs = Logs(LogSettings(file=str(file)))
+    logs.install()
+    for _ in range(3):
+        _log.info("lost")
+        flush_logs()
+    text = "the log file cannot be written, and lines are left out until it can: [Errno 28] No space left on device"
+    assert written(capsys) == f"modserve: {text}\n"
+    assert logs.dropped == 3
+    logging.getLogger().handlers[0].close()
+
+
 def test_a_reader_that_stops_reading_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that the pipe and the queue have no room for are left out, counted, and reported once it flows again."""
     reader, writer = os.pipe()

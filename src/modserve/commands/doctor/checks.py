@@ -93,7 +93,7 @@ _LIBRARIES = {
 
 
 def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
-    """Options and variables that have no effect."""
+    """Options and variables that have no effect, or are deprecated."""
     for remark in remarks:
         yield _check("settings", remark, "'modserve --help-all' lists all options and variables")
 
