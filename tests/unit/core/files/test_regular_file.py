@@ -27,6 +27,7 @@ OTHERS = {
     "backends/vllm/installation.py": "files of a package",
     "client": "a user's own files",
     "commands": "a user's own files",
+    "core/pip_command.py": "a file of this package",
     "core/runtime/unix_socket.py": "a folder",
     "execution/placement.py": "the system's limits",
     "form.py": "modserve's own files",
