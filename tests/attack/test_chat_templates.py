@@ -89,3 +89,13 @@ def test_a_server_ends_while_a_template_runs(repository: Path) -> None:
         caller.join()
         assert [each.status for each in results] == [500]
         eventually(lambda: not Path(f"/proc/{program}").exists())
+
+
+def test_workers_have_a_template_process_each(repository: Path) -> None:
+    """Those whose template runs for ever have their errors; the others answer, and all end."""
+    with serving(repository, options=["--workers=2"]) as server, ThreadPoolExecutor(2) as threads:
+        failing = [threads.submit(chat, server, "stranger", payload="endless") for _ in range(2)]
+        for _ in range(20):
+            assert "hello" in said(chat(server, "speaker"))
+        assert [each.result().status for each in failing] == [500] * 2
+        assert said(chat(server, "stranger")) == "hello"
