@@ -121,9 +121,26 @@ def run_command(name: str, words: Sequence[str]) -> int:
     return table.run(name, words)
 
 
+_ELSEWHERE = {
+    "-v": "--version",
+    "help": "--help",
+    "list": "models",
+    "ls": "models",
+    "ps": "models",
+    "run": "chat",
+    "start": "serve",
+    "stop": "drain",
+    "version": "--version",
+}
+"""First words of other programs' commands → ours."""
+
+
 def meant_command(words: Sequence[str]) -> str:
     """Which command a first word was probably meant to be; empty if none is close."""
-    return did_you_mean(words[0], ["serve", *COMMANDS]) if words and words[0].isalpha() else ""
+    word = words[0] if words else ""
+    if word in _ELSEWHERE:
+        return f"; did you mean '{_ELSEWHERE[word]}'?"
+    return did_you_mean(word, ["serve", *COMMANDS]) if word.isalpha() else ""
 
 
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:

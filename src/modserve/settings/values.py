@@ -258,6 +258,9 @@ def _model_files(value: object) -> tuple[tuple[str, Path], ...]:
         pairs = [_named_file(each) for each in (value if isinstance(value, list | tuple) else [value])]
     if not all(isinstance(name, str) and isinstance(path, str | Path) for name, path in pairs):
         raise ValueError("expected a path, a list of paths, or {'name': path}")
+    for _, path in pairs:
+        if "://" in str(path) and not os.path.exists(path):
+            raise ValueError(f"'{path}' is no path; serve a place of models with '--model-repository={path}'")
     return tuple((name, Path(path)) for name, path in pairs)
 
 

@@ -131,13 +131,17 @@ def _model(model: str, place: Destination) -> Iterator[tuple[RemoteServer, str]]
         yield server, _only(server, model) if words else model
 
 
+_FILES = frozenset({".gguf", ".onnx", ".py", ".xml"})
+"""Endings that no model of a running server is expected to have in its name."""
+
+
 def _files(model: str) -> list[str]:
     """The words of ``modserve serve`` for a place; empty for a name. Raises INVALID_ARG."""
     if "://" in model:
         return [f"--model-repository={model}"]
     file = model if Path(model).exists() else model.partition(":")[0]  # FILE.py:FUNCTION
-    if "/" in file and not Path(file).exists():
-        raise invalid(f"there is no file or folder '{file}'; a model of a running server has no / in its name")
+    if ("/" in file or Path(file).suffix in _FILES) and not Path(file).exists():
+        raise invalid(f"there is no file or folder '{file}'; names of models on a running server have no / nor ending")
     return [model] if "/" in file or Path(file).is_file() else []
 
 
