@@ -177,9 +177,12 @@ def test_help_that_there_is_not(capsys: pytest.CaptureFixture[str], topic: str, 
         (["chekc", "m"], "Unexpected argument: chekc; did you mean 'check'?"),
         (["ps"], "Unexpected argument: ps; did you mean 'models'?"),
         (["version"], "Unexpected argument: version; did you mean '--version'?"),
-        (["serve", "hf://a/b"], "'hf://a/b' is no path; serve a place of models with '--model-repository=hf://a/b'"),
+        (
+            ["serve", "hf://a/b"],
+            "argument 'hf://a/b': 'hf://a/b' is no path; serve a place of models with '--model-repository=hf://a/b'",
+        ),
     ],
-    ids=["nothing", "misspelled", "word", "serve at the end", "misspelled command"],
+    ids=["nothing", "misspelled", "word", "serve at the end", "misspelled command", "other", "version", "address"],
 )
 def test_a_wrong_command_line(
     started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
