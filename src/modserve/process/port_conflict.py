@@ -13,7 +13,8 @@ from .ports import PortError, RefusedPort
 
 _STEP = 10
 """Between a port that is in use and the next that is tried, so that the three of a server stay together."""
-_ANSWER_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+"""A server that has just started imports what answers, which takes seconds on a busy machine."""
 _SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "trace-config")
 """Options whose values may hold a secret, which does not belong into a log."""
 
