@@ -45,6 +45,7 @@ ZONES = [
     {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"},
     {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"},
 ]
+POLICY = {"create": True, "clients": {"modserve-clients": "true"}}
 METRICS_KEY = {"monitoring": {"keySecret": {"name": "modserve-metrics-key"}}}
 SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
     "the base": ({}, ()),
@@ -57,7 +58,7 @@ SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
         ("pod-monitor", "metrics-key"),
     ),
     "routes": ({"routes": {"gateway": "gateway"}}, ("gateway-api",)),
-    "network policy": ({"networkPolicy": {"create": True}}, ("network-policy",)),
+    "network policy": ({"networkPolicy": POLICY}, ("network-policy",)),
     "gpu": ({"gpus": 1}, ("gpu",)),
     "bucket": (BUCKET, ("bucket",)),
     "shared cache": (SHARED, ("bucket", "shared-cache")),
@@ -70,7 +71,7 @@ SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
             "autoscaling": {"kind": "keda"},
             "monitoring": {"kind": "pod"},
             "routes": {"gateway": "gateway"},
-            "networkPolicy": {"create": True},
+            "networkPolicy": POLICY,
         },
         ("keda", "pod-monitor", "gateway-api", "network-policy", "gpu", "bucket", "shared-cache", "zones"),
     ),

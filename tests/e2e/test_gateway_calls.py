@@ -29,11 +29,6 @@ PATIENT = {
 """A server stays in service however often it vanishes, or the others would be counted only. nginx
 forgives a kept connection that was closed meanwhile: a try more."""
 REFUSED = "gateway: this call is about one server, so send it to each server itself"
-SERVICES = {
-    "ServerReflectionInfo": "grpc.reflection.v1.ServerReflection",
-    "StreamCoreMetrics": "xds.service.orca.v3.OpenRcaService",
-    **dict.fromkeys(("Check", "Watch", "List"), "grpc.health.v1.Health"),
-}
 VALUES = {"model": "simple", "version": "1", "label": "stable", "region": "r", "repository": "models"}
 
 
@@ -76,7 +71,7 @@ def send(
 
 
 def rpc(channel: grpc.Channel, name: str, metadata: tuple[tuple[str, str], ...] = ()) -> tuple[grpc.StatusCode, str]:
-    service = SERVICES.get(name, "inference.GRPCInferenceService")
+    service = gateway_calls.SERVICES.get(name, "inference.GRPCInferenceService")
     with pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(f"/{service}/{name}", None, None)(b"", timeout=SECONDS, metadata=metadata)
     return raised.value.code(), raised.value.details() or ""
