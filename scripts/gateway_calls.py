@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS
+from modserve.access.calls import OWNED_PATHS, PATH_NEEDS, RPC_NEEDS
 
 PATHS = {path: need for path, need in PATH_NEEDS.items() if not path.startswith("/models")}
 """Those that may be behind a gateway: SageMaker's are not, since SageMaker stands before its containers."""
@@ -167,7 +167,8 @@ def path_matches(*, streams: bool) -> list[dict[str, Any]]:
             exact.append(_match("Exact", template, method))
         else:
             stem, brace, suffix = template.rpartition("}")
-            suffixes[re.sub(r"\{\w+\}", "[^/]+", stem + brace), method].append(re.escape(suffix))
+            name = "([^/]+/)?[^/]+" if template in OWNED_PATHS else "[^/]+"
+            suffixes[re.sub(r"\{\w+\}", name, stem + brace), method].append(re.escape(suffix))
     for (stem, method), several in suffixes.items():
         end = f"({'|'.join(several)})" if len(several) > 1 else several[0]
         exact.append(_match("RegularExpression", f"^{stem}{end}$", method))

@@ -10,7 +10,7 @@ import gateway_calls
 import pytest
 import yaml
 
-from modserve.access.calls import RPC_NEEDS
+from modserve.access.calls import OWNED_PATHS, RPC_NEEDS
 
 
 @pytest.mark.parametrize("template", sorted(gateway_calls.PATHS))
@@ -121,6 +121,11 @@ def test_each_gateway_does_what_the_row_says(decide: Any) -> None:
 )
 def test_routes_have_nothing_that_the_table_has_not(path: str) -> None:
     assert by_routes("POST", path) == "refused"
+
+
+def test_routes_have_models_with_owners() -> None:
+    for path in sorted(OWNED_PATHS):
+        assert by_routes("GET", path.replace("{model}", "organisation/simple")) == "call"
 
 
 def test_routes_have_the_rpcs_that_may_pass_and_no_others() -> None:
