@@ -22,14 +22,18 @@ NO_KUBECTL = (
 
 Object = dict[str, Any]
 Objects = dict[str, Object]
-"""By kind: there is one of each."""
+"""By kind: there is one of each. The headless Service counts as a kind."""
 
 
 def by_kind(items: Iterable[Object]) -> Objects:
     rendered = list(items)
-    objects = {item["kind"]: item for item in rendered}
+    objects = {_kind(item): item for item in rendered}
     assert len(objects) == len(rendered), "two objects of one kind: look objects up by name here"
     return objects
+
+
+def _kind(item: Object) -> str:
+    return "Headless Service" if item["kind"] == "Service" and "clusterIP" in item["spec"] else str(item["kind"])
 
 
 def kustomize(directory: Path) -> Objects:
@@ -47,7 +51,7 @@ def kustomize_with(components: Sequence[str]) -> Objects:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         shutil.copytree(BASE, place / "k8s")
-        if _knows_components():
+        if knows_components():
             overlay = {"resources": ["k8s"], "components": [f"k8s/components/{name}" for name in components]}
             _write(place, overlay)
             return kustomize(place)
@@ -72,7 +76,7 @@ def _write(folder: Path, overlay: Object) -> None:
 
 
 @cache
-def _knows_components() -> bool:
+def knows_components() -> bool:
     """Debian 12's kubectl, 1.20, is older than components."""
     done = subprocess.run(["kubectl", "version", "--client", "--output=json"], capture_output=True, text=True)
     return int(re.sub(r"\D.*", "", json.loads(done.stdout)["clientVersion"]["minor"])) >= 21

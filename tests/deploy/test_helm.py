@@ -45,6 +45,7 @@ ZONES = [
     {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"},
     {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"},
 ]
+POLICY = {"create": True, "clients": {"modserve-clients": "true"}}
 METRICS_KEY = {"monitoring": {"keySecret": {"name": "modserve-metrics-key"}}}
 SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
     "the base": ({}, ()),
@@ -57,7 +58,7 @@ SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
         ("pod-monitor", "metrics-key"),
     ),
     "routes": ({"routes": {"gateway": "gateway"}}, ("gateway-api",)),
-    "network policy": ({"networkPolicy": {"create": True}}, ("network-policy",)),
+    "network policy": ({"networkPolicy": POLICY}, ("network-policy",)),
     "gpu": ({"gpus": 1}, ("gpu",)),
     "bucket": (BUCKET, ("bucket",)),
     "shared cache": (SHARED, ("bucket", "shared-cache")),
@@ -70,7 +71,7 @@ SAME: dict[str, tuple[Values, tuple[str, ...]]] = {
             "autoscaling": {"kind": "keda"},
             "monitoring": {"kind": "pod"},
             "routes": {"gateway": "gateway"},
-            "networkPolicy": {"create": True},
+            "networkPolicy": POLICY,
         },
         ("keda", "pod-monitor", "gateway-api", "network-policy", "gpu", "bucket", "shared-cache", "zones"),
     ),
@@ -194,6 +195,100 @@ MATRIX: dict[str, list[Values]] = {
 }
 
 
+TLS = {"tls": {"secret": "modserve-tls"}}
+MUTUAL = {"tls": {"secret": "modserve-tls", "clientAuthority": "modserve-clients"}}
+KEYS = {"keys": {"secret": "modserve-keys"}}
+DIGEST = f"sha256:{'0a' * 32}"
+EXTRA = {
+    "extraVolumes": [{"name": "plugins", "configMap": {"name": "plugins"}}],
+    "extraVolumeMounts": [{"name": "plugins", "mountPath": "/plugins"}],
+}
+ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}}
+SETS: dict[str, tuple[Values, dict[str, Any]]] = {
+    "nothing": ({}, {"probe": ("http", None), "arguments": [], "folders": []}),
+    "keys": (KEYS, {"arguments": ["--auth-file=/etc/modserve/keys/keys.yaml"], "folders": ["keys"]}),
+    "a file of keys with another name": (
+        {"keys": {"secret": "s", "file": "k.json"}},
+        {"arguments": ["--auth-file=/etc/modserve/keys/k.json"]},
+    ),
+    "TLS": (
+        TLS,
+        {
+            "probe": ("http", "HTTPS"),
+            "arguments": [
+                "--http-use-ssl=true",
+                "--grpc-use-ssl=true",
+                "--grpc-server-cert=/etc/modserve/tls/tls.crt",
+                "--grpc-server-key=/etc/modserve/tls/tls.key",
+            ],
+            "folders": ["tls"],
+            "protocols": ["https", "https", "http"],
+            "hook": False,
+        },
+    ),
+    "mutual TLS": (
+        MUTUAL,
+        {
+            "probe": ("metrics", None),
+            "arguments": [
+                "--http-use-ssl-mutual=true",
+                "--grpc-use-ssl-mutual=true",
+                "--grpc-root-cert=/etc/modserve/clients/ca.crt",
+            ],
+            "folders": ["tls", "clients"],
+        },
+    ),
+    "keys and mutual TLS": ({**KEYS, **MUTUAL, **METRICS_KEY}, {"folders": ["keys", "tls", "clients"]}),
+    "volumes": (EXTRA, {"folders": []}),
+    "volumes beside secrets": ({**EXTRA, **KEYS, **SHARED}, {"folders": ["keys"]}),
+    "GPUs": ({"gpus": 2}, {"strategy": {"maxUnavailable": 1, "maxSurge": 0}}),
+    "a strategy": ({"gpus": 2, "strategy": ROLLING}, {"strategy": ROLLING["rollingUpdate"]}),
+    "a digest": ({"image": {"tag": "1", "digest": DIGEST}}, {"image": f"modserve@{DIGEST}"}),
+    "a tag": ({"image": {"tag": "1"}}, {"image": "modserve:1"}),
+}
+"""Values of operators, and what follows from them."""
+
+
+@pytest.fixture(scope="module")
+def sets() -> dict[str, Objects]:
+    return dict(zip(SETS, map(objects, rendered(*(values for values, _ in SETS.values()))), strict=True))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_follows_from_values(sets: dict[str, Objects], name: str) -> None:
+    found, expected = sets[name], SETS[name][1]
+    check(found)
+    deployment = found["Deployment"]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    folders = [key for key, mount in mounts.items() if mount["mountPath"] == f"/etc/modserve/{key}"]
+    actual = {
+        "probe": probes[0].get("port") and (probes[0]["port"], probes[0].get("scheme")),
+        "arguments": [each for each in expected.get("arguments", ()) if each in container["args"]],
+        "folders": folders,
+        "protocols": [port["appProtocol"] for port in found["Service"]["spec"]["ports"]],
+        "hook": "lifecycle" in container,
+        "strategy": deployment["strategy"].get("rollingUpdate"),
+        "image": container["image"],
+    }
+    assert {key: actual[key] for key in expected} == expected
+    assert len({(probe["port"], probe.get("scheme")) for probe in probes}) == 1
+    assert [volume["name"] for volume in pod["volumes"]] == list(mounts)
+    for key in folders:  # a single file of a secret would never change in a pod that runs
+        assert mounts[key]["readOnly"]
+        assert "subPath" not in mounts[key]
+
+
+def test_the_headless_service_selects_the_same_pods(sets: dict[str, Objects]) -> None:
+    for found in sets.values():
+        service, headless = found["Service"]["spec"], found["Headless Service"]["spec"]
+        assert (headless["clusterIP"], headless["selector"]) == ("None", service["selector"])
+        # Prometheus would find each pod twice if this one had a port for metrics.
+        assert headless["ports"] == service["ports"][:2]
+
+
 def merged(*several: Values) -> Values:
     made: Values = {}
     for values in several:
@@ -245,6 +340,9 @@ WRONG: dict[str, tuple[Values, str]] = {
     "another kind of autoscaler": ({"autoscaling": {"kind": "vpa"}}, "must be one of"),
     "a repository without a scheme": ({"models": {"repository": "bucket/models"}}, "does not match pattern"),
     "a size that is none": ({"models": {"claim": {"size": "10 GB"}}}, "does not match pattern"),
+    "a digest that is none": ({"image": {"digest": "0a0a"}}, "does not match pattern"),
+    "an authority for clients without TLS": ({"tls": {"clientAuthority": "ca"}}, "minLength"),
+    "a volume without a name": ({"extraVolumes": [{"emptyDir": {}}]}, "missing property 'name'"),
     "an argument that is no option": ({"args": ["model-control-mode=poll"]}, "does not match pattern"),
 }
 

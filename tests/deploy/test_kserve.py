@@ -112,6 +112,13 @@ def test_runtimes_run_this_image(manifests: list[Object]) -> None:
         if item["kind"] == "ClusterServingRuntime":
             (container,) = item["spec"]["containers"]
             assert container["name"] == "kserve-container"
+            assert container["livenessProbe"]["httpGet"] == {"path": "/v2/health/live", "port": 8080}
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+            mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+            assert mounts == {"tmp": "/tmp"}
+            assert [volume["name"] for volume in item["spec"]["volumes"]] == ["tmp"]
             assert container["image"] == f"modserve:{modserve.__about__.__version__}"
             assert item["spec"]["annotations"]["prometheus.kserve.io/port"] == "8002"
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
-from kustomizing import BASE, Object, Objects, kustomize
+from kustomizing import BASE, Object, Objects, knows_components, kustomize
 
 import modserve.__about__
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "kubernetes.md"
 
-CORE_KINDS = ["Deployment", "PersistentVolumeClaim", "PodDisruptionBudget", "Service", "ServiceAccount"]
+CORE_KINDS = [
+    "Deployment",
+    "Headless Service",
+    "PersistentVolumeClaim",
+    "PodDisruptionBudget",
+    "Service",
+    "ServiceAccount",
+]
 # One that clusters still run, and the newest the validator knows.
 VERSIONS = ["1.30", ".".join(str(kubernetes_validate.latest_version()).split(".")[:2])]
 
@@ -301,6 +309,17 @@ def test_guide_overlay_is_about_this_base(objects: Objects) -> None:
         assert target["metadata"]["name"] == original["metadata"]["name"]
         assert target.get("spec", {}).keys() <= original["spec"].keys()
     assert len(overlay["patches"]) == 4
+
+
+def test_keda_asks_about_the_overlay_s_namespace(tmp_path: Path) -> None:
+    if not knows_components():
+        pytest.skip("kubectl is older than 1.21, and knows neither components nor replacements")
+    shutil.copytree(BASE, tmp_path / "k8s")
+    overlay = {"resources": ["k8s"], "components": ["k8s/components/keda"], "namespace": "team-a"}
+    overlay["replacements"] = guide_overlay()["replacements"]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    (trigger,) = kustomize(tmp_path)["ScaledObject"]["spec"]["triggers"]
+    assert 'namespace="team-a",pod=~"modserve-.+"' in trigger["metadata"]["query"]
 
 
 def test_the_pod_that_fills_the_claim(objects: Objects) -> None:

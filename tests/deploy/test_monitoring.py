@@ -95,6 +95,10 @@ FIRING: dict[str, dict[str, str]] = {
         f"nv_cpu_memory_used_bytes{{{WHO}}}": "98x90",
         f"nv_cpu_memory_total_bytes{{{WHO}}}": "100x90",
     },
+    "ModserveContainerMemory": {
+        f"modserve_container_memory_used_bytes{{{WHO}}}": "95x90",
+        f"modserve_container_memory_limit_bytes{{{WHO}}}": "100x90",
+    },
     "ModserveGpuMemory": {
         f'nv_gpu_memory_used_bytes{{{WHO},gpu_uuid="GPU-a"}}': "99x90",
         f'nv_gpu_memory_total_bytes{{{WHO},gpu_uuid="GPU-a"}}': "100x90",
@@ -112,7 +116,16 @@ BESIDE = {
     "ModserveLatencyBurnsSlowly": {"ModserveLatencyHigh"},
 }
 """What fires with an alert."""
-MORE_FIRING = [
+MORE_FIRING: list[tuple[str, dict[str, str]]] = [
+    (
+        "",  # no limit, and one that is nearly reached for less than five minutes
+        {
+            f"modserve_container_memory_used_bytes{{{WHO}}}": "95x90",
+            f"modserve_container_memory_limit_bytes{{{WHO}}}": "0x90",
+            'modserve_container_memory_used_bytes{job="modserve",instance="b:8002"}': "95x3 50x53 95x33",
+            'modserve_container_memory_limit_bytes{job="modserve",instance="b:8002"}': "100x90",
+        },
+    ),
     ("ModserveModelLoadFails", {f"modserve_model_load_failures_total{{{MODEL}}}": "0x55 1x35"}),
     ("ModserveModelLoadFails", {f"modserve_model_load_failures_total{{{MODEL}}}": "2x55 3x35"}),
 ]
@@ -151,6 +164,8 @@ HEALTHY = {
     f"modserve_request_memory_limit_bytes{{{WHO}}}": "0x90",
     f"nv_cpu_memory_used_bytes{{{WHO}}}": "50x90",
     f"nv_cpu_memory_total_bytes{{{WHO}}}": "100x90",
+    f"modserve_container_memory_used_bytes{{{WHO}}}": "50x90",
+    f"modserve_container_memory_limit_bytes{{{WHO}}}": "100x90",
     f'nv_gpu_memory_used_bytes{{{WHO},gpu_uuid="GPU-a"}}': "50x90",
     f'nv_gpu_memory_total_bytes{{{WHO},gpu_uuid="GPU-a"}}': "100x90",
 }

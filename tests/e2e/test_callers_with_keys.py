@@ -203,6 +203,18 @@ def test_metrics_need_a_key_that_may_read_all(place: Place) -> None:
         assert b"nv_inference_count" not in http(port, "OPTIONS", "/metrics").body
 
 
+def test_health_is_as_open_at_the_metrics_port_as_elsewhere(place: Place) -> None:
+    assert http(place.server.metrics_port, "GET", "/v2/health/ready").status == 200
+    closed = ["--auth-open=metrics"]
+    with serving(EXAMPLES, options=closed, environment={"MODSERVE_API_KEY": SINGLE}) as server:
+        for port in (server.metrics_port, server.http_port):
+            statuses = [
+                http(port, "GET", "/v2/health/ready", headers=headers).status for headers in ({}, bearer(SINGLE))
+            ]
+            assert statuses == [401, 200]
+            assert http(port, "GET", "/metrics").status == 200
+
+
 def test_the_doctor_learns_nothing_without_a_key(place: Place) -> None:
     """Also where its environment has one: it asks as a stranger does."""
     command = [sys.executable, "-m", "modserve", "doctor", "--security", "--json"]

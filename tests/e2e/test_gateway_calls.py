@@ -8,11 +8,14 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import foreign_clients
 import gateway_calls
 import grpc
 import pytest
+import yaml
 from vanishing_servers import MARK, VanishingServers, vanishing
 from wire import SECONDS
 
@@ -29,11 +32,6 @@ PATIENT = {
 """A server stays in service however often it vanishes, or the others would be counted only. nginx
 forgives a kept connection that was closed meanwhile: a try more."""
 REFUSED = "gateway: this call is about one server, so send it to each server itself"
-SERVICES = {
-    "ServerReflectionInfo": "grpc.reflection.v1.ServerReflection",
-    "StreamCoreMetrics": "xds.service.orca.v3.OpenRcaService",
-    **dict.fromkeys(("Check", "Watch", "List"), "grpc.health.v1.Health"),
-}
 VALUES = {"model": "simple", "version": "1", "label": "stable", "region": "r", "repository": "models"}
 
 
@@ -76,7 +74,7 @@ def send(
 
 
 def rpc(channel: grpc.Channel, name: str, metadata: tuple[tuple[str, str], ...] = ()) -> tuple[grpc.StatusCode, str]:
-    service = SERVICES.get(name, "inference.GRPCInferenceService")
+    service = gateway_calls.SERVICES.get(name, "inference.GRPCInferenceService")
     with pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(f"/{service}/{name}", None, None)(b"", timeout=SECONDS, metadata=metadata)
     return raised.value.code(), raised.value.details() or ""
@@ -150,6 +148,53 @@ def test_grpc_requests_of_sequences(gateway: Gateway, servers: VanishingServers)
             assert first == second
             places.append(first)
     assert set(places) == {0, 1, 2}
+
+
+# --- routes of the Gateway API, in Envoy, which several of its gateways run -------------------------------------------
+
+
+def envoys_routes() -> list[dict[str, Any]]:
+    """What such a gateway makes of them."""
+    paths, rpcs = (
+        yaml.safe_load((gateway_calls.COMPONENT / f"{kind}-route.yaml").read_text())["spec"]["rules"]
+        for kind in ("http", "grpc")
+    )
+    made: list[dict[str, Any]] = []
+    for rule in rpcs:
+        for match in rule["matches"]:
+            path = "/{service}/{method}".format(**match["method"])
+            made.append({"match": {"path": path, "grpc": {}}, "route": {"cluster": "grpc", "timeout": "0s"}})
+    for rule in paths:
+        for match in rule["matches"]:
+            kind, value = match["path"]["type"], match["path"]["value"]
+            envoys: dict[str, Any] = {"path": value} if kind == "Exact" else {"safe_regex": {"regex": value}}
+            if "method" in match:
+                envoys["headers"] = [{"name": ":method", "string_match": {"exact": match["method"]}}]
+            made.append({"match": envoys, "route": {"cluster": "http", "timeout": rule["timeouts"]["request"]}})
+    return made
+
+
+def test_routes_of_the_gateway_api(servers: VanishingServers, tmp_path: Path) -> None:
+    foreign_clients.install()
+    text = (gateway_stage.CONFIGURATIONS / "envoy.yaml").read_text()
+    own = text[text.index("                      routes:\n") : text.index("\n  clusters:")]
+    edits = {own: f"                      routes: {json.dumps(envoys_routes())}\n", **PATIENT["envoy"]}
+    with gateway_stage.gateway("envoy", servers.addresses, tmp_path, edits) as gateway:
+        servers.take()
+        for method in ("GET", "POST"):
+            for template in sorted(gateway_calls.PATHS):
+                (row,) = gateway_calls.rows_of_path(method, template)
+                path = re.sub(r"\{(\w+)\}", lambda match: VALUES[match[1]], template)
+                status, _ = send(gateway, method, path, {})
+                assert len(servers.take()) == min(row.tries, 1), f"{method} {path}: {row.name}"
+                assert (status == 404) == (row.tries == 0), f"{method} {path}"
+        with grpc.insecure_channel(f"127.0.0.1:{gateway.grpc_port}", [("grpc.enable_retries", 0)]) as channel:
+            for name in sorted(RPC_NEEDS):
+                (row,) = gateway_calls.rows_of_rpc(name)
+                code, details = rpc(channel, name)
+                assert len(servers.take()) == min(row.tries, 1), f"{name}: {row.name}"
+                expected = grpc.StatusCode.UNAVAILABLE if row.tries else grpc.StatusCode.UNIMPLEMENTED
+                assert code is expected, f"{name}: {details}"
 
 
 def test_the_page_has_the_tables_of_all_gateways() -> None:

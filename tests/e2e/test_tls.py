@@ -212,6 +212,12 @@ async def test_clients_with_a_certificate(mutual: ServerProcess, authority: Auth
     await check_infer_over_both_aio(mutual, authority.certificate, client_pair)
 
 
+def test_probes_without_a_certificate_ask_the_metrics_port(mutual: ServerProcess) -> None:
+    for name in ("live", "ready"):
+        answer = http(mutual.metrics_port, "GET", f"/v2/health/{name}")
+        assert (answer.status, answer.json) == (200, {name: True})
+
+
 def test_clients_without_a_certificate(mutual: ServerProcess, authority: Authority) -> None:
     refused_over_both(mutual, authority.certificate)
 

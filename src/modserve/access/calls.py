@@ -115,13 +115,13 @@ SLASH: Final = "\udc2f"
 No text of a client holds it, since it is no character.
 """
 OWNED: Final = f"(?:[^/]+/)?(?:[^/]*{SLASH})?"
-"""What may stand before the name of a model in `_OWNED`: its owner, as in ``org/model``. Names here have no slashes."""
-_OWNED: Final = frozenset({"/v1/models/{model}", "/openai/v1/models/{model}"})
+"""What may stand before a model's name in `OWNED_PATHS`: its owner, as in ``org/model``. Names here have no slashes."""
+OWNED_PATHS: Final = frozenset({"/v1/models/{model}", "/openai/v1/models/{model}"})
 
 
 def _pattern(template: str) -> re.Pattern[str]:
     pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template))
-    if template in _OWNED:
+    if template in OWNED_PATHS:
         pattern = pattern.replace("(?P<model>[^/]+)", f"{OWNED}(?P<model>[^/{SLASH}]+)")
     return re.compile(pattern)
 

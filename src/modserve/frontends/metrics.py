@@ -1,9 +1,11 @@
 """What the metrics port serves: a port of its own, which can be kept inside where the others are open to clients."""
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from modserve.core.statistics.sketch import FINE_QUERY
+from modserve.frontends.http.probes import Report
 from modserve.frontends.http.wire.context import Message
 from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
@@ -38,10 +40,10 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
 
 
 class MetricsApplication:
-    """Serves what `render` gives at `PATHS`; other paths are 404, unlike Triton's, so that a probe of this port fails.
+    """Serves what `render` gives at `PATHS`, and `health` by path; other paths are 404, unlike Triton's.
 
     `fine` makes the page with the sketches of durations, for the query `FINE_QUERY`. `elsewhere` names the ports of the
-    server's other calls.
+    server's other calls. Probes that have no certificate for mutual TLS ask here for health.
     """
 
     def __init__(
@@ -51,20 +53,28 @@ class MetricsApplication:
         openmetrics: OpenMetrics | None = None,
         fine: Callable[[], Awaitable[bytes]] | None = None,
         elsewhere: Callable[[], str] = str,
+        health: Mapping[str, Callable[[], Awaitable[Report]]] = {},
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
         self._openmetrics = openmetrics
         self._fine = fine
         self._elsewhere = elsewhere
+        self._health = health
 
     async def __call__(self, scope: Message, receive: object, send: Callable[[Message], Awaitable[None]]) -> None:
-        if scope["path"] not in PATHS:
+        path, health = scope["path"], self._health.get(scope["path"])
+        if path not in PATHS and health is None:
             text = f"Not Found: this port serves only /metrics, for Prometheus{self._elsewhere()}"
             await _refuse(send, 404, text)
             return
         if scope["method"] not in _METHODS:
-            await _refuse(send, 405, "Method Not Allowed: /metrics takes GET and HEAD", (b"allow", b"GET, HEAD"))
+            text = f"Method Not Allowed: {path.rstrip('/')} takes GET and HEAD"
+            await _refuse(send, 405, text, (b"allow", b"GET, HEAD"))
+            return
+        if health is not None:
+            status, content = await health()
+            await _respond(send, status, json.dumps(content).encode(), [(b"content-type", MIME_JSON.encode())])
             return
         other, kind = self._openmetrics, self._content_type
         if self._fine is not None and FINE_QUERY in scope["query_string"].decode("latin-1").split("&"):

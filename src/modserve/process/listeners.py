@@ -13,6 +13,7 @@ from modserve.core.servable import Finisher
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.certificates import CertificateEnds
 from modserve.frontends.grpc.listener import GrpcListener
+from modserve.frontends.http import probes
 from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsApplication, OpenMetrics
@@ -150,9 +151,10 @@ class Listeners:
             render = page.text if member is None else member.page
             openmetrics = OpenMetrics(partial(render, True), prometheus.OPENMETRICS, page.has_exemplars)
             fine = partial(render, False, True)
-            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, fine, self._elsewhere)
-            if authority is not None and "metrics" not in settings.auth_open:
-                app = _guarded(app, authority, server)
+            health = {"/v2/health/live": partial(probes.live, front), "/v2/health/ready": partial(probes.ready, front)}
+            app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, fine, self._elsewhere, health)
+            if authority is not None:
+                app = _guarded(app, authority, server, open_page="metrics" in settings.auth_open)
         if http.allow:
             own, public = (http, False) if admin is None else (replace(http, console=False), True)
             page_here = None if public else app
@@ -317,9 +319,12 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
     return family(name, "gauge", text, [(labelled({label: of}), time_s) for of, time_s in times.items()])
 
 
-def _guarded(app: AsgiApp, authority: "Authority", server: Server) -> AsgiApp:
-    """The page of metrics, for callers that may read about all models."""
-    from modserve.access.calls import METRICS
+def _guarded(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
+    """The page of metrics, for callers that may read about all models, and health as at other ports."""
+    from modserve.access.calls import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp
 
-    return GuardedApp(app, authority, server, lambda method, path: (METRICS, ""))
+    page = OPEN if open_page else METRICS
+    return GuardedApp(
+        app, authority, server, lambda method, path: (HEALTH if path.startswith("/v2/health/") else page, "")
+    )

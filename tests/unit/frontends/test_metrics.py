@@ -314,6 +314,33 @@ async def test_the_metrics_port(method: str, path: str, status: int, text: str) 
     assert answer.headers.get("allow") == ("GET, HEAD" if status == 405 else None)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "content"),
+    [
+        ("GET", "/v2/health/live", 200, {"live": True}),
+        ("GET", "/v2/health/ready", 503, {"error": "Server exiting"}),
+        ("POST", "/v2/health/live", 405, {"error": "Method Not Allowed: /v2/health/live takes GET and HEAD"}),
+        ("GET", "/v2/health/drain", 404, {"error": ELSEWHERE.partition(";")[0]}),
+    ],
+)
+async def test_the_metrics_port_has_the_server_s_health(
+    method: str, path: str, status: int, content: dict[str, object]
+) -> None:
+    """For probes that have no certificate."""
+
+    async def live() -> tuple[int, dict[str, Any]]:
+        return 200, {"live": True}
+
+    async def ready() -> tuple[int, dict[str, Any]]:
+        return 503, {"error": "Server exiting"}
+
+    health = {"/v2/health/live": live, "/v2/health/ready": ready}
+    app = MetricsApplication(lambda: b"page", prometheus.CONTENT_TYPE, health=health)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.json()) == (status, content)
+
+
 @pytest.mark.parametrize("method", ["OPTIONS", "POST", "DELETE"])
 async def test_only_those_who_read_get_the_page(method: str) -> None:
     """A check of keys lets OPTIONS through."""

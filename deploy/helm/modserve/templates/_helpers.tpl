@@ -24,6 +24,30 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (ternary (include "modserve.name" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
+{{- /* Folders below /etc/modserve. Whole secrets, not single files of them: those would never change in a pod that runs. */}}
+{{- define "modserve.secrets" -}}
+volumes:
+  {{- with .Values.keys.secret }}
+  - { name: keys, secret: { secretName: {{ . }} } }
+  {{- end }}
+  {{- with .Values.tls.secret }}
+  - { name: tls, secret: { secretName: {{ . }} } }
+  {{- end }}
+  {{- if .Values.tls.secret }}
+  {{- with .Values.tls.clientAuthority }}
+  - { name: clients, secret: { secretName: {{ . }} } }
+  {{- end }}
+  {{- end }}
+{{- end }}
+
+{{- /* The port of probes. They have no certificate for mutual TLS. */}}
+{{- define "modserve.probe" -}}
+{{- if not .Values.tls.secret }}port: http
+{{- else if .Values.tls.clientAuthority }}port: metrics
+{{- else }}port: http, scheme: HTTPS
+{{- end }}
+{{- end }}
+
 {{- /* Requests in all pods, waiting or being executed, on average over a minute: also those that never end. */}}
 {{- define "modserve.load" -}}
 sum(avg_over_time(modserve_requests_in_flight{namespace="{{ .Release.Namespace }}",pod=~"{{ include "modserve.name" . }}-.+"}[1m]))
