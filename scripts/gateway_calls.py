@@ -85,7 +85,7 @@ ROWS = (
         "health, metadata, statistics, pages; `POST /`, which runs a model",
         2,
         "yes. Statistics, index and settings are those of one server",
-        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/stacks|/repository(/\{repository\})?/index)?"
+        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/repository(/\{repository\})?/index)?"
         r"|/info|/health|/version|/openapi\.json"
         r"|/docs(/\w+/\{model\})?|/console(/about|/failures|/peers|/texts/\{model\})?"
         r"|/v2/models/\{model\}(/(ready|config|stats|batches|engine|openapi\.json))?"
@@ -109,10 +109,10 @@ ROWS = (
         "LogSettings|TraceSetting",
     ),
     Row(
-        "loads, unloads, drains, shared memory, metrics",
+        "loads, unloads, drains, shared memory, metrics, stacks",
         0,
         "never: they are about one server, so the gateway refuses them",
-        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain|/metrics"
+        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain|/v2/stacks|/metrics"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
         rpcs=r"RepositoryModel(Load|Unload)|\w+SharedMemory(Register|Unregister)",
     ),
