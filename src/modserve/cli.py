@@ -1,7 +1,6 @@
 """``modserve serve --model-repository DIR``, or tritonserver's command line with ``modserve`` for ``tritonserver``."""
 
 import asyncio
-import faulthandler
 import gc
 import logging
 import os
@@ -331,13 +330,7 @@ _TRIED = ("inference", "metadata")
 
 
 def entry() -> None:
-    """The console script. The process ends here, without waiting for engines that hang in a call.
-
-    Native code that crashes leaves the Python stack of each thread on standard error. So does SIGUSR1, also while the
-    event loop hangs, and the process goes on.
-    """
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    """The console script. The process ends here, without waiting for engines that hang in a call."""
     # A terminal may know fewer characters than the names of models have.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:

@@ -145,7 +145,7 @@ def test_a_bad_file_is_ignored_and_named(tmp_path: Path, content: str) -> None:
     file = write(tmp_path, "version_policy { all { } }")
     file.write_text(content)
     with serving(tmp_path, errors=FAILURES) as server:
-        server.wait_for(rf"'{file}' is ignored, and no version counts as rolled back: ")
+        server.wait_for(rf"WARNING .*'{file}' is ignored, and no version counts as rolled back: ")
         assert outcomes(server, 2) == {"failed": 2}
 
 

@@ -61,7 +61,7 @@ RULES = {
     ),
     "resources": rule("core", "mypy_extensions redis"),
     "routing": rule("core", "numpy"),
-    "repository": rule("core routing", "boto3 botocore obstore"),
+    "repository": rule("core routing", "boto3 botocore obstore orjson"),
     "observability": rule("core", "mypy_extensions opentelemetry orjson"),
     "recording": rule("core"),
     "scheduling": rule("core resources", "mypy_extensions"),

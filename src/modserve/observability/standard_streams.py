@@ -1,7 +1,9 @@
 """Standard output and error of a server's process, for code of models that prints: nobody waits for a reader."""
 
+import os
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -23,21 +25,46 @@ def unblocked() -> Iterator[None]:
 
 
 class _Unblocked:
-    """A stream whose `write` never blocks; else as the one behind it."""
+    """A stream whose `write` never blocks; else as the one behind it.
+
+    In a process that a model forks there is no thread that writes: there it is the one behind it.
+    """
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._stream = stream
+        self._forked = False
         self.writer = LineWriter(name, TextStream(stream).write, lambda count, reason: None)
+        _streams.add(self)
 
     def write(self, text: str) -> int:
+        if self._forked:
+            return self._stream.write(text)
         self.writer.put(text)
         return len(text)
 
-    def writelines(self, lines: list[str]) -> None:
-        self.writer.put("".join(lines))
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
 
     def flush(self) -> None:
         """Do nothing: it would wait."""
+        if self._forked:
+            self._stream.flush()
+
+    def fork(self) -> None:
+        """This is another process from now on."""
+        self._forked = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+_streams: weakref.WeakSet[_Unblocked] = weakref.WeakSet()
+
+
+def _fork() -> None:
+    for each in list(_streams):
+        each.fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fork)

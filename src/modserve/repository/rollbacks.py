@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from modserve.core.errors import ModserveError
 from modserve.core.files import regular_file
 from modserve.core.version import RolledBack, parse_directory
@@ -17,6 +19,8 @@ from modserve.core.version import RolledBack, parse_directory
 FILE = "rolled_back.json"
 _NEW = f".{FILE}."
 """How its name begins while it is written."""
+_MOST_BYTES = 1024 * 1024
+"""Polling reads the file again and again. A thousand versions with the longest reasons are less."""
 
 
 def is_file(below: str) -> bool:
@@ -28,10 +32,14 @@ def read(directory: Path) -> tuple[Mapping[int, RolledBack], str]:
     """What was rolled back, and why the file is ignored if it is no such file."""
     path = directory / FILE
     try:
-        return _parsed(json.loads(regular_file.read_bytes(path))), ""
+        with regular_file.open_regular(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+        return _parsed(orjson.loads(content)), ""  # what it refuses could not be written into responses either
     except FileNotFoundError:
         return {}, ""
-    except (OSError, ModserveError, ValueError, RecursionError) as error:
+    except (OSError, ModserveError, ValueError) as error:
         return {}, f"'{path}' is ignored, and no version counts as rolled back: {error}"
 
 

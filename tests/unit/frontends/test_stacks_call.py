@@ -1,6 +1,8 @@
 """The call that shows the stacks of the server's threads: who may make it, and what it responds."""
 
+import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -30,6 +32,18 @@ async def test_it_shows_each_thread_by_name_and_where_it_is(tmp_path: Path) -> N
     stacks = response.json()["stacks"]
     assert "threading.py" in stacks[f"a-thread ({thread.ident})"][-1]
     assert any(name.startswith("MainThread (") for name in stacks)
+
+
+async def test_it_responds_while_all_threads_for_reads_hang(tmp_path: Path) -> None:
+    end = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        executor.submit(end.wait)
+        try:
+            async with asyncio.timeout(20):
+                assert (await get(tmp_path, "127.0.0.1", HttpSettings())).status_code == 200
+        finally:
+            end.set()
 
 
 async def test_strangers_may_not(tmp_path: Path) -> None:

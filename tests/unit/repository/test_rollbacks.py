@@ -31,15 +31,19 @@ def test_each_change_of_the_file_is_of_one_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("[", "Expecting value"),
+        ("[", "unexpected end of data"),
+        ("", "Input is a zero-length, empty document"),
         ("[]", "it is not an object of JSON"),
         ('{"01": {"reason": "a", "at_ms": 1}}', "'01' is no version, expected one such as 2"),
         ('{"2": "bad"}', 'version 2 has no {"reason": "a text", "at_ms": a whole number}'),
         ('{"2": {"reason": "a", "at_ms": 1.5}}', "version 2 has no"),
-        ("\xff", "Expecting value"),
-        ("[" * 100_000, "maximum recursion depth exceeded"),
+        ('{"2": {"reason": "a", "at_ms": ' + "9" * 20 + "}}", "version 2 has no"),
+        ('{"2": {"reason": "\\ud800", "at_ms": 1}}', "no low surrogate in string"),
+        ("\xff", "unexpected character"),
+        ("[" * 100_000, "depth limit exceeded"),
+        (" " * 1024 * 1024 + "{}", "it is larger than 1048576 bytes"),
     ],
-    ids=range(7),
+    ids=range(11),
 )
 def test_a_file_that_says_something_else_is_ignored(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / rollbacks.FILE).write_text(content)

@@ -96,7 +96,8 @@ class ModelReader:
             _log.warning("%s", draft.source.headline(note))
         for remark in _remarks_on_versions(draft, listing, versions):
             self._options.on_notes(draft.name, draft.source, [model_config.Problem(remark)])
-            _log.info("model '%s': %s", draft.name, remark)
+            level = logging.WARNING if remark == listing.remark else logging.INFO
+            _log.log(level, "model '%s': %s", draft.name, remark)
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return Design(draft, versions, needs, cpu_instances * len(versions), reads)
 

@@ -8,6 +8,8 @@ from .errors import field_error
 
 MOST_CHOICES: Final = 128
 _MOST_STOPS = 16
+_LONGEST_STOP = 1000
+"""Characters: each piece of a text is compared with all beginnings of each stop sequence."""
 STRUCTURE: Final = "structured_outputs"
 """The sampling parameter with the form of the text, which is named in refusals."""
 GUIDED: Final[Mapping[str, str]] = {
@@ -118,6 +120,11 @@ def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
         raise field_error("stop", f"'stop' has {len(texts)} sequences, at most {_MOST_STOPS} are possible")
     if "" in texts:
         raise field_error("stop", "'stop' has an empty sequence, which would end every text before it begins")
+    longest = max(map(len, texts), default=0)
+    if longest > _LONGEST_STOP:
+        raise field_error(
+            "stop", f"'stop' has a sequence of {longest} characters, at most {_LONGEST_STOP} are possible"
+        )
     return tuple(texts)
 
 

@@ -31,12 +31,13 @@ _ANY_MARK = re.compile("|".join(map(re.escape, _MARKS)))
 _AFTER_NAME = ("{", "[ARGS]", "[CALL_ID]")
 _BETWEEN = re.compile(r"(?:[\s;,]|\[TOOL_CALLS\]|<\|python_tag\|>|<\|eom_id\|>)*")
 _NAMED = re.compile(r"([^\s\[\]{}\"]++)(?:\s*+\[CALL_ID\]\s*+\w*+)?+(?:\s*+\[ARGS\])?+\s*+(?=\{)")
-_LONG_END = re.compile(rf"{_FUNCTION_END}\s*{CLOSE}")
 _PARAMETER = re.compile(r"\s*<parameter=([^>]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Values that Qwen3-Coder's template writes as Python does."""
 _DECODER = json.JSONDecoder()
+_UNUSABLE = (ValueError, RecursionError, orjson.JSONEncodeError)
+"""What is no JSON, or deeper than what can be written."""
 
 
 class ToolCall(NamedTuple):
@@ -60,7 +61,7 @@ class ToolCalls:
     `parameters` has the schema for each of the tools that may be called: whatever names another one is text.
     """
 
-    __slots__ = ("_after_call", "_begun", "_held", "_parameters", "_whole")
+    __slots__ = ("_after_call", "_begun", "_held", "_in_string", "_parameters", "_said", "_searched", "_whole")
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         self._parameters = parameters
@@ -68,6 +69,12 @@ class ToolCalls:
         self._begun = False
         self._after_call = False
         """White space is no text."""
+        self._said = False
+        """There was text: white space before the next call is text, too."""
+        self._searched = 0
+        """How much of a call that has begun has no end in it, so that no text is searched twice."""
+        self._in_string = False
+        """Whether that much ends in a string."""
         self._whole = False
         """All of the text may be calls: it is held to its end."""
 
@@ -86,7 +93,8 @@ class ToolCalls:
         if not self._whole:
             held = self._divide(held, split, final)
         if self._whole and final:
-            split.calls, rest = self._sequence(held)
+            calls, rest = self._sequence(held)
+            split.calls += calls
             split.text += rest
             held = ""
         self._held = held
@@ -111,20 +119,47 @@ class ToolCalls:
             mark = _ANY_MARK.search(text)
             if mark is None:
                 kept = 0 if final else max(overlap(text, each) for each in _MARKS)
-                split.text += text[: len(text) - kept]
-                return text[len(text) - kept :]
+                plain = text[: len(text) - kept]
+                if not (final or self._said or plain.strip()):
+                    return text
+                split.text += plain
+                self._said = True
+                return text[len(plain) :]
             before, text = text[: mark.start()], text[mark.start() :]
-            blank = not before.strip()  # line breaks before a call belong to it
+            blank = not (self._said or before.strip())  # line breaks before a call belong to it
             self._whole = mark.group() in _TO_THE_END
-            end = 0 if self._whole else _end_of_call(text) or (_end_of_text(text) if final else 0)
+            end = 0 if self._whole else self._end_of_call(text) or (_end_of_text(text) if final else 0)
             if not end:
                 split.text += "" if blank else before
+                self._said = not blank
                 return before + text if blank else text
+            self._searched, self._in_string = 0, False
             calls = self._marked(text[:end])
             split.calls += calls
             split.text += ("" if blank else before) if calls else before + text[:end]
             self._after_call = bool(calls)
+            self._said = not calls
             text = text[end:]
+
+    def _end_of_call(self, text: str) -> int:
+        """Where the call ends that `text` begins with; 0 if that is still to come.
+
+        The mark of an end may stand in a string, or in the value of a parameter.
+        """
+        if text.startswith(_FUNCTION):
+            return text.find(_FUNCTION_END) + len(_FUNCTION_END) if _FUNCTION_END in text else 0
+        inner = text.removeprefix(OPEN).lstrip()
+        while (close := text.find(CLOSE, self._searched)) >= 0:
+            before, self._searched = text[self._searched : close], close + len(CLOSE)
+            if inner.startswith(_FUNCTION):
+                over = before.rstrip().endswith(_FUNCTION_END)
+            else:
+                quotes = _ESCAPE.sub("", before).count('"') if inner.startswith(("{", "[")) else 0
+                self._in_string ^= quotes % 2 == 1
+                over = not self._in_string
+            if over:
+                return self._searched
+        return 0
 
     def _marked(self, text: str) -> list[ToolCall]:
         """The calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
@@ -157,12 +192,12 @@ class ToolCalls:
                 return [], start
             _, end = _DECODER.raw_decode(text, start)
             value = orjson.loads(text[start:end])
-        except (ValueError, RecursionError):
+            if named is None:
+                return self._in_json(value), end
+            known = named[1] in self._parameters
+            return [ToolCall(named[1], orjson.dumps(value).decode())] if known else [], end
+        except _UNUSABLE:
             return [], start
-        if named is None:
-            return self._in_json(value), end
-        known = named[1] in self._parameters
-        return [ToolCall(named[1], orjson.dumps(value).decode())] if known else [], end
 
     def _in_json(self, value: object) -> list[ToolCall]:
         calls = []
@@ -194,25 +229,10 @@ class ToolCalls:
                 return []
             arguments[parameter[1].strip()] = _value(parameter[2], schema, parameter[1].strip())
             at = parameter.end()
-        return [ToolCall(name.strip(), orjson.dumps(arguments).decode())]
-
-
-def _end_of_call(text: str) -> int:
-    """Where the call ends that `text` begins with; 0 if that is still to come.
-
-    The mark of an end may stand in a string, or in the value of a parameter.
-    """
-    if text.startswith(_FUNCTION):
-        return text.find(_FUNCTION_END) + len(_FUNCTION_END) if _FUNCTION_END in text else 0
-    inner = text.removeprefix(OPEN).lstrip()
-    if inner.startswith(_FUNCTION):
-        end = _LONG_END.search(text)
-        return 0 if end is None else end.end()
-    has_strings = inner.startswith(("{", "["))
-    close = text.find(CLOSE)
-    while close >= 0 and has_strings and _ESCAPE.sub("", text[:close]).count('"') % 2:
-        close = text.find(CLOSE, close + 1)
-    return close + len(CLOSE) if close >= 0 else 0
+        try:
+            return [ToolCall(name.strip(), orjson.dumps(arguments).decode())]
+        except orjson.JSONEncodeError:
+            return []
 
 
 def _end_of_text(text: str) -> int:

@@ -252,6 +252,7 @@ WRONG_BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": 1}, "stop", "must be a string or a list of strings, not the number 1"),
     ({"stop": ["a", None]}, "stop", "must be a string or a list of strings, not null"),
     ({"stop": ""}, "stop", "has an empty sequence"),
+    ({"stop": ["a", "b" * 1001]}, "stop", "'stop' has a sequence of 1001 characters, at most 1000 are possible"),
     ({"stop": ["a"] * 17}, "stop", "'stop' has 17 sequences, at most 16 are possible"),
     ({"min_tokens": -1}, "min_tokens", "between 0 and"),
     ({"stop_token_ids": 5}, "stop_token_ids", "must be a list of token ids, not the number 5"),

@@ -1,5 +1,6 @@
 """Where texts end, and the calls of tools in them, however they are cut into pieces."""
 
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ WEATHER = '{"name": "weather", "arguments": {"city": "Köln"}}'
 CALL = ToolCall("weather", '{"city":"Köln"}')
 CITY = '{"city": "Köln"}'
 LONG = "<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>"
+DEEP = '{"name": "weather", "arguments": ' + '{"a":' * 300 + "1" + "}" * 301
 NOTE = '{"name": "note", "arguments": {"text": "ends </tool_call>"}}'
 
 
@@ -130,6 +132,15 @@ def divided(text: str, size: int) -> tuple[str, list[ToolCall]]:
         (f"  {WEATHER}", "", 1),
         (WEATHER.replace("weather", "news"), WEATHER.replace("weather", "news"), 0),
         ("<tool_call>{</tool_call> and on", "<tool_call>{</tool_call> and on", 0),
+        (f"\n\n<tool_call>{WEATHER}</tool_call>", "", 1),
+        (f"\n\n{LONG}", "", 1),
+        (f"\n[TOOL_CALLS]{WEATHER}]", "]", 1),
+        (f"I look.\n\n<tool_call>{WEATHER}</tool_call>", "I look.\n\n", 1),
+        (f"<tool_call>no</tool_call>\n<tool_call>{WEATHER}</tool_call>", "<tool_call>no</tool_call>\n", 1),
+        (f"<tool_call>{WEATHER}</tool_call>[TOOL_CALLS][{WEATHER}]", "", 2),
+        (f"{LONG} and <|python_tag|>no", "and <|python_tag|>no", 1),
+        (DEEP, DEEP, 0),
+        (f"<tool_call>{DEEP}</tool_call>", f"<tool_call>{DEEP}</tool_call>", 0),
         ("a < b", "a < b", 0),
         ("<tool_ca", "<tool_ca", 0),
         ('{"answer": 1}', '{"answer": 1}', 0),
@@ -137,6 +148,18 @@ def divided(text: str, size: int) -> tuple[str, list[ToolCall]]:
 )
 def test_calls_in_a_text(text: str, kept: str, calls: int, size: int) -> None:
     assert divided(text, size) == (kept, [CALL] * calls)
+
+
+def test_parameters_too_deep_to_be_written_are_text() -> None:
+    text = "<function=plot><parameter=points>" + "[" * 300 + "]" * 300 + "</parameter></function>"
+    assert divided(text, 7) == (text, [])
+
+
+def test_calls_are_searched_once_for_their_end() -> None:
+    begin = time.process_time()
+    for text in ('<tool_call>{"name": "' + "</tool_call>" * 5000, "<tool_call>" + "<function=plot></function>" * 5000):
+        assert divided(text, 12) == (text, [])
+    assert time.process_time() - begin < 5.0  # 0.3 s here; two minutes if each piece has all of it searched again
 
 
 def test_a_call_that_is_not_complete_is_text() -> None:

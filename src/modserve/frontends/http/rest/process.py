@@ -1,6 +1,7 @@
 """Calls about the server's process. Whoever may stop or look into the process may make them, and nobody else."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
@@ -48,6 +49,10 @@ def process_router(server: Server, options: HttpSettings, authority: "Authority 
     async def all_stacks(request: Request) -> Response:
         """The stack of each thread of the server, to find out what hangs."""
         check_local(request, STACKS, f"see its stacks: GET {STACKS}")
-        return json_response({"stacks": await asyncio.to_thread(stacks)})
+        thread = ThreadPoolExecutor(1, "stacks")  # of its own: all others may hang in reads
+        try:
+            return json_response({"stacks": await asyncio.get_running_loop().run_in_executor(thread, stacks)})
+        finally:
+            thread.shutdown(wait=False)
 
     return router
