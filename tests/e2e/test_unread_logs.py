@@ -89,3 +89,12 @@ def test_lines_that_no_disk_takes_are_counted() -> None:
         assert http(server.http_port, "POST", "/v2/logging", b'{"log_info": true}').status == 200
         eventually(lambda: metric(server, "modserve_log_lines_dropped_total", log="audit") == 1)
         assert metric(server, "modserve_log_lines_dropped_total", log="server") == 0
+
+
+def test_a_command_without_standard_output() -> None:
+    """As daemons are started whose descriptors are closed."""
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        run = subprocess.run(
+            ["sh", "-c", f"exec {sys.executable} -m modserve --version {closed}"], timeout=60, check=False
+        )
+        assert run.returncode == 0

@@ -26,7 +26,9 @@ _ERASE = "\r\x1b[K"
 
 
 _MOST = 32 * 1024 * 1024
-"""Characters of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
+"""Bytes of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
+_OVERHEAD = 64
+"""Bytes that a text takes beside its characters."""
 
 _WARN_NS = 60_000_000_000
 """Between two lines on standard error about a log file that cannot be written."""
@@ -60,11 +62,11 @@ class LineWriter:
     def put(self, lines: str) -> None:
         """Have whole lines written, or left out. Never blocks."""
         with self._arrival:
-            if self._size + len(lines) > _MOST:
+            if self._size + len(lines) + _OVERHEAD > _MOST:
                 self.dropped += 1
                 self._reason = self._reason or "they came faster than they could be written"
                 return
-            self._size += len(lines)
+            self._size += len(lines) + _OVERHEAD
             self.run(lines)
 
     def run(self, work: str | Work) -> None:
@@ -122,12 +124,12 @@ class LineWriter:
             self._write(lines)
         except (OSError, ValueError) as error:  # a full disk, a pipe without a reader, a stream that was closed
             with self._arrival:
-                self._size -= len(lines)
+                self._size -= len(lines) + _OVERHEAD
                 self.dropped += 1
                 self._reason = str(error)
             return
         with self._arrival:
-            self._size -= len(lines)
+            self._size -= len(lines) + _OVERHEAD
             count, reason = self.dropped - self._reported, self._reason
             self._reported, self._reason = self.dropped, ""
         if count:
@@ -267,6 +269,7 @@ class Logs:
         say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
         """
         file = self.settings.file
+        self._stdout = sys.stdout
         self._handler = _Handler(LogFile(file) if file else TextStream(sys.stderr), not file and sys.stderr.isatty())
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
@@ -321,7 +324,7 @@ class Logs:
         Serving goes on where nobody reads it any more, as behind ``| head``.
         """
         if self._handler is not None:
-            self._handler.writer.run(partial(_say, TextStream(sys.stdout), text))
+            self._handler.writer.run(partial(_say, TextStream(self._stdout), text))
 
     def show(self, text: str) -> None:
         """Have `text` below all other lines of a terminal, until another text, or none, takes its place."""
