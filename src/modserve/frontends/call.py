@@ -18,6 +18,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.core.requests.inflight import Inflight, RequestTrace
 from modserve.core.requests.memory import MemoryBudget, UnsentResponses
+from modserve.core.requests.origin import NOWHERE, Origin
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, single_outcome
 from modserve.core.requests.trace_context import TraceHeaders
@@ -62,6 +63,7 @@ class InferenceCall:
         "memory",
         "model",
         "now_ns",
+        "origin",
         "request_id",
         "response_form",
         "servable",
@@ -92,6 +94,8 @@ class InferenceCall:
         """The protocol's."""
         self.request_id = ""
         """That of `core.requests.request_ids`; empty while nobody needs it."""
+        self.origin: Origin = NOWHERE
+        """Where it comes from."""
         self.now_ns = 0
         """When the request had come."""
         self.response_form: ResponseForm = response_form.JSON
@@ -246,8 +250,9 @@ class InferenceCall:
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
         """The client is about to get `error`: the log may say so."""
-        id, log = self.identify(), self.server.failure_log
-        log.record(self.wire.name, self.model, self.version, self.id, status, error.message, id)
+        id, log, trace = self.identify(), self.server.failure_log, self.trace
+        known_as = id, self.origin, "" if trace is None else trace.trace_id
+        log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
         if self.trace is not None:
             self.trace.failed(error)
 
