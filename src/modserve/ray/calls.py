@@ -89,7 +89,7 @@ class ProxyCall:
 
     def serving(self, call: InferenceCall) -> None:
         self._inference = call
-        call.request_id = self.request_id
+        call.request_id, call.origin = self.request_id, self.origin
 
     async def read(self) -> bytes | None:
         if self._stopped:

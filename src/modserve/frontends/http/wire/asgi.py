@@ -207,7 +207,7 @@ def _address(name: object) -> tuple[str, int] | None:
 
 def origin_of(scope: Message) -> Origin:
     """Where the request of a scope comes from."""
-    return Origin(scope.get("client"), lines_of(scope["headers"]))
+    return Origin(scope.get("client"), lines_of(scope["headers"]), scope["path"].replace(SLASH, "%2F"))
 
 
 def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Credentials = ()) -> Message:

@@ -38,7 +38,7 @@ from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
-from .asgi import AsgiCall, decoded_path
+from .asgi import AsgiCall, decoded_path, logged_path
 from .context import AHEAD, SMALL_BODY, Hold, HttpContext
 from .direct_call import DirectCall
 from .half_closed import close_later, has_unread, look_after
@@ -287,7 +287,8 @@ class HttpConnection(asyncio.Protocol):
         if (log := self._access) is not None:
             log.begin(len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
-        origin = Origin(self._origin.peer, head.origin) if head.origin or self._keyed else self._origin
+        own = direct or self._keyed or head.origin  # what is said of one request, not of the connection
+        origin = Origin(self._origin.peer, head.origin, logged_path(head.route)) if own else self._origin
         admitted = self._keyed and (model or direct)
         tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
         if self._keyed and tenant is None:

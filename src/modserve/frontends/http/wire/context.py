@@ -189,7 +189,7 @@ class HttpContext:
         self.platform = None if options.routes is None or not inferences else _paths(options.routes, server)
         """How a platform calls the server, if it has one."""
         keyed = authority is not None
-        names = AGENT if server.access_log is not None else frozenset()
+        names = AGENT if traced else frozenset()
         names |= CHAINS if server.failure_log.proxies.networks else frozenset()
         self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform, names)
         self.statuses = [0] * STATUSES
