@@ -14,6 +14,7 @@ from pathlib import Path
 
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 from modserve.core.requests import request_ids
+from modserve.core.requests.origin import Origin
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.form import form
 from modserve.frontends.http.wire.responses import header_lines
@@ -42,11 +43,12 @@ def lines(logs: Logs) -> tuple[float, float]:
     log = AccessLog(AccessSettings(AccessMode.ALL), logs, most=_REQUESTS, start=False)
     timing = ExecutionTiming(4, "full", 10_000, 12_000, 90_000, 100_000)
     written = []
+    origin = Origin(_CLIENT, ((b"user-agent", b"python-httpx/0.28.1"),))
 
     def record() -> None:
         for _ in range(_REQUESTS):
             log.record(
-                "HTTP", _CLIENT, "infer", "simple", 1, 200, 512, 300, 1, "", "0a1b2c3d4e-1f", 1_000, 5_000, timing
+                "HTTP", origin, "infer", "simple", 1, 200, 512, 300, 1, "", "0a1b2c3d4e-1f", 1_000, 5_000, timing
             )
 
     recorded = []

@@ -1,6 +1,7 @@
 """Known vulnerabilities of the packages in requirements.lock, by the list in scripts/advisories.json; needs no network.
 
-python scripts/audit.py                         compares; exit code 1 if a locked version is affected
+python scripts/audit.py                         compares; exit code 1 if a locked version is affected, 2 if the list is
+                                                older than 90 days, so that nobody takes silence for safety
 python scripts/audit.py --refresh [DATABASE]    takes the list from PyPA's advisory database: its address, or a clone
 
 An advisory that does not concern modserve goes into "accepted" of the list, with the reason.
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
 LIST = ROOT / "scripts" / "advisories.json"
 DATABASE = "https://github.com/pypa/advisory-database"
+MAX_AGE = timedelta(days=90)
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)", re.MULTILINE)
 
 
@@ -58,6 +61,18 @@ def findings(lock: str, listed: dict[str, Any]) -> Iterator[str]:
                 remedy = f"fixed in {good[0]}" if good else "there is no version without it"
                 names = ", ".join([advisory.id, *advisory.aliases])
                 yield f"{advisory.package} {version}: {names}; {remedy}"
+
+
+def staleness(listed: dict[str, Any], today: date) -> str:
+    """What to do about a list that is too old to say anything; empty for one that is not."""
+    age = today - date.fromisoformat(listed["date"])
+    if age <= MAX_AGE:
+        return ""
+    return (
+        f"{LIST.relative_to(ROOT)} is of {listed['date']}, {age.days} days old, and may be {MAX_AGE.days} at most: "
+        "later vulnerabilities are unknown. Where there is a network, run 'python scripts/audit.py --refresh' and "
+        "commit the list; elsewhere, add the path of a clone of the database"
+    )
 
 
 def read(database: Path, packages: set[str]) -> Iterator[Advisory]:
@@ -120,7 +135,10 @@ def main() -> int:
         LIST.write_text(written(listed), "utf-8")
     lines = list(findings(lock, listed))
     print("\n".join([*lines, f"{len(pins(lock))} packages, {len(lines)} known vulnerabilities as of {listed['date']}"]))
-    return int(bool(lines))
+    stale = staleness(listed, datetime.now(UTC).date())
+    if stale:
+        print(f"error: {stale}.", file=sys.stderr)
+    return 1 if lines else 2 if stale else 0
 
 
 if __name__ == "__main__":

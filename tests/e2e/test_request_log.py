@@ -136,7 +136,7 @@ def test_an_inference_over_http(served: Served) -> None:
     answer = infer(served, Ask(id="mine"), "http-1")
     assert echoed(answer) == "http-1"
     record = served.of("http-1")
-    for key in ("time", "client", "queue_us", "compute_us", "total_us"):
+    for key in ("time", "process", "client", "queue_us", "compute_us", "total_us"):
         assert record.pop(key) is not None
     assert record.pop("request_bytes") > 128
     assert record.pop("response_bytes") > 128
@@ -144,6 +144,7 @@ def test_an_inference_over_http(served: Served) -> None:
         "level": "INFO",
         "logger": "modserve.access",
         "message": "request",
+        "place": "access",
         "protocol": "HTTP",
         "call": "infer",
         "model": "simple",

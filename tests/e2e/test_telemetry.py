@@ -1,6 +1,7 @@
 """Traces as spans, from a client's span to what a collector gets of it, over OTLP/HTTP and OTLP/gRPC."""
 
 import json
+import re
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +87,7 @@ def traced(collector: Receiver, repository: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+MADE = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 _numbers = iter(range(1, 1000))
 
 
@@ -151,6 +153,15 @@ def test_a_plain_model(traced: ServerProcess, collector: Receiver, protocol: str
         "triton.model_version": 1,
         "triton.request_id": "mine",
     }
+    said = dict(call.attributes)
+    assert MADE.fullmatch(said.pop("modserve.request_id"))
+    assert said.pop("client.address") == HOST
+    if protocol == "http":
+        assert said == {"http.request.method": "POST", "url.path": infer_path("simple")}
+    else:
+        assert said.pop("user_agent.original").startswith("grpc-python/")
+        service = "inference.GRPCInferenceService"
+        assert said == {"rpc.system": "grpc", "rpc.service": service, "rpc.method": "ModelInfer"}
     assert compute.attributes["modserve.batch_size"] == 1
     assert [span.kind for span in (call, model)] == ["SERVER", "INTERNAL"]
     assert {span.state for span in spans} == {"vendor=1"}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,5 +81,24 @@ def test_the_list_is_about_locked_packages_and_none_is_affected() -> None:
     content = json.loads(audit.LIST.read_text("utf-8"))
     assert {row[0] for row in content["advisories"]} <= set(audit.pins(audit.LOCK.read_text("utf-8")))
     assert audit.written(content) == audit.LIST.read_text("utf-8")
-    done = subprocess.run([sys.executable, audit.__file__], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout[-len(content["date"]) - 1 : -1]) == (0, content["date"]), done.stdout
+    assert list(audit.findings(audit.LOCK.read_text("utf-8"), content)) == []
+
+
+@pytest.mark.parametrize(("day", "row", "code"), [(0, 0, 0), (90, 0, 0), (91, 0, 2), (0, 1, 1), (91, 1, 1)])
+def test_an_old_list_fails_and_its_date_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, day: int, row: int, code: int
+) -> None:
+    made = (datetime.now(UTC) - timedelta(days=day)).date().isoformat()
+    rows = [["old", "A-2", [], [["1.0", "2.0"]]]][:row]
+    lock, file = tmp_path / "lock", tmp_path / "list"
+    lock.write_text(LOCK)
+    file.write_text(audit.written({**listed(*rows), "date": made}))
+    for name, value in (("LOCK", lock), ("LIST", file), ("ROOT", tmp_path)):
+        monkeypatch.setattr(audit, name, value)
+    monkeypatch.setattr(sys, "argv", ["audit.py"])
+    assert audit.main() == code
+    said = capsys.readouterr()
+    assert said.out.endswith(f"2 packages, {row} known vulnerabilities as of {made}\n")
+    stale = f"error: list is of {made}, 91 days old, and may be 90 at most: "
+    assert said.err.startswith(stale) if day > 90 else not said.err
+    assert ("run 'python scripts/audit.py --refresh'" in said.err) == (day > 90)

@@ -103,6 +103,7 @@ OWN_OPTIONS = [
     "supervise",
     "trace-mode",
     "trace-opentelemetry",
+    "trusted-proxy",
     "warmup",
     "workers",
     "require-digests",

@@ -4,6 +4,7 @@ from typing import Final
 
 from modserve.access.calls import RPC_NEEDS, need_of
 from modserve.access.identity import Identity
+from modserve.core.requests.origin import Origin
 from modserve.observability.audit_log import AuditLog
 
 MOST_CHANGE: Final = 2000
@@ -38,7 +39,7 @@ class AuditEntry:
         self.error = ""
         self.request_id = ""
 
-    def record(self, audit: AuditLog, client: object, status: int | str, *, known: bool) -> None:
+    def record(self, audit: AuditLog, origin: Origin, status: int | str, *, known: bool) -> None:
         """The call is over."""
         identity = self.identity
         who = (
@@ -57,7 +58,7 @@ class AuditEntry:
             "error": self.error,
             "request_id": self.request_id,
         }
-        audit.record(values, client, known=known)
+        audit.record(values, origin, known=known)
 
 
 def entry_of(method: str, path: str) -> AuditEntry | None:

@@ -10,6 +10,7 @@ memory of the server) is released before its client can hear of the end, and `cl
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 from mypy_extensions import mypyc_attr
@@ -18,6 +19,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.core.requests.inflight import Inflight, RequestTrace
 from modserve.core.requests.memory import MemoryBudget, UnsentResponses
+from modserve.core.requests.origin import NOWHERE, Origin
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, single_outcome
 from modserve.core.requests.trace_context import TraceHeaders
@@ -38,11 +40,28 @@ class Wire(NamedTuple):
     received: tuple[str, str]
     sending: str
     sent: str
+    attributes: Mapping[str, str]
+    """Of spans, and what a path or RPC is called there (OpenTelemetry's semantic conventions)."""
+    called: str
 
 
-HTTP = Wire("HTTP", ("HTTP_RECV_START", "HTTP_RECV_END"), "HTTP_SEND_START", "HTTP_SEND_END")
+HTTP = Wire(
+    "HTTP",
+    ("HTTP_RECV_START", "HTTP_RECV_END"),
+    "HTTP_SEND_START",
+    "HTTP_SEND_END",
+    {"http.request.method": "POST"},
+    "url.path",
+)
 # A message has been read when we hear of it: its reading takes no time here.
-GRPC = Wire("gRPC", ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "GRPC_SEND_START", "GRPC_SEND_END")
+GRPC = Wire(
+    "gRPC",
+    ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"),
+    "GRPC_SEND_START",
+    "GRPC_SEND_END",
+    {"rpc.system": "grpc", "rpc.service": "inference.GRPCInferenceService"},
+    "rpc.method",
+)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -62,6 +81,7 @@ class InferenceCall:
         "memory",
         "model",
         "now_ns",
+        "origin",
         "request_id",
         "response_form",
         "servable",
@@ -92,6 +112,8 @@ class InferenceCall:
         """The protocol's."""
         self.request_id = ""
         """That of `core.requests.request_ids`; empty while nobody needs it."""
+        self.origin: Origin = NOWHERE
+        """Where it comes from."""
         self.now_ns = 0
         """When the request had come."""
         self.response_form: ResponseForm = response_form.JSON
@@ -112,9 +134,10 @@ class InferenceCall:
         self.now_ns = now_ns
         if self.server.tracer.on:
             tracer = self.server.tracer
-            trace: RequestTrace | None = tracer.sample(
-                servable, headers, "" if self.tenant is None else self.tenant.name
-            )
+            sampled = tracer.sample(servable, headers, "" if self.tenant is None else self.tenant.name)
+            if sampled is not None:
+                sampled.attributes = self._attributes()
+            trace: RequestTrace | None = sampled
             if tracer.verbose:
                 trace = tracer.follow(servable, self.identify(), trace)
             self.trace = trace
@@ -122,6 +145,15 @@ class InferenceCall:
                 start, end = self.wire.received
                 trace.stamp(start, received_ns or now_ns)
                 trace.stamp(end, now_ns)
+
+    def _attributes(self) -> Mapping[str, str]:
+        """What the span of the call says of it."""
+        origin, wire = self.origin, self.wire
+        known = {wire.called: origin.call or f"/v2/models/{self.model}/infer", "user_agent.original": origin.agent}
+        client = self.server.failure_log.proxies.client(origin)
+        known["client.address"] = str(client[0] if isinstance(client, tuple) else client or "")
+        known["modserve.request_id"] = self.identify()
+        return {**wire.attributes, **{name: value for name, value in known.items() if value}}
 
     def borrow(self) -> RequestMemory:
         """The request will be submitted in a later turn of the event loop; returns what holds memory for it until then.
@@ -246,8 +278,9 @@ class InferenceCall:
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
         """The client is about to get `error`: the log may say so."""
-        id, log = self.identify(), self.server.failure_log
-        log.record(self.wire.name, self.model, self.version, self.id, status, error.message, id)
+        id, log, trace = self.identify(), self.server.failure_log, self.trace
+        known_as = id, self.origin, "" if trace is None else trace.trace_id
+        log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
         if self.trace is not None:
             self.trace.failed(error)
 

@@ -86,7 +86,7 @@ class Mounted:
         if not target or self._audit is not None:
             return
         try:
-            self._audit = AuditLog(target)
+            self._audit = AuditLog(target, None, self.server.settings.proxies)
         except OSError as error:
             raise invalid(f"cannot open the audit log '{target}': {error.strerror or error}") from None
 

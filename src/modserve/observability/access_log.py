@@ -18,11 +18,11 @@ from mypy_extensions import mypyc_attr
 
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat
 from modserve.core.requests import trace_context
+from modserve.core.requests.origin import Origin, Proxies
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.requests.trace_context import TraceHeaders
 from modserve.core.wire import grpc_status
 
-from .log_formats import json_string
+from .log_formats import NAME_LENGTH, address_text, word
 from .logging import PATIENCE_S, Logs
 
 _log = logging.getLogger("modserve.access")
@@ -39,9 +39,6 @@ _PAUSE_S: Final = 0.1
 _WARN_S: Final = 10.0
 """Seconds between two warnings that lines are left out."""
 
-_LONGEST: Final = 200
-"""Characters of what a client has named."""
-
 CANCELLED: Final = 499
 """Stands for the status of an HTTP request whose client has gone, as in the logs of other servers."""
 
@@ -52,10 +49,10 @@ class AccessLogEntry:
 
     __slots__ = (
         "call",
-        "client",
         "end_ns",
         "id",
         "model",
+        "origin",
         "protocol",
         "queue_ns",
         "received",
@@ -73,7 +70,7 @@ class AccessLogEntry:
     def __init__(
         self,
         protocol: str,
-        client: object,
+        origin: Origin,
         call: str,
         model: str,
         version: int,
@@ -91,7 +88,7 @@ class AccessLogEntry:
         tenant: str,
     ) -> None:
         self.protocol = protocol
-        self.client = client
+        self.origin = origin
         self.call = call
         self.model = model
         self.version = version
@@ -117,13 +114,19 @@ class AccessLog:
     """
 
     def __init__(
-        self, settings: AccessSettings, logs: Logs | None = None, most: int = MOST, start: bool = True
+        self,
+        settings: AccessSettings,
+        logs: Logs | None = None,
+        most: int = MOST,
+        start: bool = True,
+        proxies: Proxies | None = None,
     ) -> None:
         """`start`: a thread writes; otherwise nobody does until `drain` is called."""
         self.identifies = settings.identify
         """Each request gets an id, also where its line is left out."""
         self._rate = {AccessMode.ALL: 1, AccessMode.SAMPLED: settings.rate}.get(settings.mode, 0)
         self._logs = logs or Logs()
+        self._proxies = proxies or Proxies()
         self._most = most
         self._count = 0
         self._entries: deque[AccessLogEntry] = deque()
@@ -144,7 +147,7 @@ class AccessLog:
     def record(
         self,
         protocol: str,
-        client: object,
+        origin: Origin,
         call: str,
         model: str,
         version: int,
@@ -162,10 +165,10 @@ class AccessLog:
     ) -> None:
         """A request is over: what it was, and what came of it.
 
-        `protocol` is ``HTTP`` or ``gRPC``; `client` the address as a socket has it, or a text; `call` what was called.
+        `protocol` is ``HTTP`` or ``gRPC``; `call` what was called.
         `status` is that of the protocol; `received` and `sent` are bytes of bodies or messages; `start_ns` is when the
-        request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, or the
-        client's ``traceparent``, in which the thread that writes looks for it. `tenant` is empty where there is none.
+        request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, if it has one
+        here; else the thread that writes looks for the client's. `tenant` is empty where there is none.
         """
         if not self._rate:
             return
@@ -177,7 +180,7 @@ class AccessLog:
             self.lost += 1
             return
         end_ns = time.monotonic_ns()
-        about = protocol, client, call, model, version, status, received, sent, responses, id, request_id
+        about = protocol, origin, call, model, version, status, received, sent, responses, id, request_id
         self._entries.append(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace, tenant))
         if self._asleep:
             self._wake()
@@ -235,7 +238,8 @@ class AccessLog:
         lines.append("")
         if not self._logs.write("\n".join(lines)):
             for entry in entries:
-                _log.info("%s", text(entry), extra={"fields": values(entry)})
+                client = self.client_of(entry)
+                _log.info("%s", text(entry, client), extra={"fields": values(entry, client)})
 
     def _warn(self, why: str) -> None:
         now = time.monotonic()
@@ -255,18 +259,23 @@ class AccessLog:
             self._date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return self._date
 
+    def client_of(self, entry: AccessLogEntry) -> str:
+        return address_text(self._proxies.client(entry.origin))
+
     @property
     def worker(self) -> int | None:
         return self._logs.worker
 
 
-def values(entry: AccessLogEntry) -> dict[str, object]:
+def values(entry: AccessLogEntry, client: str) -> dict[str, object]:
     """What a line says, by the keys of the format json; what is unknown, or does not apply, is left out."""
-    said: dict[str, object] = {"protocol": entry.protocol, "client": address_text(entry.client), "call": entry.call}
+    said: dict[str, object] = {"protocol": entry.protocol, "client": client, "call": entry.call}
+    if entry.origin.caller:
+        said["caller"] = entry.origin.caller[:NAME_LENGTH]
     if entry.tenant:
-        said["tenant"] = entry.tenant if len(entry.tenant) <= _LONGEST else entry.tenant[:_LONGEST]
+        said["tenant"] = entry.tenant if len(entry.tenant) <= NAME_LENGTH else entry.tenant[:NAME_LENGTH]
     if entry.model:
-        said["model"] = entry.model if len(entry.model) <= _LONGEST else entry.model[:_LONGEST]
+        said["model"] = entry.model if len(entry.model) <= NAME_LENGTH else entry.model[:NAME_LENGTH]
     if entry.version >= 0:
         said["version"] = entry.version
     said["status"] = _status(entry)
@@ -282,24 +291,28 @@ def values(entry: AccessLogEntry) -> dict[str, object]:
         said["compute_us"] = ((timing.compute_end_ns or entry.end_ns) - timing.compute_start_ns) // 1000
     said["total_us"] = (entry.end_ns - entry.start_ns) // 1000
     if entry.id:
-        said["id"] = entry.id if len(entry.id) <= _LONGEST else entry.id[:_LONGEST]
+        said["id"] = entry.id if len(entry.id) <= NAME_LENGTH else entry.id[:NAME_LENGTH]
     if entry.request_id:
         said["request_id"] = entry.request_id
     if trace_id := _trace_id(entry):
         said["trace_id"] = trace_id
+    if agent := entry.origin.agent:
+        said["user_agent"] = agent[:NAME_LENGTH]
     return said
 
 
-def text(entry: AccessLogEntry) -> str:
+def text(entry: AccessLogEntry, client: str) -> str:
     """The same as words: first who called what, then ``key=value``.
 
     Made of `values`, a line would take half as long again: 4 µs of each request that is logged.
     """
-    line = f"{entry.protocol} {address_text(entry.client)} {_word(entry.call)}"
+    line = f"{entry.protocol} {client} {word(entry.call)}"
+    if entry.origin.caller:
+        line += f" caller={word(entry.origin.caller)}"
     if entry.tenant:
-        line += f" tenant={_word(entry.tenant)}"
+        line += f" tenant={word(entry.tenant)}"
     if entry.model:
-        line += f" model={_word(entry.model)}"
+        line += f" model={word(entry.model)}"
     if entry.version >= 0:
         line += f" version={entry.version}"
     line += f" status={_status(entry)} request_bytes={entry.received} response_bytes={entry.sent}"
@@ -314,21 +327,18 @@ def text(entry: AccessLogEntry) -> str:
         line += f" compute_us={compute_ns // 1000}"
     line += f" total_us={(entry.end_ns - entry.start_ns) // 1000}"
     if entry.id:
-        line += f" id={_word(entry.id)}"
+        line += f" id={word(entry.id)}"
     if entry.request_id:
-        line += f" request_id={_word(entry.request_id)}"
+        line += f" request_id={word(entry.request_id)}"
     if trace_id := _trace_id(entry):
         line += f" trace_id={trace_id}"
+    if agent := entry.origin.agent:
+        line += f" user_agent={word(agent)}"
     return line
 
 
 def _trace_id(entry: AccessLogEntry) -> str:
-    """Empty where there is none; a ``traceparent`` that is not valid has none."""
-    trace = entry.trace
-    if "-" not in trace:
-        return trace
-    context = trace_context.from_headers(TraceHeaders(trace.encode("latin-1", "replace")))
-    return "" if context is None else f"{context.trace_id:032x}"
+    return entry.trace or trace_context.id_of(entry.origin.trace)
 
 
 def _status(entry: AccessLogEntry) -> object:
@@ -338,36 +348,17 @@ def _status(entry: AccessLogEntry) -> object:
     return grpc_status.name_of(status)
 
 
-def address_text(client: object) -> str:
-    """What a socket's address, or a text, is in a line; a dash for none."""
-    if isinstance(client, tuple) and len(client) >= 2:
-        host, port = client[0], client[1]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}" if port else str(host)
-    return _word(str(client)) if client else "-"
-
-
-def _word(word: str) -> str:
-    """As it is, if it is one word; else in quotes, with what is not printable escaped, and not for long."""
-    if len(word) > _LONGEST:
-        word = f"{word[:_LONGEST]}..."
-    if word.isidentifier():
-        return word
-    if word.isprintable() and " " not in word and '"' not in word and "=" not in word:
-        return word
-    return json_string(word)
-
-
 def _iso8601(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     worker = log.worker
     name = "modserve.access" if worker is None else f"modserve.worker {worker}.access"
     millis = wall_ns // 1_000_000 % 1000
-    return f"{log.second(wall_ns)}.{millis:03d}Z INFO    {name}: {text(entry)}"
+    return f"{log.second(wall_ns)}.{millis:03d}Z INFO    {name}: {text(entry, log.client_of(entry))}"
 
 
 def _default(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
     date = log.second(wall_ns)
     micros = wall_ns // 1000 % 1_000_000
-    said = text(entry).replace("\\", "\\\\").replace('"', '\\"')  # which is printable
+    said = text(entry, log.client_of(entry)).replace("\\", "\\\\").replace('"', '\\"')  # which is printable
     stamp = f"{date[5:7]}{date[8:10]} {date[11:]}.{micros:06d}"
     return f'I{stamp} {os.getpid()} access] "{said}"'
 
@@ -379,10 +370,12 @@ def _json(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
         "level": "INFO",
         "logger": "modserve.access",
         "message": "request",
+        "process": os.getpid(),
+        "place": "access",
     }
     if log.worker is not None:
         whole["worker"] = log.worker
-    whole.update(values(entry))
+    whole.update(values(entry, log.client_of(entry)))
     try:
         line = orjson.dumps(whole)
     except TypeError:  # text with lone surrogates, out of a client's bytes
@@ -393,7 +386,7 @@ def _json(log: AccessLog, entry: AccessLogEntry, wall_ns: int) -> str:
 _LINES: Final = {LogFormat.ISO8601: _iso8601, LogFormat.DEFAULT: _default, LogFormat.JSON: _json}
 
 
-def access_log(settings: AccessSettings, logs: Logs | None) -> AccessLog | None:
+def access_log(settings: AccessSettings, logs: Logs | None, proxies: Proxies | None = None) -> AccessLog | None:
     """The log by these settings; None if it would do nothing."""
     useful = settings.identify or settings.mode in (AccessMode.SAMPLED, AccessMode.ALL)
-    return AccessLog(settings, logs) if useful else None
+    return AccessLog(settings, logs, proxies=proxies) if useful else None

@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from .access_log import address_text
+from modserve.core.requests.origin import Origin, Proxies
+
+from .log_formats import address_text
 from .logging import LineWriter, LogFile
 
 _log = logging.getLogger("modserve.audit")
@@ -27,10 +29,12 @@ _WARN_NS: Final = 10 * _SECOND_NS
 class AuditLog:
     """For the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
 
-    `target` is a file, or `TO_LOG`; `worker` the number of this process among several.
+    `target` is a file, or `TO_LOG`; `worker` the number of this process among several; `proxies` those that
+    are believed about the addresses of clients.
     """
 
-    def __init__(self, target: str, worker: int | None = None) -> None:
+    def __init__(self, target: str, worker: int | None = None, proxies: Proxies | None = None) -> None:
+        self._proxies = proxies or Proxies()
         self._file = None if target == TO_LOG else LogFile(target)
         self._writer = None if self._file is None else LineWriter("audit-log", self._write, self._report_dropped)
         self._worker = worker
@@ -40,10 +44,10 @@ class AuditLog:
         self._second_ns = 0
         self._next_warning_ns = 0
 
-    def record(self, values: Mapping[str, object], client: object, *, known: bool) -> None:
+    def record(self, values: Mapping[str, object], origin: Origin, *, known: bool) -> None:
         """A call is over. `values` are the keys of its line, without those that are None or empty; texts are cut.
 
-        `client` is its address as a socket has it; `known`: the server knows the caller, or has done what it wanted.
+        `known`: the server knows the caller, or has done what it wanted.
         """
         now_ns = time.time_ns()
         if not known and not self._has_room(now_ns):
@@ -53,7 +57,7 @@ class AuditLog:
         line: dict[str, object] = {"time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"}
         if self._worker is not None:
             line["worker"] = self._worker
-        line["client"] = address_text(client)
+        line["client"] = address_text(self._proxies.client(origin))
         line.update((key, _cut(value)) for key, value in values.items() if value not in (None, ""))
         if self._left_out:
             line["left_out"], self._left_out = self._left_out, 0

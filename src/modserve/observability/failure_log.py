@@ -5,9 +5,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from modserve.core.requests import trace_context
+from modserve.core.requests.origin import NOWHERE, Origin, Proxies
 from modserve.core.runtime.failures import guarded
 from modserve.core.runtime.log_limit import LogLimit
 
+from .log_formats import address_text
 from .log_text import MOST_MESSAGE, MOST_NAME, escaped, quoted
 from .recent_failures import RecentFailures
 
@@ -27,7 +30,10 @@ class FailureLog:
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
         enabled: bool = True,
+        proxies: Proxies | None = None,
     ) -> None:
+        self.proxies = proxies or Proxies()
+        """Those that are believed about the addresses of clients."""
         self._enabled = enabled
         self._limit = LogLimit(clock)
         self._call_later = call_later
@@ -47,12 +53,14 @@ class FailureLog:
         status: object,
         message: str,
         request_id: str = "",
+        origin: Origin = NOWHERE,
+        trace_id: str = "",
     ) -> None:
         """Logs a request of `protocol` (``HTTP`` or ``gRPC``) whose response has an error `status`.
 
         `model`, `version` and the protocol's `id` are as the client sent them; empty or None if it sent none or they
         are unknown. Control characters in them are escaped, and long texts are cut. `request_id` is that of
-        `core.requests.request_ids`.
+        `core.requests.request_ids`; `trace_id` that of its trace, if it has one here: else the client's counts.
         """
         self.recent.add(protocol, model, version, id, status, message)
         if not self._enabled or not _log.isEnabledFor(logging.INFO):
@@ -73,9 +81,17 @@ class FailureLog:
         parts.append(f"status {status}")
         values = {"protocol": protocol, "model": model[:MOST_NAME], "version": str(version or "")[:MOST_NAME]}
         values |= {"id": id[:MOST_NAME], "request_id": request_id, "status": str(status)}
+        client = self.proxies.client(origin)
+        ids = {
+            "X-Request-ID": request_id,
+            "client": address_text(client) if client else "",
+            "trace": trace_id or trace_context.id_of(origin.trace),
+        }
+        values |= {"client": ids["client"], "trace_id": ids["trace"]}
         extra = {"fields": {**values, "error": message[:MOST_MESSAGE]}}
-        known_as = f" [X-Request-ID {request_id}]" if request_id else ""
-        _log.info("%s: %s%s", ", ".join(parts), escaped(message, MOST_MESSAGE), known_as, extra=extra)
+        known_as = ", ".join(f"{name} {value}" for name, value in ids.items() if value)
+        text = f"{escaped(message, MOST_MESSAGE)} [{known_as}]" if known_as else escaped(message, MOST_MESSAGE)
+        _log.info("%s: %s", ", ".join(parts), text, extra=extra)
 
     def _log_left_out(self) -> None:
         count, self._left_out = self._left_out, 0

@@ -16,6 +16,9 @@ from .log_text import colourless, escaped, indented
 
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
 
+NAME_LENGTH: Final = 200
+"""Characters of what a client has named."""
+
 
 def traceback_of(record: logging.LogRecord) -> str:
     """The traceback of a record, or the stack that it was logged with; empty if it has none."""
@@ -95,6 +98,25 @@ def json_string(text: str) -> str:
     if shown.isprintable():
         return shown
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in shown)
+
+
+def address_text(client: object) -> str:
+    """What a socket's address, or a text, is in a line; a dash for none."""
+    if isinstance(client, tuple) and len(client) >= 2:
+        host, port = client[0], client[1]
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}" if port else str(host)
+    return word(str(client)) if client else "-"
+
+
+def word(name: str) -> str:
+    """As it is, if it is one word; else in quotes, with what is not printable escaped, and not for long."""
+    if len(name) > NAME_LENGTH:
+        name = f"{name[:NAME_LENGTH]}..."
+    if name.isidentifier():
+        return name
+    if name.isprintable() and " " not in name and '"' not in name and "=" not in name:
+        return name
+    return json_string(name)
 
 
 def _with_traceback(record: logging.LogRecord) -> str:

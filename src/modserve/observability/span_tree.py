@@ -70,7 +70,7 @@ def spans_of(trace: Trace) -> Iterator[Span]:
     if ids.root is not None:
         start_ns = call[0].ns if call else trace.start_ns + ids.offset_ns
         failure = trace.refusal or trace.failure
-        attributes = _error(failure) if request else {**_of_model(trace), **_error(failure)}
+        attributes = {**({} if request else _of_model(trace)), **trace.attributes, **_error(failure)}
         yield Span(CALL, ids.root, parent, start_ns, end_ns, call, attributes, (), failure, True)
         parent = ids.root
     if not request:

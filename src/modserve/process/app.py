@@ -144,8 +144,8 @@ class InferenceServer(LocalServer):
                 memory=memory,
                 quotas=Quotas(-(-settings.max_accepted_requests // workers), workers),
                 model_memory=lambda: residency.report,
-                failure_log=FailureLog(enabled=requests.mode is not AccessMode.OFF),
-                access_log=access_log(requests, logs),
+                failure_log=FailureLog(enabled=requests.mode is not AccessMode.OFF, proxies=settings.proxies),
+                access_log=access_log(requests, logs, settings.proxies),
                 recorder=self._recorder,
                 engine_metrics=engine_metrics,
             ),
@@ -339,7 +339,7 @@ def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
     from modserve.observability.audit_log import AuditLog
 
     logs = logs or Logs()
-    audit = AuditLog(settings.audit_log, logs.worker)
+    audit = AuditLog(settings.audit_log, logs.worker, settings.proxies)
 
     def reopen() -> None:
         logs.reopen()

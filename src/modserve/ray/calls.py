@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 from modserve.access.credentials import Credentials, of_headers
 from modserve.core.requests import request_ids
+from modserve.core.requests.origin import Origin, lines_of
 from modserve.core.wire.grpc_status import NAMES
 from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
@@ -66,12 +67,11 @@ class ProxyCall:
         self._callbacks: list[Callable[[], None]] = []
         self._trailers: tuple[tuple[str, str], ...] = ()
         self.metadata = context.invocation_metadata()
-        self.credentials: Credentials = of_headers(
-            (name.encode(), value.encode() if isinstance(value, str) else value) for name, value in self.metadata
-        )
+        lines = [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in self.metadata]
+        self.credentials: Credentials = of_headers(lines)
         self.deadline_ns = 0
         """Ray's proxy has it, and cancels the call."""
-        self.peer = address(context.peer())
+        self.origin = Origin(address(context.peer()), lines_of(lines))
         self.request_id = ""
         self.unsent: asyncio.Queue[Response | None] = asyncio.Queue(_UNSENT)
         """The messages of a stream that are not sent yet; None after the last one."""
@@ -89,7 +89,7 @@ class ProxyCall:
 
     def serving(self, call: InferenceCall) -> None:
         self._inference = call
-        call.request_id = self.request_id
+        call.request_id, call.origin = self.request_id, self.origin
 
     async def read(self) -> bytes | None:
         if self._stopped:

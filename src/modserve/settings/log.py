@@ -1,8 +1,20 @@
 """The options of log lines and request ids."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from modserve.core.requests.origin import network_of
 
 from .options import option
+
+
+def _network(text: str) -> str:
+    network_of(text)
+    return text
+
+
+Proxy = Annotated[str, AfterValidator(_network)]
 
 FORMAT: Any = option("ISO8601", "Format of log lines; default is Triton's, json writes an object per line.")
 FILE: Any = option("", "File for log lines, instead of standard error; SIGHUP reopens it.")
@@ -18,6 +30,13 @@ ACCESS_LOG: Any = option(
     "none.",
 )
 ACCESS_LOG_RATE: Any = option(100, "Log one of this many requests with --access-log=sampled.")
+PROXIES: Any = option(
+    (),
+    "Address or network of proxies whose X-Forwarded-For or Forwarded names the client in the logs; may be repeated.",
+    value="ADDRESS|NETWORK",
+    several=True,
+    default_in_words="nobody is believed",
+)
 AUDIT_LOG: Any = option(
     "",
     "File for a line of JSON about each call that changes what is served or how, refused ones too; SIGHUP reopens it; "

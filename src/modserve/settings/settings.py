@@ -17,6 +17,7 @@ from modserve.core.configuration.cache_settings import CacheSettings
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
 from modserve.core.configuration.trace_settings import OPENTELEMETRY, TraceLevel, TraceSettings
 from modserve.core.files.remote_place import RemotePlace
+from modserve.core.requests.origin import Proxies, network_of
 from modserve.core.secret_names import HEADERS
 
 from . import access, addresses, cache_options, load_limits, log, model_memory, platforms, shutdown, telemetry, values
@@ -202,6 +203,7 @@ class Settings(BaseModel):
     log_multiline: Literal["auto", "true", "false"] = log.MULTILINE
     access_log: Literal["off", "errors", "sampled", "all"] = log.ACCESS_LOG
     access_log_rate: Annotated[int, Field(ge=1)] = log.ACCESS_LOG_RATE
+    trusted_proxy: tuple[log.Proxy, ...] = log.PROXIES
     audit_log: str = log.AUDIT_LOG
     record: Record = RECORD
     request_ids: Literal["needed", "all"] = log.REQUEST_IDS
@@ -289,6 +291,11 @@ class Settings(BaseModel):
     def access(self) -> AccessSettings:
         """Which requests are logged, and which have ids."""
         return AccessSettings(AccessMode(self.access_log), self.access_log_rate, self.request_ids == "all")
+
+    @property
+    def proxies(self) -> Proxies:
+        """Those that are believed about the addresses of clients."""
+        return Proxies([network_of(each) for each in self.trusted_proxy])
 
     @property
     def trace(self) -> TraceSettings:

@@ -8,6 +8,7 @@ import grpc
 from modserve.access.credentials import Credentials, of_headers
 from modserve.access.identity import Identity
 from modserve.core.requests import request_ids
+from modserve.core.requests.origin import Origin
 from modserve.frontends.call import InferenceCall
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.load_reports import LoadReports
@@ -23,7 +24,7 @@ STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 class FakeCall:
     """Implements `RpcCall`: sends its messages and ends, and keeps what comes back."""
 
-    peer = ("192.0.2.1", 1234)
+    origin = Origin(("192.0.2.1", 1234))
 
     def __init__(
         self, *messages: bytes, metadata: Sequence[tuple[str, str | bytes]] = (), remaining: float | None = None

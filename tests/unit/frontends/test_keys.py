@@ -450,13 +450,13 @@ async def test_health_may_be_closed(tmp_path: Path) -> None:
 
 
 class Entries(AccessLog):
-    """Keeps what each call was, its model, its status and its tenant."""
+    """Keeps what each call was, its model, its status, its tenant and its caller."""
 
     def __init__(self) -> None:
         super().__init__(AccessSettings(AccessMode.ALL), start=False)
 
-    def lines(self) -> list[tuple[str, str, int, str]]:
-        return [(each.call, each.model, each.status, each.tenant) for each in self._entries]
+    def lines(self) -> list[tuple[str, str, int, str, str]]:
+        return [(each.call, each.model, each.status, each.tenant, each.origin.caller) for each in self._entries]
 
 
 async def test_the_access_log_has_the_tenant(tmp_path: Path) -> None:
@@ -482,9 +482,9 @@ async def test_the_access_log_has_the_tenant(tmp_path: Path) -> None:
         for connection in list(site.connections):
             connection.abort()
     assert log.lines() == [
-        ("infer", "simple", 200, "users"),
-        ("POST /v2/models/simple/infer", "", 403, "readers"),
-        ("POST /v2/models/simple/infer", "", 401, ""),
-        ("GET /v2/models/stats", "", 200, "readers"),
-        ("GET /v2/health/live", "", 200, ""),
+        ("infer", "simple", 200, "users", "user"),
+        ("POST /v2/models/simple/infer", "", 403, "readers", "reader"),
+        ("POST /v2/models/simple/infer", "", 401, "", ""),
+        ("GET /v2/models/stats", "", 200, "readers", "reader"),
+        ("GET /v2/health/live", "", 200, "", ""),
     ]

@@ -175,6 +175,16 @@ def test_a_head_with_an_id_of_its_own_is_not_remembered() -> None:
     assert (len(heads.exact), heads.hits) == (1, 0)
 
 
+def test_heads_that_say_more_of_the_client_keep_that() -> None:
+    heads = HeadMemory(OPTIONS["plain"], MemoryBudget(), origins=frozenset((b"user-agent", b"x-forwarded-for")))
+    reader = reader_with(heads)
+    for client in ("192.0.2.1", "192.0.2.2", "192.0.2.1"):
+        ((head, *_),) = events(reader, infer(X_Forwarded_For=client, User_Agent="a", Cookie=client))
+        assert isinstance(head, RequestHead)
+        assert dict(head.origin) == {b"x-forwarded-for": client.encode(), b"user-agent": b"a"}
+    assert len(heads.exact) == 2
+
+
 @pytest.mark.parametrize("traced", [False, True])
 def test_lines_that_are_passed_on_are_those_of_the_request(traced: bool) -> None:
     heads = HeadMemory(OPTIONS["forwarded"], MemoryBudget(), traced)

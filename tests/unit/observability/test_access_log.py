@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kept_logging import flush_logs, kept_logging
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings, LogFormat, LogSettings
+from modserve.core.requests.origin import NOWHERE, Origin
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.observability.access_log import AccessLog, access_log
 from modserve.observability.logging import Logs
@@ -33,11 +35,13 @@ def installed(file: Path, form: LogFormat = LogFormat.ISO8601) -> Logs:
 
 def record(log: AccessLog, model: str = "simple", id: str = "", request_id: str = "r-1", status: int = 200) -> None:
     timing = ExecutionTiming(4, "full", 3_000_000, 3_100_000, 3_800_000, 4_000_000)
-    log.record("HTTP", ("::1", 5), "infer", model, 1, status, 10, 20, 1, id, request_id, 1_000_000, 2_000_000, timing)
+    log.record(
+        "HTTP", Origin(("::1", 5)), "infer", model, 1, status, 10, 20, 1, id, request_id, 1_000_000, 2_000_000, timing
+    )
 
 
 def bare(log: AccessLog) -> None:
-    log.record("gRPC", None, "ServerLive", "", -1, 14, 0, 2, 3, "", "", 1_000, 0, None)
+    log.record("gRPC", NOWHERE, "ServerLive", "", -1, 14, 0, 2, 3, "", "", 1_000, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,9 @@ def test_a_line_for_people(file: Path) -> None:
 @pytest.mark.parametrize("form", [LogFormat.ISO8601, LogFormat.JSON])
 def test_the_trace_of_a_request(file: Path, form: LogFormat, trace: str, trace_id: str) -> None:
     log = AccessLog(ALL, installed(file, form), start=False)
-    log.record("HTTP", None, "infer", "m", 1, 200, 1, 2, 1, "", "r-1", 1, 0, None, trace)
+    origin = Origin(None, ((b"traceparent", trace.encode()),)) if "-" in trace else NOWHERE
+    own = "" if "-" in trace else trace
+    log.record("HTTP", origin, "infer", "m", 1, 200, 1, 2, 1, "", "r-1", 1, 0, None, own)
     log.drain()
     [line] = file.read_text().splitlines()
     if form is LogFormat.JSON:
@@ -94,7 +100,7 @@ def test_the_trace_of_a_request(file: Path, form: LogFormat, trace: str, trace_i
 @pytest.mark.parametrize(("tenant", "word"), [("team-a", "team-a"), ("a b\n", '"a b\\n"')])
 def test_the_tenant_of_a_request(file: Path, form: LogFormat, tenant: str, word: str) -> None:
     log = AccessLog(ALL, installed(file, form), start=False)
-    log.record("HTTP", None, "infer", "m", 1, 200, 1, 2, 1, "", "r-1", 1, 0, None, "", tenant)
+    log.record("HTTP", NOWHERE, "infer", "m", 1, 200, 1, 2, 1, "", "r-1", 1, 0, None, "", tenant)
     record(log)
     log.drain()
     first, second = file.read_text().splitlines()
@@ -118,6 +124,8 @@ def test_a_line_of_json(file: Path) -> None:
         "level": "INFO",
         "logger": "modserve.access",
         "message": "request",
+        "process": os.getpid(),
+        "place": "access",
         "worker": 2,
         "protocol": "HTTP",
         "client": "[::1]:5",

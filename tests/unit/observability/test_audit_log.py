@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from modserve.core.requests.origin import NOWHERE, Origin
 from modserve.observability.audit_log import AuditLog
 
-CLIENT = ("192.0.2.1", 1234)
+CLIENT = Origin(("192.0.2.1", 1234))
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def test_lines_keep_their_order_and_an_old_file(tmp_path: Path) -> None:
     for start in (0, 100):
         audit = AuditLog(str(tmp_path / "audit"))
         for number in range(start, start + 100):
-            audit.record({"status": number}, None, known=True)
+            audit.record({"status": number}, NOWHERE, known=True)
         audit.close()
     assert [line["status"] for line in lines(tmp_path / "audit")] == list(range(200))
 
@@ -51,7 +52,7 @@ def test_lines_of_several_processes_are_not_mixed(tmp_path: Path) -> None:
     def write(name: str) -> None:
         audit = AuditLog(str(tmp_path / "audit"))
         for _ in range(50):
-            audit.record({"change": [name * 30_000]}, None, known=True)
+            audit.record({"change": [name * 30_000]}, NOWHERE, known=True)
         audit.close()
 
     with ThreadPoolExecutor() as pool:
@@ -77,14 +78,14 @@ def test_strangers_get_some_lines_a_second_and_others_all(tmp_path: Path, monkey
 
 def test_a_file_that_was_moved_is_opened_anew(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path / "audit"))
-    audit.record({"status": 1}, None, known=True)
+    audit.record({"status": 1}, NOWHERE, known=True)
     assert audit._writer is not None
     assert audit._writer.flush(60)
     os.rename(tmp_path / "audit", tmp_path / "old")
     audit.reopen()
     assert audit._writer.flush(60)
     assert (tmp_path / "audit").read_text() == ""
-    audit.record({"status": 2}, None, known=True)
+    audit.record({"status": 2}, NOWHERE, known=True)
     audit.close()
     assert [line["status"] for line in lines(tmp_path / "old") + lines(tmp_path / "audit")] == [1, 2]
 
@@ -94,7 +95,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapture
     audit = AuditLog(str(tmp_path / "audit"))
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            audit.record({"status": 1}, None, known=True)
+            audit.record({"status": 1}, NOWHERE, known=True)
         audit.close()
     assert [each.message for each in caplog.records] == [
         "the audit log cannot be written: [Errno 28] No space left on device"

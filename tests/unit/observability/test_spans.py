@@ -510,3 +510,14 @@ def test_metrics() -> None:
     assert rows["modserve_trace_spans_exported_total"] == [({}, 5)]
     assert ({"reason": "queue_full"}, 2.0) in rows["modserve_trace_spans_dropped_total"]
     assert rows["modserve_trace_spans_waiting"] == [({}, 1)]
+
+
+def test_what_the_front_end_knows_is_said_of_the_call_only() -> None:
+    bench = Bench()
+    trace, inflight = bench.call()
+    trace.attributes = {"url.path": "/v2/models/m/infer"}
+    run([inflight])
+    trace.end()
+    said = {span.name: dict(span.attributes or {}).get("url.path") for span in bench.end()}
+    assert said.pop("InferRequest") == "/v2/models/m/infer"
+    assert set(said.values()) == {None}

@@ -56,6 +56,12 @@ def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
     return SpanContext(int(trace_id, 16), int(span_id, 16), sampled, _text(headers.tracestate), _text(headers.baggage))
 
 
+def id_of(headers: TraceHeaders | None) -> str:
+    """The trace that the client's span belongs to; empty where there is none."""
+    context = from_headers(headers)
+    return "" if context is None else f"{context.trace_id:032x}"
+
+
 def from_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> TraceHeaders | None:
     """The headers among others, whose names are in lower case; None if there is no ``traceparent``."""
     values: dict[bytes, bytes] = {}

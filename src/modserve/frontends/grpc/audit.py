@@ -43,7 +43,7 @@ class RpcAudit:
             if status != OK or entry.call not in SETTINGS_RPCS or entry.change is not None:
                 entry.request_id = call.request_id
                 known = entry.identity is not None or status == OK
-                entry.record(self._audit, call.peer, grpc_status.name_of(status), known=known)
+                entry.record(self._audit, call.origin, grpc_status.name_of(status), known=known)
 
     def describe(self, entry: AuditEntry, message: Message | InferMessage) -> None:
         """The call has this message."""

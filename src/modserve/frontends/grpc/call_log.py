@@ -6,6 +6,7 @@ The requests of a ``ModelStreamInfer`` are logged one by one, by `stream`; the c
 import time
 from typing import TYPE_CHECKING, final
 
+from modserve.core.requests.origin import Origin
 from modserve.frontends import access as entries
 from modserve.observability.access_log import AccessLog
 
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 class CallLog:
     """Counts what comes and goes."""
 
-    def __init__(self, access: AccessLog, client: object) -> None:
+    def __init__(self, access: AccessLog) -> None:
         self._access = access
-        self._client = client
         self._began_ns = time.monotonic_ns()
         self.inference: InferenceCall | None = None
         """The one that the call is."""
@@ -34,19 +34,18 @@ class CallLog:
         self.sent += size
         self.responses += 1
 
-    def record(self, head: heads.GrpcHead, status: int, request_id: str) -> None:
+    def record(self, head: heads.GrpcHead, origin: Origin, status: int, request_id: str) -> None:
         """The call is over. `status` is -1 if the connection has ended it before it had one."""
-        name = head.pseudo[b":path"].decode("latin-1") if head.rpc is None else head.rpc.method.name
+        name = origin.call
         if status < 0:
             status = heads.CANCELLED
         if name == "ModelStreamInfer" and status in (heads.OK, heads.CANCELLED):
             return
         call, self.inference = self.inference, None
         counts = status, self.received, self.sent
-        traceparent = entries.traceparent_in(head.metadata)
         if call is not None:
             call.request_id = request_id
-            entries.record(self._access, call, self._client, name, *counts, 1, self._began_ns, traceparent)
+            entries.record(self._access, call, name, *counts, 1, self._began_ns)
             return
-        entry = "gRPC", self._client, name, "", -1, *counts, self.responses
-        self._access.record(*entry, "", request_id, self._began_ns, 0, None, traceparent, self.tenant)
+        entry = "gRPC", origin, name, "", -1, *counts, self.responses
+        self._access.record(*entry, "", request_id, self._began_ns, 0, None, "", self.tenant)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
+from modserve.core.requests.origin import Origin
 from modserve.core.wire.grpc_status import NAMES
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
@@ -129,12 +130,12 @@ class Dispatcher:
                 self.audit.describe(entry, message)
             response: Response | Message | ModserveError = await rpc.handler(message, call)
             if isinstance(response, ModserveError):
-                return self.refusal(response, message, call.identify())
+                return self.refusal(response, message, call)
             if isinstance(response, Message):
                 return response.SerializeToString()
             return response
         except Exception as error:
-            return self.refusal(to_client_error(error, rpc.method.name), message, call.identify())
+            return self.refusal(to_client_error(error, rpc.method.name), message, call)
         finally:
             self.calls -= 1
             memory.give_back(held)
@@ -156,28 +157,29 @@ class Dispatcher:
                     raise NoMessageError
                 data = await self.inflater.short(data)
                 failure = await rpc.handler(infer_requests.parse(rpc.method.request, data), call)
-            return None if failure is None else self.refusal(failure, None, call.identify())
+            return None if failure is None else self.refusal(failure, None, call)
         except ClientDisconnectedError:
             return None
         except Exception as error:
-            return self.refusal(to_client_error(error, rpc.method.name), None, call.identify())
+            return self.refusal(to_client_error(error, rpc.method.name), None, call)
 
     @property
     def responses(self) -> dict[str, int]:
         """`statuses` by name."""
         return dict(zip(NAMES, self.statuses, strict=True))
 
-    def _record(self, error: ModserveError, request: Any, request_id: str) -> None:
+    def _record(self, error: ModserveError, request: Any, request_id: str, origin: Origin) -> None:
         """The model, version and id are those that the request names."""
         model = getattr(request, "model_name", "") or getattr(request, "name", "")
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
         id = getattr(request, "id", "")
-        self.server.failure_log.record("gRPC", model, version, id, status, message, request_id)
+        self.server.failure_log.record("gRPC", model, version, id, status, message, request_id, origin)
 
-    def refusal(self, error: ModserveError, request: Message | InferMessage | None, request_id: str) -> Refusal:
+    def refusal(self, error: ModserveError, request: Message | InferMessage | None, call: RpcCall) -> Refusal:
         """How a call ends that failed with `error`, which is logged."""
-        self._record(error, request, request_id)
+        request_id = call.identify()
+        self._record(error, request, request_id, call.origin)
         status = failures.spelling(error).grpc
         return Refusal(status, failures.public_message(error), failures.trailers(error), request_id)
 

@@ -21,7 +21,7 @@ class RpcGuard:
         if identity is None and not authority.is_open(need):
             if not shown:
                 raise credentials.missing(b"")
-            identity = await authority.authenticate(shown, call.peer)
+            identity = await authority.authenticate(shown, call.origin.peer)
         if identity is not None:
             call.identified(identity)
             if entry is not None:

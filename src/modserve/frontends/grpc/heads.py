@@ -9,6 +9,7 @@ from urllib.parse import quote_from_bytes
 
 from modserve.access.credentials import Credentials, of_headers
 from modserve.core.requests import request_ids
+from modserve.core.requests.origin import Origin, lines_of
 from modserve.frontends.http2.block_decoder import Fields
 from modserve.frontends.http2.headers import Head, MalformedError, block, literal, status
 
@@ -74,6 +75,7 @@ class GrpcHead(Head):
         """As `core.requests.request_ids` has it; empty if the client sent none."""
         self.refusal_status = UNKNOWN
         """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
+        self._origin: Origin | None = None
         self._credentials: Credentials | None = None
         self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
         kind = accepted = b""
@@ -122,6 +124,13 @@ class GrpcHead(Head):
         if self._credentials is None:
             self._credentials = of_headers(self.fields)
         return self._credentials
+
+    def origin(self, peer: object) -> Origin:
+        """Where it comes from, over a connection of this peer's; the same each time."""
+        if self._origin is None:
+            call = self.pseudo[b":path"].decode("latin-1") if self.rpc is None else self.rpc.method.name
+            self._origin = Origin(peer, lines_of(self.fields), call)
+        return self._origin
 
     @property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:

@@ -102,7 +102,7 @@ class StreamRequest(InferenceCall):
         """Its responses come after those of the requests before it."""
         self.empty_final = False
         """The client wants a message at the end, if that comes without a response."""
-        self.request_id = stream.request_id
+        self.request_id, self.origin = stream.request_id, stream.origin
         self.sent_bytes = self.responses = 0
         """What the client has got of it."""
         self.logged = False
@@ -141,10 +141,8 @@ class StreamRequest(InferenceCall):
 
     def log(self, access: AccessLog) -> None:
         """It is over."""
-        client, method = self.stream.client, "ModelStreamInfer"
         counts = self.status, self.size, self.sent_bytes, self.responses
-        traceparent = entries.traceparent_of(self.stream.trace_headers)
-        entries.record(access, self, client, method, *counts, 0, traceparent)
+        entries.record(access, self, "ModelStreamInfer", *counts)
 
     def close(self) -> None:
         access = self.stream.access
@@ -192,7 +190,7 @@ class InferStream:
         """The last message of each request says what it has cost."""
         self.deadline_ns = rpc.deadline_ns
         self.access = streams.server.access_log
-        self.client = None if self.access is None else rpc.peer
+        self.origin = rpc.origin
         self.request_id = rpc.request_id
         self._rpc = rpc
         self._hard_errors = _HARD_ERRORS in metadata

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from modserve.access.credentials import Credentials
+from modserve.core.requests.origin import Origin
 from modserve.core.tensors.tensor import Buffer
 from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
@@ -42,8 +43,8 @@ class RpcCall(Protocol):
         ...
 
     @property
-    def peer(self) -> object:
-        """The client's address, as a socket has it; None where it is unknown."""
+    def origin(self) -> Origin:
+        """Where it comes from: the client's address, and what the metadata say of it."""
         ...
 
     @property

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, final
 from modserve.access.credentials import Credentials
 from modserve.core.requests import request_ids
 from modserve.core.requests.memory import MemoryExhaustedError
+from modserve.core.requests.origin import Origin
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import InferenceCall
 from modserve.frontends.http2.stream import Stream, StreamSender
@@ -40,7 +41,7 @@ class ServerCall(Stream):
         super().__init__(connection, number, head, window, room)
         self._services = services
         self.call_head = head
-        self._log = None if services.access is None else CallLog(services.access, connection.peer)
+        self._log = None if services.access is None else CallLog(services.access)
         self._inference: InferenceCall | None = None
         """The inference that the call is."""
         self.request_id = request_ids.chosen(head.request_id) if head.request_id else ""
@@ -79,8 +80,8 @@ class ServerCall(Stream):
         return self.call_head.credentials or self.connection.certificate
 
     @property
-    def peer(self) -> object:
-        return self.connection.peer
+    def origin(self) -> Origin:
+        return self.call_head.origin(self.connection.peer)
 
     def identify(self) -> str:
         if not self.request_id:
@@ -90,12 +91,12 @@ class ServerCall(Stream):
 
     def identified(self, identity: "Identity") -> None:
         if self._log is not None:
-            self._log.tenant = identity.tenant.name
+            self._log.tenant, self.origin.caller = identity.tenant.name, identity.name
 
     def serving(self, call: InferenceCall) -> None:
         if self._log is not None:
             self.identify()
-            self._log.inference = call
+            self._log.inference, call.origin = call, self.origin
         self._inference = call
         call.request_id = self.request_id
 
@@ -212,7 +213,7 @@ class ServerCall(Stream):
         if self._writer is not None:
             self.drained()
         if self._log is not None:
-            self._log.record(self.call_head, self._status, self.request_id)
+            self._log.record(self.call_head, self.origin, self._status, self.request_id)
             self._log = None
         self._full = True
         self._inference = None

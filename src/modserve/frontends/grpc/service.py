@@ -143,6 +143,7 @@ class InferenceService:
         call = FutureCall(server, GRPC, message.model_name, version)
         call.id = message.id
         rpc.serving(call)
+        call.origin = rpc.origin
         headers = trace_context.from_metadata(rpc.metadata) if server.tracer.propagates else None
         call.begin(server.model(message.model_name, version), now_ns, 0, headers)
         if call.trace is not None:

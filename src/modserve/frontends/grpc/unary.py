@@ -64,6 +64,7 @@ class UnaryInferences(UnaryPath):
             if identity is None or not identity.allows("infer", request.model_name):
                 return False  # and the guard says why
             tenant = identity.tenant
+            server_call.identified(identity)
         call = UnaryInference(self, server_call, request, size if size > _UNCOUNTED else 0)
         call.tenant = tenant
         server_call.serving(call)
@@ -137,8 +138,8 @@ class UnaryInference(InferenceCall):
     def _fail(self, error: ModserveError) -> None:
         if self._client is not None:
             self.id = self._message.id
-            refusal = self._shared.dispatcher.refusal(error, self._message, self.identify())
-            self._end().refuse(refusal)
+            client = self._end()
+            client.refuse(self._shared.dispatcher.refusal(error, self._message, client))
 
     def _end(self) -> ServerCall:
         """The client, which gets its outcome now, or none."""

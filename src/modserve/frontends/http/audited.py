@@ -11,7 +11,7 @@ from modserve.frontends.access import GONE
 from modserve.frontends.audit import MOST_CHANGE, AuditEntry
 from modserve.observability.audit_log import AuditLog
 
-from .wire.asgi import IDENTITY
+from .wire.asgi import IDENTITY, origin_of
 from .wire.context import AsgiApp, Message
 
 _ID: Final = request_ids.HEADER.lower().encode()
@@ -62,7 +62,7 @@ class AuditedApp:
                 entry.change = _json(request)
             entry.error = _error(_json(response))
             known = entry.identity is not None or status < 400
-            entry.record(self._audit, scope.get("client"), status, known=known)
+            entry.record(self._audit, origin_of(scope), status, known=known)
 
 
 def _request_id(start: Message) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
+from modserve.core.requests.origin import Origin
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.frontends import offload
 from modserve.frontends.call import InferenceCall
@@ -32,9 +33,10 @@ class Note:
     the responses of one that streams.
     """
 
-    __slots__ = ("call", "count", "echoed", "logged", "request_id")
+    __slots__ = ("call", "count", "echoed", "logged", "origin", "request_id")
 
-    def __init__(self, request_id: str, echoed: bool, logged: bool = False) -> None:
+    def __init__(self, request_id: str, echoed: bool, origin: Origin, logged: bool = False) -> None:
+        self.origin = origin
         self.request_id = request_id
         self.echoed = echoed
         self.logged = logged
@@ -48,12 +50,13 @@ class Note:
             self.count += 1
         self.echoed = True
         call.request_id = self.request_id
+        call.origin = self.origin
 
 
-def note_of(request_id: str, logged: bool = False) -> Note:
+def note_of(request_id: str, origin: Origin, logged: bool = False) -> Note:
     """Of a request whose client has sent this id, as `RequestHead` has it."""
     id = request_ids.chosen(request_id) if request_id else request_ids.make()
-    return Note(id, logged or bool(request_id), logged)
+    return Note(id, logged or bool(request_id), origin, logged)
 
 
 class CompleteRequest:

@@ -163,6 +163,6 @@ def _tensors_encoder(call: HttpStream, timed: bool) -> Encode:
 def _failure(context: CallContext, request: CompleteRequest, error: ModserveError) -> WholeResponse:
     head, status = request.head, failures.spelling(error).http
     if error.code is not Code.CANCELLED:  # nobody waits for the response
-        log, id = context.server.failure_log, request.note.request_id
-        log.record("HTTP", head.model, head.model_version, "", status, error.message, id)
+        log, note = context.server.failure_log, request.note
+        log.record("HTTP", head.model, head.model_version, "", status, error.message, note.request_id, note.origin)
     return WholeResponse(infer_response.encode_error(error), status, tuple(failures.headers(error).items()))

@@ -14,7 +14,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from . import error_forms
-from .wire.asgi import CERTIFICATE, IDENTITY, NOTE
+from .wire.asgi import CERTIFICATE, IDENTITY, NOTE, origin_of
 from .wire.context import AsgiApp
 
 _ID: Final = request_ids.HEADER.encode()
@@ -68,7 +68,7 @@ class GuardedApp:
 
     async def _refuse(self, scope: Any, send: Any, error: ModserveError) -> None:
         status, request_id = failures.spelling(error).http, _request_id(scope)
-        self._server.failure_log.record("HTTP", "", None, "", status, error.message, request_id)
+        self._server.failure_log.record("HTTP", "", None, "", status, error.message, request_id, origin_of(scope))
         body = error_forms.encode(scope["path"], error, status)[1]
         headers = [(name.encode(), value.encode()) for name, value in failures.headers(error).items()]
         headers += [

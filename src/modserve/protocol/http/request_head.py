@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from modserve.core.requests.origin import Lines
 from modserve.core.requests.trace_context import TraceHeaders
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http.deadlines import Timeouts
@@ -39,6 +40,7 @@ class RequestHead:
     accept: str  # of a call with a `route`
     report_format: str  # of a report of the server's load, which the client asks for; empty: none
     credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
+    origin: Lines  # what it says about the client, as far as the logs want to know
     renamed: bool  # the client has called by a platform's name for the call; it has the first five fields, too
 
     def __init__(
@@ -65,6 +67,7 @@ class RequestHead:
         report_format: str = "",
         accept: str = "",
         credentials: tuple[tuple[bytes, bytes], ...] = (),
+        origin: Lines = (),
     ) -> None:
         self.method = method
         self.target = target
@@ -88,4 +91,5 @@ class RequestHead:
         self.accept = accept
         self.report_format = report_format
         self.credentials = credentials
+        self.origin = origin
         self.renamed = False

@@ -173,6 +173,7 @@ def failure_response(context: CallContext, request: CompleteRequest, error: Mods
     if error.code is not Code.CANCELLED:  # nobody waits for the response
         # Nothing of the conversation, nor of its tools and formats.
         logged = error.summary if isinstance(error, TemplateError | RequestFieldError) else error.message
-        context.server.failure_log.record("HTTP", model, None, "", status, logged, request.note.request_id)
+        note = request.note
+        context.server.failure_log.record("HTTP", model, None, "", status, logged, note.request_id, note.origin)
     document = error_body(error, status, message)
     return WholeResponse(orjson.dumps(document), status, tuple(failures.headers(error).items()))

@@ -352,7 +352,8 @@ def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[
             path = request.path_params
             status = failures.spelling(error).http
             values = path.get("model", ""), path.get("version"), "", status, error.message
-            server.failure_log.record("HTTP", *values, note_of(request).request_id)
+            note = note_of(request)
+            server.failure_log.record("HTTP", *values, note.request_id, note.origin)
         return _error_response(request, error)
 
     return handle

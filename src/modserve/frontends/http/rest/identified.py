@@ -7,11 +7,11 @@ from fastapi import Request
 from starlette.types import Receive, Send
 
 from modserve.access.calls import SLASH
-from modserve.core.requests import request_ids, trace_context
+from modserve.core.requests import request_ids
 from modserve.frontends import access as entries
 from modserve.frontends.http import exchange
 from modserve.frontends.http.exchange import Note
-from modserve.frontends.http.wire.asgi import IDENTITY, NOTE
+from modserve.frontends.http.wire.asgi import IDENTITY, NOTE, origin_of
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
 
@@ -33,7 +33,7 @@ def _note(scope: Any, logged: bool = False) -> Note:
         if name == _HEADER:
             value = value_sent
     id = "" if value is None else request_ids.received(value.decode("latin-1").strip())
-    note = scope[NOTE] = exchange.note_of(id, logged)
+    note = scope[NOTE] = exchange.note_of(id, origin_of(scope), logged)
     return note
 
 
@@ -92,16 +92,15 @@ def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
         finally:
             what = f"{scope['method']} {scope['path'].replace(SLASH, '%2F')}"
             status = status if over else entries.GONE
-            client = scope.get("client")
             call, note.call = note.call, None
-            traceparent = entries.traceparent_of(trace_context.from_pairs(scope["headers"]))
+            identity: Identity | None = scope.get(IDENTITY)
+            note.origin.caller = "" if identity is None else identity.name
             if call is not None:
                 counts = status, received, sent, note.count
-                entries.record(access, call, client, what, *counts, start_ns, traceparent)
+                entries.record(access, call, what, *counts, start_ns)
             else:
-                entry = "HTTP", client, what, "", -1, status, received, sent, 1, "", note.request_id
-                identity: Identity | None = scope.get(IDENTITY)
+                entry = "HTTP", note.origin, what, "", -1, status, received, sent, 1, "", note.request_id
                 tenant = "" if identity is None else identity.tenant.name
-                access.record(*entry, start_ns, 0, None, traceparent, tenant)
+                access.record(*entry, start_ns, 0, None, "", tenant)
 
     return logged

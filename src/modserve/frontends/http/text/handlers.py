@@ -89,5 +89,5 @@ def _failure(context: CallContext, request: CompleteRequest, error: ModserveErro
     status, body = error_forms.encode(path, error, spelling.http)
     if error.code is not Code.CANCELLED:  # nobody waits for the response
         model = "" if note.call is None else note.call.model
-        context.server.failure_log.record("HTTP", model, None, "", status, error.message, note.request_id)
+        context.server.failure_log.record("HTTP", model, None, "", status, error.message, note.request_id, note.origin)
     return WholeResponse(body, status, tuple(failures.headers(error).items()))

@@ -1,41 +1,33 @@
 """The access log's view of one HTTP connection: its inferences, and what is refused before it is a request."""
 
-import asyncio
 import time
 
 from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
+from modserve.core.requests.origin import Origin
 from modserve.frontends import access as entries
 from modserve.frontends.http.exchange import Note
 from modserve.frontends.http.infer import InferCall
-from modserve.frontends.listening import peer_of
 from modserve.observability.access_log import AccessLog
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
-from modserve.protocol.http.request_head import RequestHead
 
 
 class ConnectionLog:
     """A connection has one if the server logs requests. `rest.identified` logs what the application serves."""
 
-    __slots__ = ("_access", "_began_ns", "_client", "_size", "_traceparent")
+    __slots__ = ("_access", "_began_ns", "_size")
 
     def __init__(self, access: AccessLog) -> None:
         self._access = access
-        self._client: object = None
         self._size = 0
         """Bytes of the body of the request at hand."""
         self._began_ns = 0
-        self._traceparent = ""
 
-    def connected(self, transport: asyncio.BaseTransport) -> None:
-        self._client = peer_of(transport)
-
-    def begin(self, head: RequestHead, size: int) -> None:
+    def begin(self, size: int) -> None:
         """An inference, or another call, with a body of `size` bytes begins."""
         self._size = size
-        self._traceparent = entries.traceparent_of(head.trace_headers)
         self._began_ns = time.monotonic_ns()
 
     def end(self, call: InferCall, outcome: Body | ModserveError) -> None:
@@ -56,17 +48,16 @@ class ConnectionLog:
         inference, note.call = note.call, None
         what, counts = f"POST {path}", (status, self._size, sent)
         if inference is not None:
-            timing = self._began_ns, self._traceparent
-            entries.record(self._access, inference, self._client, what, *counts, note.count, *timing)
+            entries.record(self._access, inference, what, *counts, note.count, self._began_ns)
         else:
-            entry = "HTTP", self._client, what, "", -1, *counts, 1, "", note.request_id
-            self._access.record(*entry, self._began_ns, 0, None, self._traceparent, tenant)
+            entry = "HTTP", note.origin, what, "", -1, *counts, 1, "", note.request_id
+            self._access.record(*entry, self._began_ns, 0, None, "", tenant)
 
-    def refuse(self, status: int, size: int) -> None:
+    def refuse(self, origin: Origin, status: int, size: int) -> None:
         """What has come is not served; the response has a body of `size` bytes."""
         now_ns = time.monotonic_ns()
-        self._access.record("HTTP", self._client, "-", "", -1, status, 0, size, 1, "", "", now_ns, 0, None)
+        self._access.record("HTTP", origin, "-", "", -1, status, 0, size, 1, "", "", now_ns, 0, None)
 
     def _add(self, call: InferCall, status: int, sent: int) -> None:
         counts = status, self._size, sent, 1
-        entries.record(self._access, call, self._client, "infer", *counts, self._began_ns, self._traceparent)
+        entries.record(self._access, call, "infer", *counts, self._began_ns)

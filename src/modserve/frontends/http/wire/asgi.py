@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from modserve.access.calls import SLASH, template_of
 from modserve.access.credentials import Credentials
+from modserve.core.requests.origin import Origin, lines_of
 from modserve.core.runtime import unix_socket
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.http.error_forms import encode_message
@@ -202,6 +203,11 @@ def _address(name: object) -> tuple[str, int] | None:
     if name == unix_socket.PEER:
         return unix_socket.PEER, 0
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None
+
+
+def origin_of(scope: Message) -> Origin:
+    """Where the request of a scope comes from."""
+    return Origin(scope.get("client"), lines_of(scope["headers"]), scope["path"].replace(SLASH, "%2F"))
 
 
 def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Credentials = ()) -> Message:

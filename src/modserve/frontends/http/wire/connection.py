@@ -22,23 +22,23 @@ inference whose head is known byte for byte goes past the reader, which saves 0.
 import asyncio
 import logging
 import time
-from contextvars import Context
 from typing import cast
 
 from modserve.access.credentials import Credentials
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryExhaustedError
+from modserve.core.requests.origin import Origin
 from modserve.core.runtime.turn import BURST
-from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.certificates import shown_by
 from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.infer import InferCall
+from modserve.frontends.listening import peer_of
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
-from .asgi import AsgiCall, decoded_path
+from .asgi import AsgiCall, decoded_path, logged_path
 from .context import AHEAD, SMALL_BODY, Hold, HttpContext
 from .direct_call import DirectCall
 from .half_closed import close_later, has_unread, look_after
@@ -86,8 +86,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         if self._keyed:
             self._certificate = shown_by(transport)
-        if self._access is not None:
-            self._access.connected(transport)
+        self._origin = Origin(peer_of(transport))
         if not self.context.opened(self, transport.get_extra_info("peername")):
             self._refuse(503, *self.context.turn_away())
 
@@ -286,32 +285,32 @@ class HttpConnection(asyncio.Protocol):
             self._read_no_more()
         head = self._head = self.context.by_body(head, body) if head.renamed else head
         if (log := self._access) is not None:
-            log.begin(head, len(body))
+            log.begin(len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
-        tenant: Tenant | None = None
-        caller: Context | None = None
-        if self._keyed and (model or direct):
-            tenant, caller = context.admission(head, self._certificate)
-            if tenant is None:
-                model, direct = "", False  # the application says why not
+        own = direct or self._keyed or head.origin  # what is said of one request, not of the connection
+        origin = Origin(self._origin.peer, head.origin, logged_path(head.route)) if own else self._origin
+        admitted = self._keyed and (model or direct)
+        tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
+        if self._keyed and tenant is None:
+            model, direct = "", False  # the application says why not
         if model and not direct:
             self._call = call = InferCall(context.calls, self._respond)
-            call.tenant = tenant
+            call.tenant, call.origin = tenant, origin
             turn.begin()
             call.start(model, head.model_version, head, body, received_ns)
             turn.end()
             return
         transport, keep = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        write, done, ending = self._write, self._done, self._ending
+        ways = self._write, self._done, self._ending
         if direct:
-            self._call = one = DirectCall(context, transport, head, keep, log, write, done, ending, caller, tenant)
+            self._call = one = DirectCall(context, transport, head, keep, log, *ways, origin, caller, tenant)
             turn.begin()
             one.start(body)
             turn.end()
             return
         shown = self._certificate
-        self._call = other = AsgiCall(context, transport, head, body, keep, self._writable, done, ending, shown)
+        self._call = other = AsgiCall(context, transport, head, body, keep, self._writable, *ways[1:], shown)
         context.turns.calls += 1
         context.tasks.create_task(other.run())
 
@@ -365,7 +364,7 @@ class HttpConnection(asyncio.Protocol):
         """Say what is wrong and close: what follows on the connection cannot be understood, or shall not be read."""
         body = encode_message(decoded_path(self._reader.path), message, status)
         if self._access is not None:
-            self._access.refuse(status, len(body))
+            self._access.refuse(self._origin, status, len(body))
         self._read_no_more()
         transport = self._transport
         if self._call is not None or transport is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from modserve.access.credentials import Credentials
 from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryBudget
+from modserve.core.requests.origin import AGENT, CHAINS, Origin
 from modserve.core.runtime.failures import count_failure
 from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
@@ -188,7 +189,9 @@ class HttpContext:
         self.platform = None if options.routes is None or not inferences else _paths(options.routes, server)
         """How a platform calls the server, if it has one."""
         keyed = authority is not None
-        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform)
+        names = AGENT if traced else frozenset()
+        names |= CHAINS if server.failure_log.proxies.networks else frozenset()
+        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform, names)
         self.statuses = [0] * STATUSES
         """Responses by their status, without those about health: these would hide the failures of others."""
         self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()
@@ -213,10 +216,12 @@ class HttpContext:
         """The templates of responses' heads, with the date."""
         self._set_date()
 
-    def admission(self, head: RequestHead, certificate: Credentials) -> tuple[Tenant | None, Context | None]:
+    def admission(
+        self, head: RequestHead, origin: Origin, certificate: Credentials
+    ) -> tuple[Tenant | None, Context | None]:
         """Whose a call beside the application is, and for one that is no inference, the context of its caller.
 
-        Nobody's if the caller is not known, or may not make it.
+        Nobody's if the caller is not known, or may not make it. `origin` gets its name.
         """
         authority, context_of, model = self.authority, self._context_of, head.model
         assert authority is not None, "there are no callers without keys: this is a bug"
@@ -225,6 +230,7 @@ class HttpContext:
         identity = authority.recognise(shown)
         if identity is None or not (identity.allows("infer", model) if model else identity.may("infer")):
             return None, None
+        origin.caller = identity.name
         return identity.tenant, context_of(authority, shown, identity) if head.route else None
 
     def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:

@@ -12,6 +12,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
+from modserve.core.requests.origin import Origin
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends import offload
@@ -78,6 +79,7 @@ class DirectCall:
         send: Callable[[int, list[Buffer], bool], None],
         done: Callable[[bool], None],
         ending: Callable[[], bool],
+        origin: Origin,
         caller: Context | None = None,
         tenant: Tenant | None = None,
     ) -> None:
@@ -105,7 +107,7 @@ class DirectCall:
         """Whether the response's head is written."""
         self.paused = False
         self._log = log
-        self._note = note_of(head.request_id, log is not None)
+        self._note = note_of(head.request_id, origin, log is not None)
         self._status = 0
         self._sent = 0
         """Bytes of the body of the response."""

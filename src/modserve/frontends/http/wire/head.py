@@ -7,6 +7,7 @@ from urllib.parse import unquote_to_bytes
 
 from modserve.access.credentials import of_headers
 from modserve.core.requests import request_ids, trace_context
+from modserve.core.requests.origin import lines_of
 from modserve.frontends import browsers
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.http import deadlines, infer_request
@@ -92,11 +93,13 @@ def read_head(
     inferences: bool,
     routes: Collection[bytes] = (),
     keyed: bool = False,
+    origins: frozenset[bytes] = frozenset(),
 ) -> tuple[RequestHead, BodyFraming]:
     """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
 
     Without `inferences`, it is none of an inference, whatever its target is. `routes` are the paths of other calls that
-    go around the application, or its templates where they name models. `keyed`: callers need keys.
+    go around the application, or its templates where they name models. `keyed`: callers need keys. `origins`: the
+    headers about the client that the logs want.
     """
     check_path(lines.target)
     if version not in _VERSIONS:
@@ -169,6 +172,7 @@ def read_head(
             report_format=report_format,
             accept=_accept(lines.headers) if route else "",
             credentials=of_headers(lines.headers) if keyed else (),
+            origin=lines_of(lines.headers, origins) if origins else (),
         )
     return head, framing
 

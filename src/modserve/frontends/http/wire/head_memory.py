@@ -68,7 +68,8 @@ class HeadMemory:
 
     Nothing in it differs from what the parser would make of the same bytes. Heads have the headers of traces if they
     are `traced`, and what shows the caller if they are `keyed`. Without `inferences`, none is one of an inference;
-    `routes` are the paths of the other calls. `platform` has other names for calls.
+    `routes` are the paths of the other calls. `platform` has other names for calls. `origins` are
+    headers about the client that heads keep, so that heads are alike only if these are.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class HeadMemory:
         routes: Collection[bytes] = (),
         keyed: bool = False,
         platform: "PlatformPaths | None" = None,
+        origins: frozenset[bytes] = frozenset(),
     ) -> None:
         self.exact: dict[bytes, Known] = {}
         self._essences: dict[tuple[bytes, ...], RequestHead] = {}
@@ -91,11 +93,14 @@ class HeadMemory:
         self.inferences = inferences
         self.routes = routes
         self.keyed = keyed
+        self.origins = origins | trace_context.NAMES if traced else origins
+        """The headers that say where a request comes from, as `core.requests.origin` has it."""
         self._calls: tuple[bytes, ...] = (_INFERENCE, *(b"POST " + path for path in routes))
         """What a head begins with that may be remembered."""
         self.platform = platform
         restriction = options.restrictions.get("inference")
         self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
+        self._ordinary |= origins
         if keyed:
             self._ordinary |= credentials.HEADERS
         if options.orca == ON_REQUEST:

@@ -275,7 +275,7 @@ class Reader:
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
             heads = self._heads
-            kinds = heads.traced, heads.inferences, heads.routes, heads.keyed
+            kinds = heads.traced, heads.inferences, heads.routes, heads.keyed, heads.origins
             self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, *kinds)
         except RefusedRequestError as refused:
             self._stop(refused.status, refused.message)

@@ -1,0 +1,132 @@
+"""Where a request comes from: its connection, and what its head says about the client, the proxies before it included.
+
+A request's path only keeps the values; the logs read them when they write a line.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias, final
+
+from .trace_context import TraceHeaders
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+Lines: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+_AGENT: Final = b"user-agent"
+_CHAIN: Final = b"x-forwarded-for"
+_STANDARD_CHAIN: Final = b"forwarded"
+_TRACE: Final = b"traceparent"
+
+AGENT: Final = frozenset((_AGENT,))
+CHAINS: Final = frozenset((_CHAIN, _STANDARD_CHAIN))
+"""By which proxies say whom a request is from (RFC 7239)."""
+_ALL: Final = AGENT | CHAINS | {_TRACE}
+
+_LONGEST: Final = 1024
+"""Bytes of a line that are kept: the last ones of a chain, which are those of the nearest proxies."""
+
+
+@final
+class Origin:
+    """`peer` is the address of a connection as a socket has it, `lines` are those of the head that matter here.
+
+    `caller` is the name of the caller's key; `call` the path or RPC, where the wire knows one.
+    """
+
+    __slots__ = ("call", "caller", "lines", "peer")
+
+    def __init__(self, peer: object, lines: Lines = (), call: str = "") -> None:
+        self.peer = peer
+        self.lines = lines
+        self.caller = ""
+        self.call = call
+
+    @property
+    def agent(self) -> str:
+        """The User-Agent, empty if there is none."""
+        return _value(self.lines, _AGENT)
+
+    @property
+    def trace(self) -> TraceHeaders | None:
+        """The client's span."""
+        value = _value(self.lines, _TRACE)
+        return TraceHeaders(value.encode("latin-1")) if value else None
+
+
+NOWHERE: Final = Origin(None)
+
+
+def lines_of(head: Iterable[tuple[bytes, bytes]], names: frozenset[bytes] = _ALL) -> Lines:
+    """The lines that matter, of a head whose names are in lower case."""
+    return tuple([(name, _cut(name, value)) for name, value in head if name in names])
+
+
+def _cut(name: bytes, value: bytes) -> bytes:
+    return value if len(value) <= _LONGEST else value[-_LONGEST:] if name in CHAINS else value[:_LONGEST]
+
+
+def _value(lines: Lines, name: bytes) -> str:
+    """Several lines with one name are one value (RFC 9110, 5.3)."""
+    return ",".join([value.decode("latin-1") for each, value in lines if each == name])
+
+
+class Proxies:
+    """The proxies that are believed, by their addresses and networks: by default, nobody is."""
+
+    def __init__(self, networks: Sequence[Network] = ()) -> None:
+        self.networks = networks
+
+    def client(self, origin: Origin) -> object:
+        """The address of the client: the nearest one that is no such proxy's, as a socket has it or as a text.
+
+        A chain says more the further to the right: whoever is no proxy of ours may have made up what is left of it.
+        X-Forwarded-For counts before Forwarded, which most proxies pass on as it comes.
+        """
+        client = origin.peer
+        if not self.networks or not isinstance(client, tuple) or not self._trusts(_address(str(client[0]))):
+            return client
+        for hop in reversed(_hops(origin.lines)):
+            address = _address(hop)
+            if address is None:
+                break  # "unknown", or a name: nobody knows who is before it
+            client = str(address)
+            if not self._trusts(address):
+                break
+        return client
+
+    def _trusts(self, address: "ipaddress.IPv4Address | ipaddress.IPv6Address | None") -> bool:
+        return address is not None and any(address in network for network in self.networks)
+
+
+def _hops(lines: Lines) -> list[str]:
+    """The addresses in a chain, the client's first, with what comes with them."""
+    chain = _value(lines, _CHAIN)
+    if chain:
+        return chain.split(",")
+    parts = [element.split(";") for element in _value(lines, _STANDARD_CHAIN).split(",")]
+    pairs = [[part.strip().partition("=") for part in element] for element in parts]
+    return [next((value for name, _, value in element if name.lower() == "for"), "") for element in pairs]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Of an address with or without a port, in brackets or quotes; None for anything else."""
+    text = text.strip().strip('"').partition("%")[0]
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def network_of(text: str) -> Network:
+    """Raises ValueError, with what would be right."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(
+            f"'{text}' is no address and no network ({error}); expected one like 10.0.0.5 or 10.0.0.0/8"
+        ) from None
