@@ -168,6 +168,8 @@ def main() -> None:
     reasons = release_source.refusals(source, options.version.removeprefix("v"), date.today())
     if reasons:
         sys.exit("\n".join(f"scripts/release: {reason}" for reason in reasons))
+    if options.version and subprocess.run([sys.executable, ROOT / "scripts" / "audit.py"]).returncode:
+        sys.exit(1)  # known vulnerabilities, or a list that is too old to know them
     try:
         release(source, options.wheels, ROOT / "dist" / "release")
     except (RuntimeError, subprocess.SubprocessError, OSError) as error:

@@ -2,7 +2,9 @@
 
 import faulthandler
 import gc
+import os
 import signal
+import sys
 
 
 def start() -> None:
@@ -14,6 +16,9 @@ def start() -> None:
     Of what imports make nearly all stays, and the garbage collector would go through it again and again: a fifteenth of
     the time until the ports are open. `cli.run` turns it on.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as daemons are started
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     gc.disable()

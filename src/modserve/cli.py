@@ -331,9 +331,6 @@ _TRIED = ("inference", "metadata")
 
 def entry() -> None:
     """The console script. The process ends here, without waiting for engines that hang in a call."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by a daemon's start
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
     # A terminal may know fewer characters than the names of models have.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
