@@ -15,6 +15,7 @@ from modserve.core.files import regular_file
 SOURCES = Path(modserve.__file__).parent
 OPENERS = ("open", "read_bytes", "read_text")
 OTHERS = {
+    "__main__.py": "the null device",
     "backends/auto": "the server's own notes, and the processor's description",
     "backends/batch_trial.py": "the server's own notes",
     "backends/fil": "a program of its own, of files that were looked at before, and what it wrote",
