@@ -57,7 +57,10 @@ ARTIFACTS: dict[str, tuple[dict[str, bytes], str]] = {
         {"1/model.safetensors": b"x"},
         r"'1/model.safetensors' is a file of weights without the model's graph: ",
     ),
-    "pickled": ({"1/classifier.pkl": b"x"}, r"'1/classifier.pkl' is a pickled Python object: .*skops.io.dump"),
+    "pickled": (
+        {"1/classifier.pkl": b"x"},
+        r"rename '1/classifier.pkl' to '1/model.pkl', or write default_model_filename",
+    ),
     "keras": ({"1/model.h5": b"x"}, r"'1/model.h5' is a Keras file: .*model.export\('model.savedmodel'\)"),
     "llama": ({"1/llama.gguf": b"x"}, r"'\S+/1/llama.gguf' is not a GGUF file that can be read: it ends too early"),
     "plan": ({"1/model.plan": b"ptrt"}, r"is a TensorRT engine, which needs an NVIDIA GPU .* Serve the ONNX file that"),

@@ -26,7 +26,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "v1": {
         "live": True,
         "model-ready": True,
-        "unknown-ready": [404, UNKNOWN_V1],
+        "unknown-ready": [404, f"{{'message': '{UNKNOWN_V1}'"],  # OpenAI's form, whose clients ask here, too
         "infer": {"predictions": [{name: rows[0] for name, rows in OUTPUTS.items()}]},
         "digits": LABELS,
         "explain": [501, "'explain' is not supported: no model here has an explainer"],

@@ -178,7 +178,7 @@ def test_the_metrics_port_is_plain(secure: ServerProcess) -> None:
 
 
 def test_the_start_says_how_to_call(secure: ServerProcess) -> None:
-    secure.wait_for(rf"^  curl -k https://localhost:{secure.http_port}/v2/models/\S+ ")
+    secure.wait_for(rf"^  modserve infer \S+ --sample --url https://localhost:{secure.http_port}")
 
 
 def test_large_and_pipelined_requests_over_tls(secure: ServerProcess, authority: Authority) -> None:

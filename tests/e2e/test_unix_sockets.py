@@ -86,7 +86,7 @@ def command(*words: str) -> str:
 
 def test_curl(place: Place) -> None:
     client, operator = place.path("http"), place.path("admin")
-    assert f"\n  curl --unix-socket {client} http://localhost/v2/models/simple/infer -d " in place.server.log
+    assert f"\n  modserve infer simple --sample --url unix:{client}\n" in place.server.log
     for path in (client, operator):
         status, answer = curl(path, "/v2/models/simple/infer", BODY)
         assert (status, answer["outputs"][0]["data"]) == (200, (A + B).flatten().tolist())
