@@ -1,7 +1,6 @@
 """Who called, in all logs: the client's address behind a proxy, its program, its key, and its trace."""
 
 import json
-import time
 from pathlib import Path
 
 import grpc
@@ -49,8 +48,8 @@ def test_every_log_has_the_client(tmp_path: Path, trusted: bool) -> None:
             rows = [json.loads(line) for line in file.read_text().splitlines()]
             return [row for row in rows if row["logger"] == logger]
 
-        eventually(lambda: len(lines("modserve.access")) >= 7 and audit.exists())
-        time.sleep(0.2)
+        eventually(lambda: len(lines("modserve.access")) >= 7 and audit.exists() and audit.read_text().endswith("\n"))
+        eventually(lambda: len(lines("modserve.observability.failure_log")) >= 4)
         access, failed = lines("modserve.access"), lines("modserve.observability.failure_log")
         changes = [json.loads(line) for line in audit.read_text().splitlines()]
     assert len(access) == 7

@@ -77,5 +77,5 @@ def test_a_hung_model_and_a_hung_server_show_where_they_hang(tmp_path: Path) -> 
 def dumped(server: ServerProcess) -> str:
     """The log, soon after the server has been told to write its stacks."""
     server.signal(signal.SIGUSR1)
-    time.sleep(0.2)
+    time.sleep(0.2)  # the caller looks again and again, and each look writes
     return server.log

@@ -79,7 +79,7 @@ def test_top_and_console_show_what_the_access_log_has(server: ServerProcess) -> 
     command = [sys.executable, "-m", "modserve", "top", "--plain", "--count=1", "--interval=8"]
     command += [f"--url=http://{HOST}:{server.http_port}", f"--metrics-url=http://{HOST}:{server.metrics_port}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
-        time.sleep(3.0)  # until it has had its first look
+        time.sleep(3.0)  # until it has had its first look, which nothing shows
         sent = load(server, 2.0)
         eventually(lambda: len(logged_ns(server)) == sent)
         exact = percentiles_ms(array("q", logged_ns(server)), (50.0, 99.0))

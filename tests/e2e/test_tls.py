@@ -405,7 +405,7 @@ def test_clients_that_agree_while_the_server_stops_are_answered(authority: Autho
             time.sleep(0.2)  # it has taken them
             server.signal(signal.SIGTERM)
             server.wait_for("stopping: no new requests")
-            time.sleep(0.2)
+            time.sleep(0.2)  # the port closes meanwhile, which nothing shows
             for connection in connections:
                 agreed = stack.enter_context(trust.wrap_socket(connection, server_hostname="localhost"))
                 if protocol == "grpc":

@@ -81,7 +81,7 @@ class Authority:
 
     @property
     def key_ends(self) -> dict[str, float]:
-        """When each key ends, in seconds since 1970, of those that have an end and were not revoked."""
+        """Ends of the keys that have one and were not revoked, in seconds since 1970."""
         ends: dict[str, float] = {}
         for each in self._keys.values():
             if not each.revoked:

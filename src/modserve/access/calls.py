@@ -115,7 +115,7 @@ SLASH: Final = "\udc2f"
 No text of a client holds it, since it is no character.
 """
 OWNED: Final = f"(?:[^/]+/)?(?:[^/]*{SLASH})?"
-"""What may stand before a model's name in `OWNED_PATHS`: its owner, as in ``org/model``. Names here have no slashes."""
+"""Owner that may stand before a model's name in `OWNED_PATHS`, as in ``org/model``. Names here have no slashes."""
 OWNED_PATHS: Final = frozenset({"/v1/models/{model}", "/openai/v1/models/{model}"})
 
 

@@ -90,7 +90,7 @@ class KeySet:
         self._reading: asyncio.Task[None] | None = None
         self._complaint = ""
         self.read_s = 0.0
-        """When they were read last, in seconds since 1970; 0 for never."""
+        """Time of the last good reading, in seconds since 1970; 0 for never."""
 
     async def key(self, kid: str) -> PublicKey | None:
         """The key with this id, None if there is none; without an id, the only key."""

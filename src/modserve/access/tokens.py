@@ -50,7 +50,7 @@ class TokenVerifier:
 
     @property
     def key_sets_read(self) -> dict[str, float]:
-        """When the keys of each issuer were read last, in seconds since 1970; 0 for never."""
+        """Times at which each issuer's keys were read last, in seconds since 1970; 0 for never."""
         return {issuer: each.read_s for issuer, each in self._key_sets.items()}
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def needs_metadata(inputs: Mapping[str, Value]) -> bool:
 
 
 def _is_typed(value: Value) -> bool:
-    """Whether the sender has chosen the datatype, which numpy's default types do not show."""
+    """True if the sender has chosen the datatype, which numpy's default types do not show."""
     if isinstance(value, np.ndarray):
         return value.dtype not in (np.float64, np.int64)
     return isinstance(value, Tensor)

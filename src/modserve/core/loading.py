@@ -72,7 +72,7 @@ class Listing:
     rolled_back: Mapping[int, RolledBack] = field(default_factory=dict, hash=False, repr=False)
     """Versions that were rolled back, as a file in the model's directory has it. No mark depends on it."""
     remark: str = field(default="", compare=False, repr=False)
-    """What is wrong with that file, so that it is ignored."""
+    """Mistake in that file, for which it is ignored."""
 
     def left_out(self, versions: Collection[int]) -> Iterator[str]:
         """Messages about versions that were rolled back and are not one of these, which are served."""

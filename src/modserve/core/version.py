@@ -52,7 +52,7 @@ class RolledBack:
     at_ms: int
     """Milliseconds since 1970."""
     unsaved: str = ""
-    """Why a restart forgets it, and what to do about that; empty if the model's folder has it."""
+    """Reason for which a restart forgets it, and what to do about that; empty if the model's folder has it."""
 
 
 @dataclass(frozen=True, slots=True)

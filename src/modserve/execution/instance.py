@@ -54,7 +54,7 @@ class Instance(ABC):
     open: set[RequestProgress]
     """The requests without a final response, of an engine that responds to each by itself."""
     heard_ns: int = 0
-    """When the engine of a decoupled model last responded to a request; 0 for never, and for other models."""
+    """Time at which the engine of a decoupled model last responded; 0 for never, and for other models."""
     typical_ns: int = 2_000_000
     """How long an execution takes, by the latest ones. Kept by instances with `max_ahead`."""
 

@@ -49,7 +49,7 @@ class ResourceTurn:
     since: int = field(default=0)
     """Among those with the same clock, who came first."""
     held: Mapping[_Key, int] = field(default_factory=dict)
-    """What it has while GRANTED or RUNNING: its needs when it got them, which may have changed meanwhile."""
+    """Resources held while GRANTED or RUNNING: the needs of that time, which may have changed meanwhile."""
 
 
 def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> list[ResourceTurn]:
@@ -100,7 +100,7 @@ class RateLimiter:
         self._most = self._limits(self._turns)
 
     def promise(self, turns: Sequence[ResourceTurn], in_place_of: Sequence[ResourceTurn]) -> None:
-        """What instances will need after a change, for which `replace` cannot fail then. Raises as `add`.
+        """Note the needs of instances after a change, for which `replace` cannot fail then. Raises as `add`.
 
         Until then it changes nothing but what others may need: `break_promise` takes it back.
         """

@@ -113,7 +113,7 @@ class InferenceCall:
         self.request_id = ""
         """That of `core.requests.request_ids`; empty while nobody needs it."""
         self.origin: Origin = NOWHERE
-        """Where it comes from."""
+        """Its origin."""
         self.now_ns = 0
         """When the request had come."""
         self.response_form: ResponseForm = response_form.JSON
@@ -147,7 +147,7 @@ class InferenceCall:
                 trace.stamp(end, now_ns)
 
     def _attributes(self) -> Mapping[str, str]:
-        """What the span of the call says of it."""
+        """Attributes of the span of the call."""
         origin, wire = self.origin, self.wire
         known = {wire.called: origin.call or f"/v2/models/{self.model}/infer", "user_agent.original": origin.agent}
         client = self.server.failure_log.proxies.client(origin)

@@ -76,7 +76,7 @@ class Certificates:
 
 
 class CertificateEnds:
-    """When the certificates in some files end. A file that cannot be read ends as it did when it could be."""
+    """Ends of the certificates in some files. A file that cannot be read ends as it did when it could be."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = sorted(set(paths))
@@ -104,7 +104,7 @@ def _end_of(der: bytes) -> float:
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """What follows one another in DER: tags and contents. Raises IndexError."""
+    """Tags and contents that follow one another in DER. Raises IndexError."""
     parts, at = [], 0
     while at < len(der):
         tag, size, at = der[at], der[at + 1], at + 2

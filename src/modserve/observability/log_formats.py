@@ -101,7 +101,7 @@ def json_string(text: str) -> str:
 
 
 def address_text(client: object) -> str:
-    """What a socket's address, or a text, is in a line; a dash for none."""
+    """Text of a socket's address in a line; a dash for none."""
     if isinstance(client, tuple) and len(client) >= 2:
         host, port = client[0], client[1]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}" if port else str(host)

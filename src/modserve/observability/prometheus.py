@@ -248,7 +248,7 @@ def _summaries(models: Sequence[tuple[Labels, Servable]], quantiles: Sequence[st
 
 
 def sketch_families(servables: Iterable[Servable]) -> Iterator[Family]:
-    """How the durations of requests are spread, for pages that are asked for it."""
+    """Distribution of the durations of requests, for pages that are asked for it."""
     fine = Family(FINE_FAMILY, "gauge", "Requests by their duration, to within 1 %")
     longest = Family(LONGEST_FAMILY, "gauge", "The longest request")
     for servable in servables:

@@ -79,7 +79,7 @@ class Trace:
         self.tenant = ""
         """Whose request it is; empty where nobody distinguishes them."""
         self.attributes: Mapping[str, str] = {}
-        """What the front end knows of the call."""
+        """The front end's knowledge of the call."""
         self.spans = spans
         self.start_ns = time.monotonic_ns()
         self.end_ns = 0

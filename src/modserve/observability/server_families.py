@@ -50,7 +50,7 @@ class ServerFigures:
     """None if nothing is recorded."""
     oldest: Mapping[ModelId, Oldest] = field(default_factory=dict)
     repository_reads: Mapping[str, float] = field(default_factory=dict)
-    """When each repository could be read last, in seconds since 1970, of a server that looks again and again."""
+    """Last good reading of each repository, in seconds since 1970, of a server that looks again and again."""
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (

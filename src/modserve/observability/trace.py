@@ -104,7 +104,7 @@ class Tracer:
 
     @property
     def dropped(self) -> int:
-        """How many traces are not in a file, or spans were not made."""
+        """Count of traces that are not in a file, or of spans that were not made."""
         return self._writer.dropped
 
     def settings(self, model: str = "") -> TraceSettings:

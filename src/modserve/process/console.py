@@ -174,12 +174,12 @@ def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[ob
 
 
 def _is_single(config: ModelConfig, spec: TensorSpec) -> bool:
-    """Whether an example has one value for this input, and not only since all its sizes may vary."""
+    """True if an example has one value for this input, and not only since all its sizes may vary."""
     return math.prod(examples.shape(config, spec)) == 1 and sum(size < 0 for size in spec.dims) <= 1
 
 
 def _takes_image(config: ModelConfig) -> bool:
-    """Whether the one input that the model needs has the dimensions of a picture, grey or in colour."""
+    """True if the one input that the model needs has the dimensions of a picture, grey or in colour."""
     needed = examples.needed(config)
     if len(needed) != 1 or needed[0].datatype.json_kind not in ("int", "float"):
         return False

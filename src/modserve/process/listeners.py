@@ -211,7 +211,7 @@ class Listeners:
         yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
 
     def _limits(self) -> Iterator[Family]:
-        """What ends some day: memory, certificates, keys, and public keys that cannot be read any more."""
+        """Families of what ends some day: memory, certificates, keys, and public keys that cannot be read any more."""
         if (memory := container_memory()) is not None:
             text = "Memory that the container may use in bytes; 0: any"
             yield family("modserve_container_memory_limit_bytes", "gauge", text, [("", memory.limit)])

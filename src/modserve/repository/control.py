@@ -378,7 +378,7 @@ class ModelControl:
 
 
 def _write(listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
-    """Why what was rolled back cannot be written down; empty if it is. Blocking."""
+    """Reason for which a rollback cannot be written down; empty if it is. Blocking."""
     file, folder = listing.path / rollbacks.FILE, listing.path / str(version)
     remedy = f"remove '{folder}', or a restart of this or another server takes version {version} for the latest again"
     if type(listing.repository) is not LocalRepository:

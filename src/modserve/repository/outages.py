@@ -17,7 +17,7 @@ class Outages:
         self._last: dict[Repository, Mapping[str, Listing]] = {}
         self._said: dict[Repository, str] = {}
         self.read_s: dict[str, float] = {}
-        """When each repository could be read last, in seconds since 1970."""
+        """Last good reading of each repository, in seconds since 1970."""
 
     def __repr__(self) -> str:
         return f"Outages({len(self._said)} of {len(self._last)} repositories)"

@@ -18,18 +18,18 @@ from modserve.core.version import RolledBack, parse_directory
 
 FILE = "rolled_back.json"
 _NEW = f".{FILE}."
-"""How its name begins while it is written."""
+"""Beginning of its name while it is written."""
 _MOST_BYTES = 1024 * 1024
 """Polling reads the file again and again. A thousand versions with the longest reasons are less."""
 
 
 def is_file(below: str) -> bool:
-    """Whether a path below the model's directory is that of this file, or of one that takes its place."""
+    """True if a path below the model's directory is that of this file, or of one that takes its place."""
     return below == FILE or below.startswith(_NEW)
 
 
 def read(directory: Path) -> tuple[Mapping[int, RolledBack], str]:
-    """What was rolled back, and why the file is ignored if it is no such file."""
+    """Versions that were rolled back, and the reason for which the file is ignored if it is no such file."""
     path = directory / FILE
     try:
         with regular_file.open_regular(path) as file:

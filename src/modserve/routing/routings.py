@@ -119,7 +119,7 @@ class Routings:
         return "; ".join(f"version {each} was rolled back: {of.reason}" for each, of in sorted(known.items()))
 
     def recall(self, name: str, rolled_back: Mapping[int, RolledBack]) -> None:
-        """What a model's folder says of it, which is all but for what could not be written there."""
+        """Rollbacks in a model's folder: all but those that could not be written there."""
         unsaved = {version: each for version, each in self.rolled_back(name).items() if each.unsaved}
         self._rolled_back[name] = unsaved | dict(rolled_back)
 

@@ -106,7 +106,7 @@ class FifoQueue(RequestQueue):
         return iter(self._line)
 
     def oldest_ns(self) -> int:
-        """When the first of those that wait came. The queue must not be empty."""
+        """Arrival of the first of those that wait. The queue must not be empty."""
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:

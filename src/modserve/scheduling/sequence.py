@@ -103,7 +103,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._lanes = {number: self._lane(number) for number in range(runner.count)}
         """By the numbers of their instances."""
         self._leaving: dict[int, int] = {}
-        """How many sequences there are still on instances that get no more."""
+        """Count of the sequences that are still on instances that get no more."""
         self._places = PlaceShares(self._rows, runner.count)
 
     def __repr__(self) -> str:

@@ -256,7 +256,7 @@ class FreePlaces:
         heapq.heapify(self._free)
 
     def has(self, place: tuple[int, int]) -> bool:
-        """Whether a place belongs to an instance that gets sequences."""
+        """True if a place belongs to an instance that gets sequences."""
         return place[1] in self._fresh
 
     def take(self) -> tuple[int, int] | None:

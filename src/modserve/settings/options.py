@@ -43,7 +43,7 @@ class Option:
     expand: Callable[[str], tuple[str, str] | None] | None = None
     """Turns a text into another option's name and text, which win over that option; None: nothing follows."""
     deprecated: str = ""
-    """What to write instead. The option works, with a warning."""
+    """Text to write instead. The option works, with a warning."""
     paths: tuple[tuple[str, ...], ...] = ()
     """The fields it sets: ``("http", "port")`` is `Settings.http.port`."""
 

@@ -59,7 +59,7 @@ class OptionEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a command line says: settings, and warnings about what has no effect or is deprecated."""
+    """Contents of a command line: settings, and warnings about what has no effect or is deprecated."""
 
     settings: Settings
     warnings: tuple[str, ...] = ()

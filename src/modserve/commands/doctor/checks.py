@@ -99,7 +99,7 @@ def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
 
 
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
-    """Whether the ports of these settings can be opened, or who has them: a server of ours is no problem."""
+    """Checks that the ports of these settings can be opened; a server of ours at them is no problem."""
     probe = probe or _probe
     own: Path | None = None
     addresses = {each.name: each for each in listen_addresses(settings)}
@@ -129,7 +129,7 @@ def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -
 
 
 def _is_modserve(listening: ListenAddress) -> bool:
-    """Whether an HTTP server that listens there says that it is one. With keys, its ids of requests say so."""
+    """True if an HTTP server that listens there says that it is modserve. With keys, its ids of requests say so."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.address, listening.address)
     place = Address("https" if listening.secure else "http", host, listening.port, socket=listening.path)
     try:

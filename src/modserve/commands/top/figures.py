@@ -19,7 +19,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class ModelCounts:
-    """What a model version has counted. `waiting` is -1, and `durations` is empty, where the server does not tell."""
+    """Counts of a model version. `waiting` is -1, and `durations` is empty, where the server does not tell."""
 
     requests: float = 0
     failures: float = 0
@@ -124,7 +124,7 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """What is shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds.
+    """Figures shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds.
 
     `shares` are those of `PARTS` in the time of requests, in percent; none without requests.
     """

@@ -42,7 +42,7 @@ def read(folder: Path) -> TokenizerFiles:
 
 
 def read_version(folder: Path) -> TokenizerFiles:
-    """What the files in a version's folder say, and, for what they leave out, those in the model's.
+    """Settings in the files of a version's folder, and, for what they leave out, of the model's.
 
     Raises BrokenFileError.
     """

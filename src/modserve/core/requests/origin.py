@@ -1,4 +1,4 @@
-"""Where a request comes from: its connection, and what its head says about the client, the proxies before it included.
+"""Origin of a request: its connection, and what its head says about the client, the proxies before it included.
 
 A request's path only keeps the values; the logs read them when they write a line.
 """

@@ -1,4 +1,4 @@
-"""What each thread of this process is doing, for people who look for what hangs."""
+"""Stacks of the threads of this process, for people who look for what hangs."""
 
 import sys
 import threading

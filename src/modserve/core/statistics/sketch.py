@@ -61,11 +61,11 @@ class Sketch:
 
     @property
     def total(self) -> int:
-        """How many durations were counted."""
+        """Count of all durations."""
         return sum(self.counts.values())
 
     def longer(self, ns: float) -> int:
-        """How many durations were longer, beyond the bucket of `ns`."""
+        """Count of the longer durations, beyond the bucket of `ns`."""
         limit = bucket_of(int(ns))
         return sum([count for bucket, count in self.counts.items() if bucket > limit])
 

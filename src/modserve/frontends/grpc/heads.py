@@ -126,7 +126,7 @@ class GrpcHead(Head):
         return self._credentials
 
     def origin(self, peer: object) -> Origin:
-        """Where it comes from, over a connection of this peer's; the same each time."""
+        """Origin, over a connection of this peer's; the same each time."""
         if self._origin is None:
             call = self.pseudo[b":path"].decode("latin-1") if self.rpc is None else self.rpc.method.name
             self._origin = Origin(peer, lines_of(self.fields), call)

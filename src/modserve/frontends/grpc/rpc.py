@@ -44,7 +44,7 @@ class RpcCall(Protocol):
 
     @property
     def origin(self) -> Origin:
-        """Where it comes from: the client's address, and what the metadata say of it."""
+        """Origin: the client's address, and what the metadata say of it."""
         ...
 
     @property

@@ -73,7 +73,7 @@ class Application:
         await app(scope, receive, send)
 
     def _is_scrape(self, scope: Any) -> bool:
-        """Whether a request is for the page of metrics. The application refuses it without a restriction's header."""
+        """True if a request is for the page of metrics. The application refuses it without a restriction's header."""
         if scope["path"] != METRICS_PAGE or scope["method"] not in ("GET", "HEAD"):
             return False
         restriction = self._options.restrictions.get(PATH_CATEGORY[METRICS_PAGE])

@@ -61,7 +61,7 @@ def changed_fields(before: bytes, now: model_config.Complete, allowed: Collectio
 
 
 def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
-    """What the groups of instances say of how each of their instances is made, beside where it runs."""
+    """Settings in the groups of instances of how each instance is made, beside where it runs."""
     groups = [{name: each[name] for name in each.keys() - _OF_GROUPS} for each in config.get("instance_group", ())]
     return sorted({json.dumps(each, sort_keys=True) for each in groups})
 

@@ -52,7 +52,7 @@ def gpu_count(name: str, backend: Backend) -> int:
 
 
 def only_reads(backend: Backend) -> bool:
-    """Whether loading a model never writes to the model's files, so that one that changes was changed by others."""
+    """True if loading never writes to the model's files, so that one that changes was changed by others."""
     return bool(getattr(backend, "in_place", ())) and not getattr(backend, "writes_files", False)
 
 

@@ -18,7 +18,7 @@ _ALONE: Mapping[str, Mapping[str, object]] = {
         "parameters": {"predict_proba": {"string_value": "true"}}
     },  # of more use than the class; no matter to others
 }
-"""What a model of a backend is configured with besides, where nobody has configured it."""
+"""Settings of a model by backend, where nobody has configured it."""
 
 
 class StandaloneModel(NamedTuple):

@@ -203,11 +203,11 @@ class Model:
 
     @property
     def staying(self) -> dict[int, InstanceSpec]:
-        """What the instances are that a change may keep, by number."""
+        """Instances that a change may keep, by number."""
         return dict(self.opened.specs)
 
     def promise(self, config: ModelConfig, specs: Mapping[int, InstanceSpec]) -> Mapping[int, ResourceTurn] | None:
-        """What the instances of a change will need of shared resources, by number; None if there is no limiter.
+        """Needs of the instances of a change of shared resources, by number; None if there is no limiter.
 
         Raises INVALID_ARG if there is not so much. `change` or `break_promise` follows.
         """
@@ -264,7 +264,7 @@ class Model:
         return removed
 
     def _replace_queue(self, queue_config: QueueConfig) -> BatchPolicy | None:
-        """What learns from executions from now on."""
+        """Learner from executions from now on."""
         former = self._scheduler
         self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
         former.stop()

@@ -1,4 +1,4 @@
-"""What a model is made of: what a loading thread has opened, and how its requests get to the instances."""
+"""Parts of a model: what a loading thread has opened, and how its requests get to the instances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from modserve.scheduling.batch_policy import BatchPolicy
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """What a loading thread hands to the event loop: an engine with its instances, and what was read from files."""
+    """Result of a loading thread for the event loop: an engine with its instances, and what was read from files."""
 
     config: ModelConfig
     message: bytes
@@ -26,7 +26,7 @@ class OpenedModel:
     engine: BackendModel
     instances: Sequence[tuple[str, Executor]]
     any_thread: bool
-    """Whether instances may run on the event loop's thread."""
+    """True if instances may run on the event loop's thread."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     initial_states: Mapping[str, Tensor] = field(default_factory=dict)
     """The states of new sequences that come from files, by input."""
@@ -39,17 +39,17 @@ class OpenedModel:
     engine_report: Mapping[str, object] = field(default_factory=dict)
     """As `core.servable.EngineReporter` has it."""
     samples: Sequence[Sample] = ()
-    """What the instances run before the model takes requests."""
+    """Samples that the instances run before the model takes requests."""
     make_samples: MakeSamples | None = None
     """The same for an instance that is made anew, much later; None: it takes requests at once."""
     warmed_at_a_time: int = 1
     """The instances that run them side by side."""
     description: ModelDescription | None = None
-    """What the engine said of the model when it was opened: finding out may take a process."""
+    """The engine's description of the model when it was opened: finding out may take a process."""
     specs: dict[int, InstanceSpec] = field(default_factory=dict)
-    """What the instances are to be, by number. `make` reads it; it changes when they are added and removed."""
+    """Specifications of the instances, by number. `make` reads them; they change with the instances."""
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    """What the model counts in, as other loads of it may have done before."""
+    """Counts of the model, also of earlier loads of it."""
     execution_timeout_ns: int = 0
     """After which an execution is given up, unless the configuration says otherwise; 0: never."""
 
@@ -60,7 +60,7 @@ Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
 
 @dataclass(frozen=True)
 class QueueConfig:
-    """What a configuration says of how requests get to the instances."""
+    """Settings of how requests get to the instances."""
 
     accept: Accept
     policy: BatchPolicy | None = None

@@ -36,7 +36,7 @@ TAKES = {"bool": "true or false", "int": "integers", "float": "numbers", "string
 
 
 def takes_null(config: ModelConfig) -> bool:
-    """Whether null is a missing value to a model, which is NaN in its tensors: to forests, as pandas writes it."""
+    """True if null is a missing value to a model, which is NaN in its tensors: to forests, as pandas writes it."""
     return config.backend == "fil"
 
 

@@ -80,7 +80,7 @@ _KINDS: Final = (
     (re.compile(rb"--[^\r\n]+\r\nContent-Disposition:", re.IGNORECASE), f"a multipart {_FORM}"),
     (re.compile(rb"[\w.%+-]+="), f"a {_FORM}"),
 )
-"""What is often sent in place of JSON, by its first bytes."""
+"""Contents often sent in place of JSON, by their first bytes."""
 
 
 def _kind(text: bytes) -> str:

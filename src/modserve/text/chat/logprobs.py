@@ -8,7 +8,7 @@ from .choice import Alternatives
 _LEAST = -9999.0
 """Stands for minus infinity, as in OpenAI's API: JSON has none."""
 _TOP_BITS, _WITHIN = 0xC0, 0x80
-"""What the first two bits of a byte are in UTF-8 if it is not the first one of a character."""
+"""First two bits of a byte in UTF-8 that is not the first one of a character."""
 
 
 def chat_logprobs(alternatives: Alternatives, top: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class TextForm(NamedTuple):
 
 @dataclass(init=False, slots=True)
 class TextRequest:
-    """What all calls have. There are `choices` for each prompt. Immutable, but for an empty `model`, which stands for
+    """Fields of all calls. There are `choices` for each prompt. Immutable, but for an empty `model`, which stands for
     the only one until that is known.
 
     `logprobs` counts the alternatives of each token; None: nothing is to be said of them. `stops` end the text in the
@@ -121,7 +121,7 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
 
 
 def template_arguments(document: Mapping[str, Any], effort: object, field: str) -> Mapping[str, Any]:
-    """What the chat template sees beside the conversation: how much to think, which `field` has, and what
+    """Arguments of the chat template beside the conversation: how much to think, which `field` has, and what
     ``chat_template_kwargs`` have, which go before it."""
     arguments = fields.mapping(document, "chat_template_kwargs") or {}
     if effort is None:
@@ -171,7 +171,7 @@ def text_request(
     structure: TextForm,
     longest: str = "max_completion_tokens",
 ) -> TextRequest:
-    """What all calls have. `longest` names the field with the maximum."""
+    """Read the fields of all calls. `longest` names the field with the maximum."""
     stream = fields.boolean(document, "stream")
     sampling: dict[str, object] = fields.sampling(document, longest)
     if structure.rule:

@@ -118,7 +118,7 @@ def _row(
     latency: Sketch,
     old: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What is shown of a model, `old` a second ago; its latest requests are added to `latency`.
+    """Figures shown of a model, `old` a second ago; its latest requests are added to `latency`.
 
     The parts of the time are those of the last second that had requests; until there is one, since the load.
     """

@@ -1,4 +1,4 @@
-"""Whether the server lives and takes requests, at the paths of KServe and of other servers' probes; and ``/``."""
+"""Health of the server, at the paths of KServe and of other servers' probes; and ``/``."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -18,7 +18,7 @@ Work: TypeAlias = Callable[[TextCall], Awaitable[bytes]]
 
 
 class _Dialect(NamedTuple):
-    """How failures are documented: the name of their body, and their statuses."""
+    """Documentation of failures: the name of their body, and their statuses."""
 
     body: str
     statuses: tuple[int, ...]

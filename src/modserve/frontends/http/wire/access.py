@@ -54,7 +54,7 @@ class ConnectionLog:
             self._access.record(*entry, self._began_ns, 0, None, "", tenant)
 
     def refuse(self, origin: Origin, status: int, size: int) -> None:
-        """What has come is not served; the response has a body of `size` bytes."""
+        """Count a request that is not served; the response has a body of `size` bytes."""
         now_ns = time.monotonic_ns()
         self._access.record("HTTP", origin, "-", "", -1, status, 0, size, 1, "", "", now_ns, 0, None)
 

@@ -206,7 +206,7 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 def origin_of(scope: Message) -> Origin:
-    """Where the request of a scope comes from."""
+    """Origin of the request of a scope."""
     return Origin(scope.get("client"), lines_of(scope["headers"]), scope["path"].replace(SLASH, "%2F"))
 
 

@@ -64,7 +64,7 @@ class HttpListener:
 
     @property
     def responses(self) -> dict[str, int]:
-        """How many there were, by status: of those that occurred, and of `_USUAL`."""
+        """Counts by status: of those that occurred, and of `_USUAL`."""
         statuses = [0] * STATUSES if self._context is None else self._context.statuses
         return {str(status): count for status, count in enumerate(statuses) if count or status in _USUAL}
 

@@ -28,7 +28,7 @@ class GenaiOutput:
         self._stops = StopTexts(sampling.stop, sampling.include_stop_str_in_output)
         self._is_json = sampling.grammar is not None and sampling.grammar.kind == "json_schema"
         self._white_space = ""
-        """What the text ends with."""
+        """White space at the end of the text."""
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[tuple[int, float]] = []
@@ -61,7 +61,7 @@ class GenaiOutput:
             self.reason = "length"
 
     def _is_lost(self, text: str) -> bool:
-        """Whether the output, with this new text, has come to nothing but white space."""
+        """True if the output, with this new text, has come to nothing but white space."""
         shown = text.rstrip()
         self._white_space = text[len(shown) :] if shown else self._white_space + text
         return len(self._white_space) > _MOST_WHITE_SPACE or self._white_space.count("\n") > _MOST_LINE_BREAKS
