@@ -16,7 +16,7 @@ from pathlib import Path
 
 from source_modules import SOURCE, chains, circles, import_graph, modules, texts
 
-LONGEST_FILE = 400
+LONGEST_FILE = 700
 LONGEST_CHAIN = 2
 _NO_CODE = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -1,6 +1,5 @@
 """What is true when nothing runs any more, whatever has happened before."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from modserve.access.credentials import API_KEY
@@ -13,12 +12,11 @@ from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.stages import Stage
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.model import Model
-from modserve.models.serving.wrappers import ModelWrapper
 from modserve.recording.recorder import Recorder
 
 from .keys import POSTS
 from .models import MODELS
-from .world import LONG_S, World
+from .world import LONG_S, World, layers
 
 
 def check_end(world: World) -> None:
@@ -82,15 +80,6 @@ def _check_ready_models_answer(world: World) -> None:
             assert entry.refusal is None, f"'{name}' is ready, and refuses a request: {entry.refusal}"
 
 
-def _layers(servable: Servable) -> Iterator[Servable]:
-    """A servable, and all that is behind it."""
-    yield servable
-    if isinstance(servable, ModelWrapper):
-        yield from _layers(servable.inner)
-    elif isinstance(servable, OnDemandModel) and servable._inner is not None:
-        yield from _layers(servable._inner)
-
-
 def _check_rest(world: World) -> None:
     """Nothing runs: all that is lent or counted is back."""
     table, server = world.manager.table, world.server
@@ -104,7 +93,7 @@ def _check_rest(world: World) -> None:
     assert not table.locks._queue
     assert not any(model.finishing for model in table.models.values()), "retired models are not closed"
     for servable in (each for model in table.models.values() for each in model.served.values()):
-        for layer in _layers(servable):
+        for layer in layers(servable):
             _check_layer(layer)
     _check_engines(world)
     _check_limiter(world)
@@ -169,13 +158,7 @@ def _check_layer(layer: Servable) -> None:
 
 def _check_engines(world: World) -> None:
     """What is open of the engines is what the server has in memory."""
-    models = [
-        layer
-        for row in world.manager.table.models.values()
-        for servable in row.served.values()
-        for layer in _layers(servable)
-        if isinstance(layer, Model)
-    ]
+    models = world.models()
     assert len(world.engines.models) == len(models), (
         "engines' models are open that nobody serves, or closed ones served"
     )

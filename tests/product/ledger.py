@@ -9,6 +9,8 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget, UnsentResponses
 from modserve.core.requests.response import InferenceResponse, Outcome
 
+from .models import GENERATION
+
 NEVER: Final = (
     "stopping",
     "Server not ready",
@@ -19,7 +21,6 @@ NEVER: Final = (
     "let go of a request",
 )
 """Parts of the failures that nobody may hear whose request was accepted: it is finished, whatever comes after it."""
-
 
 UNDELIVERED = "failed to deliver the response"
 """What a sink gets that has raised."""
@@ -62,6 +63,8 @@ class Entry:
     """Its client's side has raised at its last outcome."""
     told: bool = False
     """It has had the error that follows."""
+    generation: int = 0
+    """That of the model's files that were served when it was sent: none of its responses may come of older ones."""
     in_sequence: bool = False
     """It ends with its sequence, of which another request may be cancelled."""
 
@@ -110,7 +113,11 @@ class Entry:
                 raise
 
     def _check(self, response: InferenceResponse) -> None:
-        values = [[int(each) for each in row] for row in response.outputs["OUT"].array.tolist()]
+        rows = response.outputs["OUT"].array.tolist()
+        values = [[int(each) % GENERATION for each in row] for row in rows]
+        generations = {int(each) // GENERATION for row in rows for each in row}
+        if min(generations) < self.generation:
+            self.note(f"{self!r} was sent to files of generation {self.generation}, and {min(generations)} answers")
         if response.id != str(self.number) or values != [[self.value] * self.length]:
             self.note(f"{self!r} with {self.length} of {self.value} got {values} of request {response.id!r}")
 

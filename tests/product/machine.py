@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from .keys import CHANGES as CHANGES_OF_KEYS
 from .keys import DAMAGES, POSTS
 from .keys import NAMES as NAMES_OF_KEYS
-from .models import MODELS, ROUTINGS, TENANTS, Kind
+from .models import BLOCKS, MODELS, ROUTINGS, TENANTS, Kind
 from .puppets import CALLS
 from .world import World
 
@@ -41,8 +41,9 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "resources": (1, 2, 0),
     "groups": (1, 2),
     "label": ("", "a", "b"),
+    "warm_up": (False, True),
 }
-CHANGES: Final = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 2)), min_size=1, max_size=2)
+CHANGES: Final = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=2)
 """Fields of a `Variation` and values, by number."""
 
 
@@ -58,10 +59,11 @@ class ProductMachine(RuleBasedStateMachine):
         limit=SIZES,
         models=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
         keys=st.sampled_from((False, False, True)),
+        polls=st.sampled_from((False, False, True)),
     )
-    def start(self, limit: int, models: list[str], keys: bool) -> None:
+    def start(self, limit: int, models: list[str], keys: bool, polls: bool) -> None:
         self.models = models
-        self.world = World(limit, keys=keys)
+        self.world = World(limit, keys=keys, polls=polls)
 
     def pick(self, index: int) -> str:
         return self.models[index % len(self.models)]
@@ -335,6 +337,12 @@ class ProductMachine(RuleBasedStateMachine):
         self.world.lose(index)
         self.after(after)
 
+    @precondition(lambda self: self.has(_blocks))
+    @rule(on_loop=st.booleans())
+    def engines_are_quick(self, on_loop: bool) -> None:
+        """Or slow: where executions that block a thread run."""
+        self.world.move_executions(on_loop=on_loop)
+
     @rule(call=st.sampled_from(CALLS), after=AFTER)
     def an_engine_throws(self, call: str, after: str) -> None:
         """What its interface does not foresee, at the next such call."""
@@ -435,6 +443,10 @@ def _without_sequences(kind: Kind) -> bool:
 
 def _takes_numbers(kind: Kind) -> bool:
     return not kind.sequences and not kind.chats
+
+
+def _blocks(kind: Kind) -> bool:
+    return kind.head.startswith(BLOCKS)
 
 
 def _varies(kind: Kind) -> bool:

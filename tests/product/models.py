@@ -24,6 +24,12 @@ parameters { key: "text.output" value { string_value: "OUT" } }
 """
 )
 """Its scores are its tokens, as they came back."""
+WARM_UP: Final = """
+model_warmup { name: "first" batch_size: 2
+  inputs { key: "IN" value { data_type: TYPE_INT64 dims: 1 zero_data: true } } }
+"""
+GENERATION: Final = 10**9
+"""What a response is larger by for each time that the model's files have changed."""
 CHAT_TENSORS: Final = TENSORS.replace("TYPE_INT64", "TYPE_STRING")
 
 
@@ -47,6 +53,8 @@ class Variation:
     """Of the rate limiter, of each instance, in models that need any; 0: no longer any."""
     groups: int = 1
     """Of instances; each has one at least."""
+    warm_up: bool = False
+    """Its instances run something before they take requests."""
     label: str = ""
     """The beginning of the groups' names, if they have any."""
 
@@ -56,6 +64,7 @@ class Variation:
                 f"instance_group [ {', '.join(self._groups(group))} ]\n",
                 self._batching() if self.batching else "",
                 "response_cache { enable: true }\n" if self.cached else "",
+                WARM_UP if self.warm_up else "",
             )
         )
 
@@ -121,6 +130,11 @@ class Kind:
     """Its engine describes it, and it batches though no configuration asks for that; its batches mix their requests."""
 
     @property
+    def stamped(self) -> bool:
+        """Its responses show which files of the model they come from."""
+        return not (self.chats or self.takes_texts or self.needs)
+
+    @property
     def input(self) -> str:
         return "input_ids" if self.takes_texts else "IN"
 
@@ -153,8 +167,11 @@ QUEUE: Final = (
     "cached",
     "groups",
     "label",
+    "warm_up",
 )
-INSTANCES: Final = ("count", "groups", "label")
+INSTANCES: Final = ("count", "groups", "label", "warm_up")
+BLOCKS: Final = 'backend: "blocking" max_batch_size: 4\n'
+"""Its executions block a thread: that of the instance, or the event loop's."""
 BATCHES: Final = 'backend: "puppet" max_batch_size: 4\n'
 _SEQUENCES = "sequence_batching {{ max_sequence_idle_microseconds: 5000000 {strategy} }}\n"
 _GREEDY = 'rate_limiter {{ resources [ {{ name: "R" count: {resources} }} ] priority: 1 }}'
@@ -197,8 +214,10 @@ MODELS: Final[dict[str, Kind]] = {
     "plain": Kind(BATCHES, varies=QUEUE),
     "cached": Kind(BATCHES, CACHED, QUEUE),
     "padded": Kind(BATCHES, varies=QUEUE, padded=True),
-    "text": Kind(BATCHES, varies=QUEUE, padded=True, takes_texts=True),
+    "text": Kind(BATCHES, varies=QUEUE[:-1], padded=True, takes_texts=True),
     "bare": Kind(BATCHES, BARE, (*INSTANCES, "cached")),
+    "blocking": Kind(BLOCKS, varies=QUEUE),
+    "blocking_sequences": Kind(BLOCKS + _SEQUENCES.format(strategy="direct {}"), BARE, INSTANCES, sequences=True),
     "direct": Kind(BATCHES + _SEQUENCES.format(strategy="direct {}"), BARE, INSTANCES, sequences=True),
     "oldest": Kind(
         BATCHES + _SEQUENCES.format(strategy="oldest { max_candidate_sequences: 2 }"),
@@ -224,5 +243,5 @@ MODELS: Final[dict[str, Kind]] = {
     "modest": Kind(BATCHES, varies=(*QUEUE, "resources"), group=_MODEST),
     "chain": Kind(_CHAIN, BARE, ("cached",), needs=("plain", "cached"), ensemble=True),
     "hasty": Kind(BATCHES + _LIMITS, varies=QUEUE),
-    "routed": Kind(_ROUTED, varies=("count", "delay_ms", "queue_size", "timeout_ms"), versions=(1, 2)),
+    "routed": Kind(_ROUTED, varies=("count", "delay_ms", "queue_size", "timeout_ms", "warm_up"), versions=(1, 2)),
 }

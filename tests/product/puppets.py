@@ -27,12 +27,15 @@ from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
-from .models import MODELS
+from .models import GENERATION, MODELS
 from .simulation import ThrownError
 
 MEGABYTE = 10**6
 
-CALLS = ("start", "attach", "detach", "close", "close model", "instance", "describe", "kill")
+WEIGHTS = "weights"
+"""The file of a version: a number, one more for each time that it was written."""
+
+CALLS = ("start", "execute", "attach", "detach", "close", "close model", "instance", "describe", "kill")
 """What the server calls of an engine."""
 
 
@@ -57,12 +60,12 @@ class Execution:
         if error is not None:
             self.done(error)
         elif not self.requests:
-            rows = np.array(*self.inputs.values())
+            rows = self.instance.stamped(*self.inputs.values())
             # A row of such a model is as wide as its batch is long: right alone, and wrong with others.
             self.done({"OUT": np.repeat(rows, len(rows), axis=1) if MODELS[self.model].unasked else rows})
         else:
             for request in self.open:
-                request.respond(_number_of(request), final=True, wait=False)
+                request.respond(self._number_of(request), final=True, wait=False)
             self.open.clear()
             self.done(None)
 
@@ -74,16 +77,15 @@ class Execution:
 
     def _respond(self, request: EngineRequest) -> None:
         if request in self.open:
-            request.respond(_number_of(request), final=False, wait=False)
+            request.respond(self._number_of(request), final=False, wait=False)
 
     def complete(self) -> None:
         """The first open request has had all of its responses."""
         if self.open:
             self.open.pop(0).complete()
 
-
-def _number_of(request: EngineRequest) -> dict[str, Array]:
-    return {"OUT": np.array(request.inputs["IN"])}
+    def _number_of(self, request: EngineRequest) -> dict[str, Array]:
+        return {"OUT": self.instance.stamped(request.inputs["IN"])}
 
 
 class Engines:
@@ -139,12 +141,12 @@ class PuppetBackend:
 
     default_model_filename = ""
     default_cpu_instances = 1
-    any_thread = False
     in_place = INSTANCES
 
     def __init__(self, engines: Engines, kind: "type[PuppetInstance]") -> None:
         self._engines = engines
         self._kind = kind
+        self.any_thread = kind is BlockingInstance
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         return ""
@@ -200,7 +202,7 @@ class TrialInstance:
 
 
 class PuppetInstance:
-    """What the kinds have in common, which implement `AsyncInstance` and `AsyncRequestInstance`."""
+    """What the kinds have in common."""
 
     size: ClassVar = 60 * MEGABYTE
     """What a model with them takes in memory."""
@@ -209,10 +211,17 @@ class PuppetInstance:
         self.engines = engines
         self.model = source.config.name
         self.version = source.version
+        self.generation = int((source.model_directory / str(source.version) / WEIGHTS).read_text())
+        """Of the model's files, as they were when it was opened."""
         self.models = source.models
         self.handle: InstanceHandle | None = None
         engines.made += 1
         engines.ever_made[self.model] += 1
+
+    def stamped(self, rows: Array) -> Array:
+        """The response to `rows`, which shows of which files it comes."""
+        kind = MODELS[self.model]
+        return rows + GENERATION * self.generation if kind.stamped else np.array(rows)
 
     def attach(self, handle: InstanceHandle) -> None:
         self.engines.called("attach", self.model)
@@ -247,6 +256,16 @@ class BatchInstance(PuppetInstance):
     def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: Callable[[Any], None]) -> None:
         self.engines.called("start", self.model)
         self.engines.begin(Execution(self, done, inputs))
+
+
+class BlockingInstance(PuppetInstance):
+    """Executes on the thread of its instance, or on the event loop's. Implements `BackendInstance`."""
+
+    data_dependent = False
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        self.engines.called("execute", self.model)
+        return {"OUT": self.stamped(*inputs.values())}
 
 
 class RequestsInstance(PuppetInstance):

@@ -15,13 +15,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from modserve.core.runtime.periodic import PeriodicTask
+from modserve.execution.instance import InstanceThread
 
 _MOST_TURNS = 3_000
 """Of the event loop, at one moment: whoever needs more goes round in circles."""
@@ -223,6 +225,42 @@ class _InlineThread:
             target()
 
 
+class _NothingYetError(Exception):
+    """A thread has to wait for more."""
+
+
+class _Jobs:
+    """In place of the queue from which the thread of an instance takes jobs."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Any] = deque()
+        self.on_put: Callable[[], None] = lambda: None
+
+    def put(self, job: Any) -> None:
+        self._jobs.append(job)
+        self.on_put()
+
+    def get(self) -> Any:
+        if not self._jobs:
+            raise _NothingYetError
+        return self._jobs.popleft()
+
+    def get_nowait(self) -> Any:
+        if not self._jobs:
+            raise Empty
+        return self._jobs.popleft()
+
+
+def _start_instance(loop: SimulatedLoop, thread: Any) -> None:
+    """Begin the thread of an instance: it runs what has been put, and goes on from there with the next."""
+    thread._target.__self__._jobs.on_put = lambda: loop.on_thread(partial(_join_instance, thread))
+
+
+def _join_instance(thread: Any) -> None:
+    with suppress(_NothingYetError):
+        thread._target()
+
+
 @contextmanager
 def simulated(loop: SimulatedLoop) -> Iterator[None]:
     """Let modserve see the time of `loop`, and run its threads there."""
@@ -231,6 +269,10 @@ def simulated(loop: SimulatedLoop) -> Iterator[None]:
         patch.object(time, "monotonic_ns", loop.clock_ns),
         patch.object(time, "monotonic", lambda: loop.clock_ns() / 1e9),
         patch("modserve.core.runtime.failures.failures", {}),
+        patch.object(time, "thread_time_ns", lambda: loop.now_ns),
+        patch("modserve.execution.instance.SimpleQueue", _Jobs),
+        patch.object(InstanceThread, "start", lambda thread: _start_instance(loop, thread)),
+        patch.object(InstanceThread, "join", _join_instance),
         patch("modserve.models.serving.closing.threading", threads),
         patch("modserve.models.loading.instances.threading", threads),
         patch("modserve.process.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),

@@ -200,3 +200,16 @@ def test_the_timer_of_a_limit_fails_once() -> None:
         world.loop.throws = 1
         world.run(60.0)
         assert (world.loop.throws, entry.ended) == (0, True)
+
+
+def test_a_model_that_calls_another_while_it_warms_up() -> None:
+    """Under a limit of memory, loads ran one after the other: the two waited for each other, and all for them."""
+    with World(70_000_000) as world:
+        world.need("caller")
+        world.change("caller", warm_up=True)
+        world.run()
+        world.loop.act(world.engines.run_by_themselves)
+        entry = world.submit("caller")
+        world.run(5.0)
+        assert (entry.ended, entry.failure) == (True, None)
+        assert not [task for task in world.operations if not task.done()]

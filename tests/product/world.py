@@ -7,6 +7,8 @@ when it returns. `turn` lets the next turn happen, `run` all of them, with or wi
 import asyncio
 import json
 import logging
+import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -29,6 +31,8 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.sizes import Meter
+from modserve.models.serving.model import Model
+from modserve.models.serving.wrappers import ModelWrapper
 from modserve.repository.manager import ModelManager
 from modserve.server import DrainPhase, DrainReport
 from text_folders import write_folder
@@ -38,7 +42,16 @@ from .keys import KeyFile
 from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, TENANTS, Variation
 from .posts import Site
-from .puppets import BatchInstance, CallingInstance, Engines, Execution, PuppetBackend, RequestsInstance
+from .puppets import (
+    WEIGHTS,
+    BatchInstance,
+    BlockingInstance,
+    CallingInstance,
+    Engines,
+    Execution,
+    PuppetBackend,
+    RequestsInstance,
+)
 from .simulation import SimulatedLoop, ThrownError, simulated
 from .texts import TextClient
 
@@ -47,6 +60,9 @@ _Client = TypeVar("_Client", TextClient, ChatClient)
 LONG_S = 400.0
 """Everything is over by then that goes on by itself: the longest wait is that before a load which was too large."""
 
+
+POLL_S = 1.1
+"""After so long a server that polls has seen what was written."""
 
 _MEANT = (SinkError, ThrownError, ValueError)
 """What the test throws."""
@@ -58,11 +74,12 @@ _STOPPING = "Server not ready"
 class World:
     """`limit`: bytes that all models together may take, so that they come and go; 0: all of them stay in memory.
 
-    `keys`: clients need one.
+    `keys`: clients need one. `polls`: the server watches the repository, and nobody tells it to load or unload.
     """
 
-    def __init__(self, limit: int = 0, *, keys: bool = False) -> None:
+    def __init__(self, limit: int = 0, *, keys: bool = False, polls: bool = False) -> None:
         self.limit = limit
+        self.polls = polls
         self.loop = SimulatedLoop()
         self._stack = ExitStack()
         self._root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="product-")))
@@ -77,11 +94,13 @@ class World:
         self.backends: dict[str, Any] = {
             "puppet": PuppetBackend(self.engines, BatchInstance),
             "requests": PuppetBackend(self.engines, RequestsInstance),
+            "blocking": PuppetBackend(self.engines, BlockingInstance),
             "calling": PuppetBackend(self.engines, CallingInstance),
         }
         settings = Settings(
             model_repository=[self._root],
-            model_control_mode="explicit",
+            model_control_mode="poll" if polls else "explicit",
+            repository_poll_secs=1,
             cache_config=1_000_000,
             rate_limit="execution_count",
             exit_timeout_secs=300,
@@ -108,6 +127,7 @@ class World:
         self.sent: Counter[tuple[str, str]] = Counter()
         """Requests by tenant, and by what became of them: accepted, or refused for being too many."""
         self._contents = 0
+        self._stamp = 0
         self._log = _Watch(self.ledger.wrong)
         self._stack.enter_context(self._log.watching())
         self.complete(self.server.load())
@@ -184,10 +204,16 @@ class World:
             folder = self._path(name) / str(version)
             if not folder.exists():
                 folder.mkdir(parents=True)
-                (folder / "weights").write_text("first")
+                self._write_file(folder / WEIGHTS, "0")
                 if kind.takes_texts:
                     write_folder(folder)
-        (self._path(name) / "config.pbtxt").write_text(kind.text(self.variations[name]))
+        self._write_file(self._path(name) / "config.pbtxt", kind.text(self.variations[name]))
+
+    def _write_file(self, path: Path, text: str) -> None:
+        """Write it, later than all before: the system's own stamps may be the same for several."""
+        path.write_text(text)
+        self._stamp += 1_000_000
+        os.utime(path, ns=(self._stamp, self._stamp))
 
     def need(self, name: str) -> None:
         """Load a model that was never loaded, with those it needs."""
@@ -196,15 +222,22 @@ class World:
         for each in MODELS[name].needs:
             self.need(each)
         self.write(name)
-        self.operate(self.server.load_model(name))
-        self.run()
+        self._load(name)
+        self.run(POLL_S if self.polls else 0.0)
+
+    def _load(self, name: str) -> None:
+        """Have a client ask for what the repository has now, unless the server sees it by itself."""
+        if not self.polls:
+            self.operate(self.server.load_model(name))
 
     def change(self, name: str, **fields: Any) -> None:
         """Load a model with another configuration: in place, where that can be."""
         former = self.variations.get(name, MODELS[name].variation)
         varied = {field: value for field, value in fields.items() if field in MODELS[name].varies}
+        if varied.get("warm_up", former.warm_up) != former.warm_up:
+            self.engines.remade.add(name)
         self.write(name, replace(former, **varied))
-        self.operate(self.server.load_model(name))
+        self._load(name)
 
     def load_again(self, name: str, *, broken: bool = False) -> None:
         """Load a model with other files, which may be broken."""
@@ -212,14 +245,17 @@ class World:
         self.write(name)
         self._contents += 1
         for version in MODELS[name].versions:
-            (self._path(name) / str(version) / "weights").write_text(f"content {self._contents}")
+            self._write_file(self._path(name) / str(version) / WEIGHTS, str(self._contents))
         self.engines.broken.discard(name)
         if broken:
             self.engines.broken.add(name)
-        self.operate(self.server.load_model(name))
+        self._load(name)
 
     def unload(self, name: str, *, dependents: bool = False) -> None:
         self.engines.remade.update((name, *MODELS[name].needs))
+        if self.polls:
+            shutil.rmtree(self._path(name), ignore_errors=True)
+            return
         self.operate(self.server.unload_model(name, dependents))
 
     def mend(self) -> None:
@@ -232,6 +268,19 @@ class World:
         for each in self.served(name):
             if isinstance(each, OnDemandModel) and each.movable and not each.at_work and not each.borrowed:
                 self.loop.act(partial(each.leave, "the test says so"))
+
+    def move_executions(self, *, on_loop: bool) -> None:
+        """Engines that block turn out to be so quick that they run on the event loop's thread, or no longer."""
+        for model in self.models():
+            for instance in model.pool._instances.values():
+                if instance.inline_rule is not None:
+                    instance.inline_rule.on_loop = on_loop
+
+    def models(self, name: str = "") -> list[Model]:
+        """The models with instances that are served: all, or those by one name."""
+        rows = [self.manager.table.models.get(name)] if name else list(self.manager.table.models.values())
+        served = [each for row in rows if row is not None for each in row.served.values()]
+        return [layer for each in served for layer in layers(each) if isinstance(layer, Model)]
 
     def route(self, name: str, document: str | None) -> None:
         """Another routing, in place of the configuration's."""
@@ -280,8 +329,15 @@ class World:
         )
         if self.key is None:
             request.tenant = TENANTS[self.tenant]
+        entry.generation = self._generation(model)
         self.loop.act(partial(self._submit, entry, request))
         return entry
+
+    def _generation(self, model: str) -> int:
+        """The oldest files that are served under this name; 0 if these do not show."""
+        pools = [each.pool for each in self.models(model) if MODELS[model].stamped]
+        engines: list[Any] = [each.engine for pool in pools for each in pool._instances.values()]
+        return min((each.generation for each in engines), default=0)
 
     def _submit(self, entry: Entry, request: InferenceRequest) -> None:
         open_to_all = self.stopping is None and self.server.drain_phase < DrainPhase.FINISHING
@@ -448,6 +504,15 @@ class World:
         from . import invariants
 
         invariants.check_end(self)
+
+
+def layers(servable: Servable) -> Iterator[Servable]:
+    """A servable, and all that is behind it."""
+    yield servable
+    if isinstance(servable, ModelWrapper):
+        yield from layers(servable.inner)
+    elif isinstance(servable, OnDemandModel) and servable._inner is not None:
+        yield from layers(servable._inner)
 
 
 def _inputs(entry: Entry) -> dict[str, Tensor]:

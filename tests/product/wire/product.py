@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import astuple
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -92,6 +93,17 @@ def http_refuses(port: int) -> bool:
     return False
 
 
+def _children(parent: int) -> list[tuple[int, list[str]]]:
+    """The processes that another has started, with the files that they have open."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):  # gone meanwhile
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            if int(stat.rsplit(")", 1)[1].split()[1]) == parent:
+                found.append((pid, [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]))
+    return found
+
+
 def _sockets(pid: int) -> int:
     count = 0
     for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -110,12 +122,14 @@ class Product:
         self.story: list[str] = []
         self.ledger = Ledger()
         self.server: ServerProcess
+        self._waited: dict[int, float] = {}
+        """Seconds that each process of the server has waited for a core."""
         self.clients: Clients
         self.forms = dict.fromkeys(models.FORMS, 0)
         self._excused: dict[str, Disturbance] = {}
         self._start()
         # Of the first server only: those after it may begin with other forms, which have fewer processes.
-        self._files, self._sockets = _files(self.server.pid), _sockets(self.server.pid)
+        self._files, self._sockets = self._open()
         self._children = len(self.children())
 
     def _start(self) -> None:
@@ -129,7 +143,7 @@ class Product:
             self._excuse(name, place)
         self._tour()
         self.quiesce()
-        self._baseline = footprint(self.server.pid)
+        self._baseline = self._footprints()
 
     def _clients(self) -> Clients:
         return Clients(self.server, self.ledger, self._admin, self._setting)
@@ -255,17 +269,14 @@ class Product:
         self.check(answer.status == 200, f"'{name}' does not unload: {answer}")
         return disturbance
 
+    def _serving(self) -> list[int]:
+        """The processes that serve: the server's own, or its workers'."""
+        return [self.server.pid] if self._setting.workers == 1 else [pid for pid, _ in _children(self.server.pid)]
+
     def children(self, name: str = "") -> list[int]:
         """The processes of a model's instances."""
         found = []
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            try:
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent != self.server.pid:
-                    continue
-                files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-            except OSError:
-                continue
+        for pid, files in [each for parent in self._serving() for each in _children(parent)]:
             if any(file.startswith(f"/memfd:model '{name}" if name else "/memfd:model") for file in files):
                 found.append(pid)
         return sorted(found)
@@ -299,7 +310,9 @@ class Product:
     # Checks
 
     def idle_clock(self) -> float:
-        return time.monotonic() - queue_seconds(self.server.pid)
+        for pid in self._serving():
+            self._waited[pid] = max(queue_seconds(pid), self._waited.get(pid, 0.0))
+        return time.monotonic() - sum(self._waited.values())
 
     def quiesce(self) -> None:
         """All requests have their outcome, the counts are back, and each model that is ready answers."""
@@ -374,9 +387,8 @@ class Product:
         self.clients = self._clients()
 
     def _growth(self) -> list[str]:
-        now: Footprint = footprint(self.server.pid)
-        before = self._baseline
-        files, sockets = _files(self.server.pid), _sockets(self.server.pid)
+        now, before = self._footprints(), self._baseline
+        files, sockets = self._open()
         grown = [match[0] for match in self._counts()]
         if now.rss_mb > before.rss_mb + _MORE_MB:
             grown.append(f"memory: {before.rss_mb:.0f} -> {now.rss_mb:.0f} MB")
@@ -389,6 +401,16 @@ class Product:
         if len(self.children()) > self._children:
             grown.append(f"processes: {self._children} -> {self.children()}")
         return grown
+
+    def _footprints(self) -> Footprint:
+        """That of all processes that serve."""
+        each = [footprint(pid) for pid in self._serving()]
+        return Footprint(*(sum(values) for values in zip(*map(astuple, each), strict=True)))
+
+    def _open(self) -> tuple[list[str], int]:
+        """Files and the number of sockets, of all processes that serve."""
+        serving = self._serving()
+        return [file for pid in serving for file in _files(pid)], sum(map(_sockets, serving))
 
     # The end
 

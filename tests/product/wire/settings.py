@@ -16,6 +16,7 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
     orca: str = "off"
+    workers: int = 1
 
     def place(self, path: str, *, use: bool, default: bool = False) -> tuple[str, dict[str, str]]:
         """Where a request for `path` goes, and the headers it needs: to the platform's path if there is one to `use`.
@@ -70,5 +71,6 @@ SETTINGS: Mapping[str, Setting] = {
         "vertex",
         "request",
     ),
+    "two workers": Setting(("--workers=2", "--rate-limit=off"), workers=2),
 }
 """A model that may leave memory is never changed in place, so that both are needed."""

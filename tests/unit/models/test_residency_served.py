@@ -15,9 +15,10 @@ from modserve.backends.api import ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityModel
 from modserve.core.configuration.model_config import DescribedTensor, ModelDescription
 from modserve.core.errors import ModserveError, OverloadedError, invalid
+from modserve.core.requests.request import InferenceRequest
 from modserve.core.residency import MemoryReport, residency
 from modserve.core.tensors import dtypes
-from modserve.core.tensors.tensor import Array
+from modserve.core.tensors.tensor import Array, Tensor
 from modserve.frontends.http.rest.app import create_app
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.observability import prometheus
@@ -251,3 +252,36 @@ async def test_a_model_with_routes_says_what_its_latest_version_says(tmp_path: P
             answer = await client.post("/v1/models/first:predict", json={"inputs": [1, 2]})
             assert (answer.status_code, answer.json()) == (200, {"outputs": [1, 2]})
         assert sorted(backend.opened) in (["first"], ["first", "first"])
+
+
+class CallingBackend(DescribedBackend):
+    """A model of it with the parameter `needs` calls that one as it is opened, or has it loaded."""
+
+    def open(self, source: ModelSource) -> IdentityModel:
+        if needed := source.config.parameters.get("needs"):
+            if source.config.parameters["by"] == "call":
+                source.models.infer(InferenceRequest(needed, {"IN": Tensor.from_array(ONES["IN"])})).result(30)
+            else:
+                source.models.load(needed).result(30)
+        return super().open(source)
+
+
+@pytest.mark.parametrize("by", ["call", "load"])
+async def test_a_model_that_needs_another_while_it_is_loaded(by: str, tmp_path: Path) -> None:
+    """Loads run one after the other, but for these: the two would wait for each other."""
+    needs = 'parameters { key: "needs" value { string_value: "second" } }'
+    how = f'parameters {{ key: "by" value {{ string_value: "{by}" }} }}'
+    backend = CallingBackend()
+    models = {"first": f"{CONFIG}{needs}{how}", "second": CONFIG}
+    settings: dict[str, Any] = {"model_memory_limit": "1GB", "model_control_mode": "explicit"}
+    settings |= (
+        {"load_lazily": "true", "load_model": ["*"]}
+        if by == "call"
+        else {"load_lazily": "false", "load_model": ["first"]}
+    )
+    async with served(tmp_path, backend, models, **settings) as server:
+        response = await server.infer("first", ONES)
+        assert response.outputs["OUT"].array.tolist() == [1, 1]
+        assert backend.opened == ["second", "first"]
+        report = server.model_memory()
+        assert 0 <= report.held <= report.limit

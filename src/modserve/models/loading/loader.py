@@ -112,10 +112,8 @@ class Loader:
         model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls, metrics = (
-            ModelCalls(model_id, self._borrower(model_id), self._control, loop),
-            self._options.metrics.of_model(),
-        )
+        calls = ModelCalls(model_id, self._borrower(model_id), self._control, loop, statistics)
+        metrics = self._options.metrics.of_model()
         doing = f"failed to load model '{name}' version {version}"
         cache = await self._options.caches.of(model_id, path, design.draft, design.needs, self._executor)
         loading = self._executor.submit(

@@ -16,7 +16,8 @@ Where all are busy at every moment, none would ever leave. So after `PATIENCE_NS
 back: new requests for them wait, and when what they have in flight is over they leave. After `wait_ns` the one that
 wanted room fails, and they go on.
 
-Loads run one after the other, so that the growth of the process is the size of what was loaded.
+Loads run one after the other, so that the growth of the process is the size of what was loaded. One that calls another
+model, as a warm-up may do, lets others run beside it: the other may have to be loaded first, and is not counted twice.
 """
 
 import asyncio
@@ -72,6 +73,10 @@ class Occupant(Protocol):
         """Whether others hold it, and may use it at any moment."""
 
     @property
+    def calls(self) -> bool:
+        """Whether its engine is calling another model, and may wait for that to come into memory."""
+
+    @property
     def interruptible(self) -> bool:
         """Whether what is at work ends by itself if it gets no new requests: no sequences, nothing that is borrowed."""
 
@@ -111,7 +116,8 @@ class ModelMemory:
         self._wait_ns = wait_ns
         self._run = run
         self._occupants: dict[Occupant, None] = {}
-        self._one_load = asyncio.Lock()
+        self._loading: dict[Occupant, int] = {}
+        """Those that are being loaded, each with the bytes of others that were loaded meanwhile."""
         self._queue: dict[Occupant, int] = {}
         """Those that wait for room, the first one first, each with when it is blocked."""
         self._changed = asyncio.Event()
@@ -162,9 +168,15 @@ class ModelMemory:
         try:
             while True:
                 await self._make_room(occupant, occupant.size or occupant.files, end_ns)
-                async with self._one_load:
+                while not all(each.calls for each in self._loading):
+                    await self._changed.wait()
+                self._loading[occupant] = 0
+                try:
                     on_begin()
                     servable = await self._measured(occupant)
+                finally:
+                    del self._loading[occupant]
+                    self.changed()
                 try:
                     if await self._fits_now(occupant):
                         return servable
@@ -188,7 +200,10 @@ class ModelMemory:
             await servable.close()
             raise
         # Requests come and go meanwhile: what they have freed must not make a model look smaller than its files.
-        occupant.size = occupant.held = max(grown, occupant.files)
+        own = max(grown - self._loading[occupant], occupant.files)
+        occupant.size = occupant.held = own
+        for each in self._loading:
+            self._loading[each] += own
         return servable
 
     async def _fits_now(self, occupant: Occupant) -> bool:

@@ -126,6 +126,7 @@ class OnDemandModel:
         self.last_used_ns = now_ns
         if inner is None:
             self._bring()
+            self._memory.changed()  # a model that is being loaded may wait for this one
         return inflight
 
     @property
@@ -282,6 +283,10 @@ class OnDemandModel:
     @property
     def borrowed(self) -> bool:
         return self._inner is not None and self._borrowers.lent(self)
+
+    @property
+    def calls(self) -> bool:
+        return self.statistics.calls > 0
 
     @property
     def interruptible(self) -> bool:

@@ -10,10 +10,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from modserve.backends.api import OnResponse, Parents
 from modserve.core.errors import Code, ModserveError, cancelled, from_exception, internal, unavailable, unsupported
@@ -23,6 +23,7 @@ from modserve.core.requests.memory import MemoryBudget
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.servable import Borrow, Handle, Servable, submit_traced
+from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.instance import InstanceThread
 from modserve.execution.running import RunningRequest
@@ -52,12 +53,18 @@ class ModelCalls:
     """Implements `backends.api.ModelCaller` for the engine of `model`."""
 
     def __init__(
-        self, model: ModelId, borrow: Borrow, control: CallControl | None, loop: asyncio.AbstractEventLoop
+        self,
+        model: ModelId,
+        borrow: Borrow,
+        control: CallControl | None,
+        loop: asyncio.AbstractEventLoop,
+        statistics: ModelStatistics | None = None,
     ) -> None:
         self.model = model
         self.borrow = borrow
         self.memory = MemoryBudget() if control is None else control.memory
         self.loop = loop
+        self.statistics = statistics or ModelStatistics()
         self._control = control
         self._tasks: set[asyncio.Task[None]] = set()
         # It is made on the event loop's thread.
@@ -125,10 +132,18 @@ class ModelCalls:
             call.cancel()
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._server.load_model(name, config, files), self.loop)
+        return asyncio.run_coroutine_threadsafe(self._counted(self._server.load_model(name, config, files)), self.loop)
 
     def unload(self, name: str, unload_dependents: bool = False) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._server.unload_model(name, unload_dependents), self.loop)
+        unloading = self._server.unload_model(name, unload_dependents)
+        return asyncio.run_coroutine_threadsafe(self._counted(unloading), self.loop)
+
+    async def _counted(self, call: Coroutine[Any, Any, None]) -> None:
+        self.statistics.calls += 1
+        try:
+            await call
+        finally:
+            self.statistics.calls -= 1
 
     def is_ready(self, name: str, version: int | None = None) -> "Future[bool]":
         future: _CallFuture[bool] = _CallFuture(self._thread)
@@ -216,6 +231,7 @@ class RunningCall:
         request, parents, self._parents = self._request, self._parents, []
         try:
             self._handle = self._calls.borrow(request.model_name, request.version)
+            self._calls.statistics.calls += 1
             servable = self._handle.servable
             callers = tuple(dict.fromkeys([*(each for one in parents for each in one.callers), self._calls.model]))
             if servable.id in callers:
@@ -262,6 +278,7 @@ class RunningCall:
         if self._handle is not None:
             self._handle.release()
             self._handle = None
+            self._calls.statistics.calls -= 1
 
     def _cancel(self) -> None:
         if self._inflight is not None:
