@@ -213,3 +213,26 @@ def test_a_model_that_calls_another_while_it_warms_up() -> None:
         world.run(5.0)
         assert (entry.ended, entry.failure) == (True, None)
         assert not [task for task in world.operations if not task.done()]
+
+
+def test_an_instance_that_is_dismissed_while_it_warms_up() -> None:
+    """One of its two calls failed, it was dismissed, and nobody saw it off when the other one ended."""
+    with World() as world:
+        world.need("caller")
+        world.change("caller", warm_up=True, count=2)
+        world.run()
+        world.drain(notice_s=0.5)
+        world.turn()
+        world.run(2.0)
+
+
+def test_an_instance_that_is_refused_when_it_is_made_anew_and_then_unloaded() -> None:
+    """Its engine was to be closed by the next attempt, which never came."""
+    with World() as world:
+        world.need("plain")
+        world.engines.throws = "attach"
+        world.lose()
+        world.run(2.0)
+        world.unload("plain")
+        world.run()
+        assert world.engines.made == 0

@@ -231,7 +231,11 @@ class InstanceSet:
 
     def _revived(self, number: int, engine: Executor) -> None:
         name = self._instances[number].name if number in self._instances else "removed"
-        instance = self._instance(number, name, engine)
+        try:
+            instance = self._instance(number, name, engine)
+        except BaseException:
+            self._owner.engine_left(engine.close, name)
+            raise
         if number not in self._instances:
             self._leave(instance)
             return

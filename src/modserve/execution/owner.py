@@ -1,6 +1,6 @@
 """The interface through which a pool of instances reports to its model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from modserve.core.errors import ModserveError
@@ -33,6 +33,9 @@ class PoolOwner(Protocol):
 
     def instance_left(self, instance: Instance) -> None:
         """An instance that was removed has nothing left to do, and is to be closed on another thread."""
+
+    def engine_left(self, close: Callable[[], None], name: str) -> None:
+        """An engine's instance is of no use, and `close`, which blocks, is to be called on another thread."""
 
     def health_changed(self) -> None:
         """`InstancePool.trouble` may have changed."""

@@ -39,8 +39,8 @@ class RevivalClock(Protocol):
 class Revival:
     """Of the instances of one pool. Lives on the event loop's thread, which `on_loop` reaches from any other.
 
-    `take` puts a new engine in the place of the lost one with that number, and may raise; `failed` is told of each
-    attempt that did not help, by number, with the nanoseconds until the next one.
+    `take` puts a new engine in the place of the lost one with that number, or closes it and raises. `failed` is told of
+    each attempt that did not help, by number, with the nanoseconds until the next one.
     """
 
     def __init__(
@@ -132,17 +132,15 @@ class Revival:
             return
         del self._attempts[number]
         error = attempt.exception()
-        close = _nothing
         if error is None:
-            engine = attempt.result()
             try:
-                self._take(number, engine)
+                self._take(number, attempt.result())
                 self._since[number] = self._clock.now_ns()
                 return
             except Exception as refusal:
-                error, close = refusal, engine.close
+                error = refusal
         failure = from_exception(error, "failed to replace a lost instance")
-        self._failed(number, failure, self._try_later(number, close))
+        self._failed(number, failure, self._try_later(number, _nothing))
 
 
 def _nothing() -> None: ...

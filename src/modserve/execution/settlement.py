@@ -113,6 +113,7 @@ class Settlement:
                 running.ended = True
                 running.home.discard(running)
             inflight.settle(None if isinstance(what, Again) else what, report.final)
+            self._owner.settled(0)  # the instance may have been waiting for this to leave
             return
         kind = "success"
         if isinstance(what, Again):

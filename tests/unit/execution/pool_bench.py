@@ -73,6 +73,7 @@ class Owner:
     mixes_rows: Callable[[], None] = lambda: None
     slot_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, in_vain: None
     instance_left: Callable[[Instance], None] = lambda instance: None
+    engine_left: Callable[[Callable[[], None], str], None] = lambda close, name: close()
     health_changed: Callable[[], None] = lambda: None
 
 

@@ -372,15 +372,18 @@ class Model:
     def instance_left(self, instance: Instance) -> None:
         if self._limited is not None:
             self._limited.left(instance.number)
-        task = asyncio.create_task(self._close_instance(instance))
+        self.engine_left(instance.close, instance.name)
+
+    def engine_left(self, close: Callable[[], None], name: str) -> None:
+        task = asyncio.create_task(self._close_instance(close, name))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _close_instance(self, instance: Instance) -> None:
+    async def _close_instance(self, close: Callable[[], None], name: str) -> None:
         try:
-            await close_aside(instance.close, f"instance '{instance.name}'")
+            await close_aside(close, f"instance '{name}'")
         except Exception:
-            _log.exception("model '%s': closing instance '%s' failed", self.id.name, instance.name)
+            _log.exception("model '%s': closing instance '%s' failed", self.id.name, name)
 
     def health_changed(self) -> None:
         trouble = self.pool.trouble
