@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Calls of texts that are wrong, or nearly so: what is sent, and the status and the error of the answer.
 
-The unit suite sends them all to a server in its own process (`test_bad_texts`), and some to a real one
+The unit suite sends them all to a server in its own process (`test_bad_text_calls`), and some to a real one
 (`tests/e2e/test_bad_texts.py`). A parser's own test has what is not here.
 """
 
