@@ -228,6 +228,16 @@ def own_ports() -> list[str]:
     return [f"--http-port={free_port()}", f"--grpc-port={free_port()}"]
 
 
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=_STOP_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it has just been in the backlog of the closing port
+        return False
+    return False
+
+
 def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:
     """What `fact` gives, as soon as it is true: asks another process again and again, but not for ever."""
     deadline = time.monotonic() + seconds

@@ -14,6 +14,7 @@ from repositories import EXAMPLES
 from server_process import ServerProcess, eventually, serving
 from wire import HOST, SECONDS, assert_serving, connect, http, send
 
+from attack.measuring import footprint
 from attack.probe import cpu_seconds
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -45,10 +46,6 @@ def is_taken(server: ServerProcess) -> bool:
         return http(server.http_port, "GET", "/v2/health/live").status == 200
     except OSError:
         return False
-
-
-def open_files(server: ServerProcess) -> int:
-    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
 @pytest.fixture
@@ -108,7 +105,7 @@ def test_few_descriptors_are_left_to_others(tmp_path: Path, monkeypatch: pytest.
             for connection in connections[:possible]:
                 connection.sendall(LIVE)
                 assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-            assert open_files(server) < 64
+            assert footprint(server.pid).descriptors < 64
             connections[0].close()
             eventually(lambda: is_taken(server))
             assert_serving(server)  # over gRPC, too

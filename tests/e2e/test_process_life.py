@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from repositories import EXAMPLES, HELD, Gate, write_held, write_identity
-from server_process import LOADED, ServerProcess, eventually, free_port, own_ports, serving, started
+from server_process import LOADED, ServerProcess, eventually, free_port, own_ports, refuses, serving, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
     HOST,
@@ -84,16 +84,6 @@ def one_runs_and_one_waits(server: ServerProcess, gate: Gate) -> None:
 def grpc_metadata(server: ServerProcess, model: str) -> service_pb2.ModelMetadataResponse:
     with channel(server.grpc_port) as opened:
         return stub(opened).ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=SECONDS)
-
-
-def refuses(port: int) -> bool:
-    try:
-        socket.create_connection((HOST, port), timeout=SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except ConnectionResetError:  # it has just been in the backlog of the closing port
-        return False
-    return False
 
 
 # --- start ------------------------------------------------------------------------------------------------------------
