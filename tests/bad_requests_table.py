@@ -439,6 +439,9 @@ HTTP: dict[str, Row] = {
         "class result not available for output due to unsupported type 'FP16'"),
     "an output in an unknown region": Row(infer(output(**SHARED)),
         "Unable to find shared memory region: 'nosuch'", NOT_FOUND),
+    "an output's region is a number": Row(infer(output(shared_memory_region=1)),
+        "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string: 'shared_memory_region' is the number 1",
+        note=WAS_500),
     # regions and binary data of inputs
     "an input in an unknown region": Row(infer(spoilt(data=None, parameters=SHARED)),
         "Unable to find shared memory region: 'nosuch'", NOT_FOUND),
