@@ -43,7 +43,7 @@ def _write_network(folder: Path, output: str, width: int, files: Mapping[str, ob
         if output == "token_embeddings"
         else helper.make_node("ReduceMean", ["rows"], [output], axes=[1], keepdims=0)
     )
-    shape = ["batch", "length", width] if output == "token_embeddings" else ["batch", width]
+    shape: list[str | int | None] = ["batch", *(["length"] if output == "token_embeddings" else []), width]
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
         for name in ("input_ids", "attention_mask")

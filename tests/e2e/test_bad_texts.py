@@ -1,4 +1,4 @@
-"""Wrong calls of texts to a server process, some of each: `tests/unit/frontends/test_bad_text_calls.py` has them all."""
+"""Wrong calls of texts to a server process, some: `tests/unit/frontends/test_bad_text_calls.py` has them all."""
 
 from collections.abc import Iterator
 from contextlib import closing

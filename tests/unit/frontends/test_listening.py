@@ -122,7 +122,7 @@ async def test_attempts_while_a_port_closes_are_refused_and_never_reset() -> Non
     with socket.socket() as held, socket.socket() as attempt:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))  # and never listens: no other process gets this port once it is closed
-        opened = await listen(Greeting, *held.getsockname(), True)
+        opened = await listen(Greeting, "127.0.0.1", held.getsockname()[1], True)
         closing_port = asyncio.ensure_future(opened.close())
         await asyncio.sleep(0)  # it has begun
         attempt.setblocking(False)
