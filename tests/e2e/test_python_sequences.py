@@ -350,7 +350,7 @@ def before(notes: Path, request: pytest.FixtureRequest) -> dict[str, str]:
 def expect(notes: Path, name: str, before: dict[str, str], text: str) -> None:
     file = notes / name
     whole = before.get(name, "") + text
-    eventually(lambda: file.exists() and file.read_text() == whole, 4)
+    eventually(lambda: file.exists() and file.read_text() == whole)
 
 
 @pytest.mark.parametrize("name", ["waits", "waits_decoupled", "waits_async"])
