@@ -69,7 +69,7 @@ def test_calls_on_one_connection() -> None:
         assert transport.call(ControlCall(STATISTICS)) == {"model_stats": []}
         assert transport.call(ControlCall(ENGINE, "a b", 3)) == {"engine": "e"}
         assert transport.call(ControlCall(INDEX)) == []
-        assert transport.page("/metrics") == b"text"
+        assert transport.page("/metrics", 60) == b"text"
     assert server.targets == [
         "GET /v2/models/stats",
         "GET /v2/models/a%20b/versions/3/engine",
