@@ -3,11 +3,14 @@
 import select
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from server_process import eventually
 from wire import HOST
+
+from attack.sending import SECONDS
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, _, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM: Final = 1
@@ -115,10 +118,10 @@ class Connection:
     def _room(self, stream: int) -> int:
         return min(self._connection_window, self._initial + self._windows.get(stream, 0))
 
-    def wait_for_status(self, stream: int, seconds: float = 10.0) -> int | None:
-        """The ``grpc-status`` of a call; None if there is none in time."""
+    def wait_for_status(self, stream: int, seconds: float = SECONDS) -> int | None:
+        """The ``grpc-status`` of a call; None if its stream is reset without one, or there is none in time."""
         end = time.monotonic() + seconds
-        while (status := _status(self.blocks.get(stream, b""))) is None and self._wait(end):
+        while (status := self.status(stream)) is None and stream not in self.resets and self._wait(end):
             pass
         return status
 
@@ -126,7 +129,23 @@ class Connection:
         """The ``grpc-status`` that has come."""
         return _status(self.blocks.get(stream, b""))
 
-    def wait_for_answers(self, streams: Iterable[int], seconds: float) -> bool:
+    def exhausted(self, streams: Iterable[int]) -> int:
+        """How many of the calls have ended RESOURCE_EXHAUSTED, of what has come by now."""
+        self.wait_for_status(1_000_001, 0.05)
+        return sum(self.status(stream) == 8 for stream in streams)
+
+    def refused(self, streams: Sequence[int], executed: Callable[[], int]) -> int:
+        """How many of the calls have ended RESOURCE_EXHAUSTED, once all others are `executed`."""
+        counts = [0]
+
+        def complete() -> bool:
+            counts[0] = self.exhausted(streams)
+            return counts[0] + executed() == len(streams)
+
+        eventually(complete)
+        return counts[0]
+
+    def wait_for_answers(self, streams: Iterable[int], seconds: float = SECONDS) -> bool:
         """Whether something is said on each of the streams in time."""
         end = time.monotonic() + seconds
         waiting = set(streams)
@@ -135,7 +154,7 @@ class Connection:
                 return False
         return True
 
-    def wait_for_end(self, seconds: float = 10.0) -> bool:
+    def wait_for_end(self, seconds: float = SECONDS) -> bool:
         """Whether the server closes the connection in time."""
         end = time.monotonic() + seconds
         while not self.ended and self._wait(end):

@@ -1,6 +1,7 @@
 """Chat templates of strangers: what they cost is their own conversation's, and the server ends when it is told to."""
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,10 @@ from typing import Any, Final
 import pytest
 from server_process import ServerProcess, eventually, serving
 from text_models import write_speaker
-from wire import Answer, http
+from wire import Answer
 
 from attack.measuring import Limits, attacked
+from attack.sending import SECONDS, post
 
 ENDLESS: Final = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 PAYLOADS: Final = {
@@ -47,7 +49,7 @@ def server(repository: Path, identities: Path) -> Iterator[ServerProcess]:
 def chat(server: ServerProcess, model: str, **arguments: Any) -> Answer:
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": model, "messages": messages, "chat_template_kwargs": arguments}
-    return http(server.http_port, "POST", "/v1/chat/completions", json.dumps(body).encode())
+    return post(server, "/v1/chat/completions", json.dumps(body).encode())
 
 
 def said(answer: Answer) -> str:
@@ -75,7 +77,7 @@ def test_a_hostile_template(server: ServerProcess, payload: str) -> None:
 
 
 def test_a_server_ends_while_a_template_runs(repository: Path) -> None:
-    with serving(repository) as server:
+    with serving(repository, options=[f"--exit-timeout-secs={SECONDS:g}"]) as server:
         assert said(chat(server, "stranger")) == "hello"
         (children,) = [Path(f"/proc/{server.pid}/task/{server.pid}/children")]
         before = children.read_text().split()
@@ -85,7 +87,8 @@ def test_a_server_ends_while_a_template_runs(repository: Path) -> None:
         programs = [each for each in before if b"template_program" in Path(f"/proc/{each}/cmdline").read_bytes()]
         (program,) = programs
         eventually(lambda: Path(f"/proc/{program}/stat").read_text().rpartition(") ")[2][0] == "R")
-        server.stop()
+        server.signal(signal.SIGTERM)
+        server.wait(0, seconds=SECONDS)
         caller.join()
         assert [each.status for each in results] == [500]
         eventually(lambda: not Path(f"/proc/{program}").exists())

@@ -65,7 +65,7 @@ def test_a_burst_of_calls(server: ServerProcess, count: int) -> None:
         innocent(server),
         grpc.insecure_channel(f"{HOST}:{server.grpc_port}", [*UNLIMITED, *_ALONE]) as opened,
     ):
-        calls = [stub(opened).ModelInfer.future(message(Ask()), timeout=30) for _ in range(count)]
+        calls = [stub(opened).ModelInfer.future(message(Ask()), timeout=SECONDS) for _ in range(count)]
         codes = Counter(call.code() for call in calls)
     assert set(codes) <= {Code.OK, *OVERLOAD}, codes
     assert codes[Code.OK] >= min(count, 1_000)
@@ -206,12 +206,12 @@ def test_calls_without_a_message(server: ServerProcess) -> None:
             with http2.connected(server.grpc_port) as own:  # of its own, where no table of headers is known yet
                 flags = http2.END_HEADERS | http2.END_STREAM
                 own.send(http2.frame(http2.HEADERS, flags, 1, http2.call_headers(method)))
-                assert own.wait_for_status(1, 5) == 13, method
+                assert own.wait_for_status(1) == 13, method
             stream = 2 * index + 1
             block = http2.call_headers(method)
             connection.send(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
             connection.send(http2.frame(http2.DATA, http2.END_STREAM, stream))
-        assert connection.wait_for_answers(range(1, 2 * len(UNARY), 2), 5)
+        assert connection.wait_for_answers(range(1, 2 * len(UNARY), 2))
     assert_serving(server)
 
 
@@ -221,11 +221,11 @@ def test_a_call_without_a_message_does_not_delay_the_end() -> None:
         with http2.connected(server.grpc_port) as connection, http2.connected(server.grpc_port) as other:
             flags = http2.END_HEADERS | http2.END_STREAM
             connection.send(http2.frame(http2.HEADERS, flags, 1, http2.call_headers("ServerLive")))
-            assert connection.wait_for_status(1, 5) == 13
+            assert connection.wait_for_status(1) == 13
             other.send(http2.frame(http2.HEADERS, flags, 1, http2.call_headers("ModelInfer")))
             server.signal(signal.SIGTERM)
             for each in (connection, other):
-                assert each.wait_for_end(15), "the server waits for a message that will not come"
+                assert each.wait_for_end(), "the server waits for a message that will not come"
             server.wait(0)
 
 
@@ -233,7 +233,7 @@ def test_two_messages_in_a_unary_call(server: ServerProcess) -> None:
     with attacked(server, "two messages in a unary call"), http2.connected(server.grpc_port) as connection:
         connection.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.call_headers("ServerLive")))
         connection.send_data(1, [http2.message(b"") * 2])
-        assert connection.wait_for_status(1, 5) in (0, 12, 13) or 1 in connection.resets
+        assert connection.wait_for_status(1) in (0, 12, 13) or 1 in connection.resets
     assert_serving(server)
 
 
@@ -266,7 +266,7 @@ def test_a_compressed_message_that_is_huge(server: ServerProcess) -> None:
         block = http2.call_headers("ModelInfer", (b"grpc-encoding", b"gzip"))
         own.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, block))
         own.send_data(1, [http2.message(bomb, compressed=True)])
-        status = own.wait_for_status(1, 10)
+        status = own.wait_for_status(1)
         assert status in (3, 5, 8, 13, 14) or own.resets or own.ended
     assert healthy(server)
     assert footprint(server.pid).rss_mb < 600

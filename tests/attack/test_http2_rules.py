@@ -1,6 +1,5 @@
 """HTTP/2 against its rules, and gRPC against its own: each breach has its answer (RFC 9113), and costs nobody else."""
 
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -155,11 +154,11 @@ def test_breaches(server: ServerProcess) -> None:
             with http2.connected(server.grpc_port) as connection:
                 connection.send(row.data)
                 if row.whole:
-                    ended = connection.wait_for_end(5)
+                    ended = connection.wait_for_end()
                     if connection.going_away != row.code or not ended:
                         wrong.append(f"{row.name}: {connection.going_away}, expected {row.code}; ended: {ended}")
                     continue
-                connection.wait_for_answers([1], 5)
+                connection.wait_for_answers([1])
                 if connection.resets.get(1) != row.code:
                     wrong.append(f"{row.name}: {connection.resets}, expected {row.code}")
                 connection.send(_WHOLE.replace(b"\0\0\0\x01", b"\0\0\0\x03", 2))
@@ -200,7 +199,7 @@ def test_what_is_odd_and_allowed(server: ServerProcess) -> None:
         for name, data in HARMLESS.items():
             with http2.connected(server.grpc_port) as connection:
                 connection.send(data + on_stream(9))
-                if connection.wait_for_status(9, 5) != 0 or connection.going_away is not None:
+                if connection.wait_for_status(9) != 0 or connection.going_away is not None:
                     wrong.append(f"{name}: {connection.going_away} {connection.resets}")
     assert not wrong, "\n".join(wrong)
 
@@ -213,8 +212,8 @@ def test_a_client_that_goes_away(server: ServerProcess) -> None:
         connection.send(frame(GOAWAY, 0, 0, bytes(8) + b"so long"))
         assert not connection.wait_for_end(0.1)
         connection.send(frame(DATA, END_STREAM, 1, infer[20:]))
-        assert connection.wait_for_status(1, 5) == 0
-        assert connection.wait_for_end(5)
+        assert connection.wait_for_status(1) == 0
+        assert connection.wait_for_end()
     assert_serving(server)
 
 
@@ -228,7 +227,7 @@ def test_more_than_the_windows_allow(server: ServerProcess) -> None:
         for _ in range(64):
             if not own.send(part):
                 break
-        own.wait_for_answers([1], 5)
+        own.wait_for_answers([1])
         assert own.resets.get(1) == FLOW or own.going_away == FLOW or 1 in own.blocks or own.ended
     assert_serving(server)
 
@@ -238,10 +237,10 @@ def test_too_many_streams(server: ServerProcess) -> None:
     with attacked(server, "HTTP/2: 1,001 streams", Limits(peak_mb=64)), http2.connected(server.grpc_port) as connection:
         for stream in range(1, 2_003, 2):
             connection.send(frame(HEADERS, END_HEADERS, stream, call_headers("ModelStreamInfer")))
-        assert connection.wait_for_answers([2_001], 5)
+        assert connection.wait_for_answers([2_001])
         assert connection.resets == {2_001: REFUSED}
         connection.send(frame(RST_STREAM, 0, 1, b"\0\0\0\x08") + on_stream(2_003))
-        assert connection.wait_for_status(2_003, 5) == 0
+        assert connection.wait_for_status(2_003) == 0
     assert_serving(server)
 
 
@@ -251,9 +250,9 @@ def test_long_metadata(server: ServerProcess) -> None:
     parts = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
     with attacked(server, "HTTP/2: long metadata"), http2.connected(server.grpc_port) as connection:
         connection.send(frame(HEADERS, 0, 1, parts[0]) + frame(CONTINUATION, END_HEADERS, 1, b"".join(parts[1:])))
-        assert connection.wait_for_status(1, 5) == 8
+        assert connection.wait_for_status(1) == 8
         connection.send(on_stream(3))
-        assert connection.wait_for_status(3, 5) == 0
+        assert connection.wait_for_status(3) == 0
     assert_serving(server)
 
 
@@ -278,10 +277,10 @@ def test_far_too_much_metadata(server: ServerProcess, name: str) -> None:
         connection.send(opened)  # whose message comes when all is over
         for stream in range(3, 43, 4):
             connection.send(on_stream(stream) + frame(HEADERS, END_HEADERS | END_STREAM, stream + 2, block))
-        assert [connection.wait_for_status(stream, 10) for stream in range(3, 43, 4)] == [0] * 10
-        assert [connection.wait_for_status(stream, 10) for stream in range(5, 45, 4)] == [8] * 10
+        assert [connection.wait_for_status(stream) for stream in range(3, 43, 4)] == [0] * 10
+        assert [connection.wait_for_status(stream) for stream in range(5, 45, 4)] == [8] * 10
         connection.send(frame(DATA, END_STREAM, 1, http2.message(bytes(message(Ask()).SerializeToString()))))
-        assert connection.wait_for_status(1, 5) == 0
+        assert connection.wait_for_status(1) == 0
         assert connection.going_away is None
     assert_serving(server)
 
@@ -306,7 +305,7 @@ def test_prefixes_that_lie(server: ServerProcess) -> None:
             with http2.connected(server.grpc_port) as connection:
                 block = call_headers("ModelInfer", *coding)
                 connection.send(frame(HEADERS, END_HEADERS, 1, block) + frame(DATA, END_STREAM, 1, data))
-                answered = connection.wait_for_status(1, 5)
+                answered = connection.wait_for_status(1)
                 if answered in (None, 0) if status is None else answered != status:
                     wrong.append(f"{name}: {answered}, {connection.resets}, expected {status}")
     assert not wrong, "\n".join(wrong)
@@ -324,7 +323,7 @@ def test_compressed_messages_on_many_streams(server: ServerProcess) -> None:
         for stream in range(1, 81, 2):
             own.send(frame(HEADERS, END_HEADERS, stream, block))
             own.send_data(stream, [bomb])
-        assert own.wait_for_answers(range(1, 81, 2), 20)
+        assert own.wait_for_answers(range(1, 81, 2))
     assert_serving(server)
 
 
@@ -337,22 +336,19 @@ def test_a_message_that_trickles(server: ServerProcess) -> None:
         for byte in infer:
             connection.send(frame(DATA, 0, 1, bytes((byte,))))
         connection.send(frame(DATA, END_STREAM, 1))
-        assert connection.wait_for_status(1, 5) == 0
+        assert connection.wait_for_status(1) == 0
 
 
 def test_a_thousand_idle_connections(server: ServerProcess) -> None:
     """Silent from the start, behind the preface, or in the middle of a frame: next to no memory, and no CPU."""
     starts = (b"", http2.PREFACE, http2.PREFACE + frame(SETTINGS, 0, 0) + _OPENED[:30])
-    with ExitStack() as stack, attacked(server, "1,000 idle gRPC connections", Limits(peak_mb=50)) as cost:
+    with ExitStack() as stack, attacked(server, "1,000 idle gRPC connections", Limits(peak_mb=50, cpu_seconds=3)):
         for number in range(1_000):
             connection = stack.enter_context(dialled(server.grpc_port))
             connection.sendall(starts[number % 3])
         eventually(lambda: footprint(server.pid).descriptors > 1_000)
         assert_serving(server)
-        began = time.monotonic()
         stack.close()
-    assert time.monotonic() - began < 10
-    assert cost.cpu_seconds < 3
 
 
 def test_the_wrong_protocol(server: ServerProcess) -> None:

@@ -330,7 +330,7 @@ def test_memory_after_many_large_requests(tmp_path: Path) -> None:
         assert (
             http(server.http_port, "GET", "/v2/models/numbers/stats").json["model_stats"][0]["inference_count"] == 2000
         )
-        eventually(lambda: footprint(server.pid).rss_mb <= 300, 5)
+        eventually(lambda: footprint(server.pid).rss_mb <= 300)
 
 
 def test_a_body_too_large_for_the_memory(server: ServerProcess) -> None:

@@ -14,7 +14,6 @@ from attack.sending import (
     GZIP,
     INFER,
     REFUSALS,
-    SECONDS,
     assert_answers,
     gzipped,
     json_input,
@@ -141,7 +140,7 @@ def check(server: ServerProcess, row: Row) -> None:
     headers = {"Content-Type": "application/json", **(GZIP if row.packed else {})}
     with attacked(server, f"JSON: {row.name}, {len(body):,} B", row.limits):
         for _ in range(row.times):
-            answer = post(server, row.path, body, headers, seconds=SECONDS)
+            answer = post(server, row.path, body, headers)
             assert answer.status in row.right, answer.body[:300]
             assert len(answer.body) <= _ERROR_BYTES
     assert_answers(server)
@@ -197,6 +196,6 @@ def test_millions_of_empty_texts(server: ServerProcess, packed: bool) -> None:
     body = gzipped(parts) if packed else b"".join(parts)
     headers = {"Inference-Header-Content-Length": str(len(prefix)), **(GZIP if packed else {})}
     with attacked(server, f"8,000,000 empty texts, {len(body):,} B", Limits(peak_mb=1000, cpu_seconds=12)):
-        answer = post(server, TEXTS, body, headers, seconds=40)
+        answer = post(server, TEXTS, body, headers)
         assert answer.status in REFUSALS | {200}
         assert answer.status != 200 or answer.body.endswith(bytes(size))

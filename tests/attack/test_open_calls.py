@@ -17,11 +17,11 @@ from wire import Ask, assert_serving, message
 from attack import http2
 from attack.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, call_headers, frame
 from attack.measuring import Limits, attacked
-from attack.sending import INFER, dialled, statuses
+from attack.sending import INFER, dialled, executed, statuses
 
 MEMORY: Final = 64 << 20
 BEGUN: Final = http2.message(bytes(message(Ask()).SerializeToString()))
-EXHAUSTED, EXCEEDED = 8, 4
+EXCEEDED = 4
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,7 @@ def test_a_body_that_trickles(small: ServerProcess) -> None:
         counted, chunked = (stack.enter_context(dialled(small.http_port)) for _ in range(2))
         counted.sendall(post + b"Content-Length: 1000000\r\n\r\n" + b" " * 500_000)
         chunked.sendall(post + b"Transfer-Encoding: chunked\r\n\r\n7b000\r\n" + b" " * 499_999)
-        begun = time.monotonic()
         received = trickle([counted, chunked], b" ", 15)
-        assert time.monotonic() - begun > 4
         assert [statuses(received[each]) for each in (counted, chunked)] == [[408], [408]]
     assert_serving(small)
 
@@ -84,9 +82,8 @@ def test_a_message_that_trickles(small: ServerProcess, method: str) -> None:
             connection.send(frame(DATA, 0, 3, b"\0"))
             connection.wait_for_status(3, 0.2)
         assert status == EXCEEDED
-        assert time.monotonic() - begun > 4
         connection.send(frame(DATA, 0, 1, BEGUN))
-        assert connection.wait_for_answers([1], 5)
+        assert connection.wait_for_answers([1])
         assert 1 not in connection.resets
         assert connection.status(1) is None
     assert_serving(small)
@@ -100,8 +97,8 @@ def test_calls_that_are_opened_and_left(small: ServerProcess) -> None:
         for first in range(1, 2_001, 200):
             for connection in connections:
                 connection.send(b"".join(frame(HEADERS, END_HEADERS, n, block) for n in range(first, first + 200, 2)))
-        eventually(lambda: sum(_refused(connection, range(1, 2_001, 2)) for connection in connections) > 2_000)
-        assert _refused(connections[0], range(1, 201, 2)) == 0
+        eventually(lambda: sum(connection.exhausted(range(1, 2_001, 2)) for connection in connections) > 2_000)
+        assert connections[0].exhausted(range(1, 201, 2)) == 0
         for connection in connections[:5]:
             connection.send(b"".join(frame(RST_STREAM, 0, n, b"\0\0\0\x08") for n in range(1, 2_001, 2)))
         last = stack.enter_context(http2.connected(small.grpc_port))
@@ -121,16 +118,10 @@ def test_responses_that_nobody_takes(small: ServerProcess) -> None:
         attacked(small, "HTTP/2: 120 responses of 0.8 MB, no window", Limits(peak_mb=160, cpu_seconds=5, left_mb=96)),
         http2.connected(small.grpc_port) as connection,
     ):
+        before = executed(small)
         connection.send(frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0"))
         for stream in streams:
             connection.send(frame(HEADERS, END_HEADERS, stream, call_headers("ModelInfer")))
             connection.send_data(stream, [body])
-        connection.wait_for_answers(streams, 5)
-        assert 30 <= _refused(connection, streams) < 120
+        assert 30 <= connection.refused(streams, lambda: executed(small) - before) < 120
     assert_serving(small)
-
-
-def _refused(connection: http2.Connection, streams: range) -> int:
-    """How many of the calls have ended for want of memory, of what has come by now."""
-    connection.wait_for_status(1_000_001, 0.05)
-    return sum(connection.status(stream) == EXHAUSTED for stream in streams)

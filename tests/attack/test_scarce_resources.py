@@ -14,7 +14,7 @@ import pytest
 from repositories import EXAMPLES
 from server_process import LOADED, ServerProcess, eventually, started
 from tritonclient.grpc import service_pb2 as pb
-from wire import HOST, assert_serving, stub
+from wire import HOST, SECONDS, assert_serving, stub
 
 from attack import http2
 from attack.measuring import Limits, attacked, footprint, status_number
@@ -60,7 +60,7 @@ def test_http_bodies_beyond_the_memory() -> None:
                     pass
                 assert statuses(read_to_end(connection)) in ([503], [413], [])
             assert_lives(server)
-        assert "emory" in server.log.partition("load time")[2]
+        eventually(lambda: "emory" in server.log.partition("load time")[2])
         end(server)
 
 
@@ -86,7 +86,7 @@ def test_grpc_messages_beyond_the_memory(options: list[str]) -> None:
                 connection.send(http2.frame(http2.HEADERS, http2.END_HEADERS, 1, block))
                 start = b"\0" + (3 * _BODY).to_bytes(4, "big")
                 connection.send_data(1, [start, *[bytes(1 << 20)] * (3 * _BODY >> 20)])
-                status = connection.wait_for_status(1, 10)
+                status = connection.wait_for_status(1)
                 assert status == 8 or (status is None and 1 in connection.resets), f"status {status}"
             assert_lives(server)
         end(server)
@@ -103,7 +103,7 @@ def test_few_descriptors() -> None:
             for _ in range(200):
                 connection = stack.enter_context(dialled(server.http_port))
                 connection.setblocking(False)
-            server.wait_for("WARNING.*(connections|descriptors|open files)", 5)
+            server.wait_for("WARNING.*(connections|descriptors|open files)")
             codes: Counter[str] = Counter()
             for _ in range(5):
                 codes[call(server)] += 1
@@ -127,10 +127,10 @@ def test_few_descriptors_and_many_grpc_connections() -> None:
             with ExitStack() as stack:
                 for _ in range(300):
                     stack.enter_context(dialled(server.grpc_port)).setblocking(False)
-                server.wait_for("WARNING.*gRPC connections are open", 5)
+                server.wait_for("WARNING.*gRPC connections are open")
                 assert [new_connection(server) for _ in range(5)] == [200] * 5
                 for number in range(2, 12):
-                    elsewhere = socket.create_connection((HOST, server.grpc_port), 5, (f"127.0.0.{number}", 0))
+                    elsewhere = socket.create_connection((HOST, server.grpc_port), SECONDS, (f"127.0.0.{number}", 0))
                     assert stack.enter_context(elsewhere).recv(9), f"address {number} gets no settings"
             eventually(lambda: footprint(server.pid).descriptors <= before.descriptors + 1)
             assert call(server) == "OK"
@@ -142,14 +142,14 @@ def call(server: ServerProcess) -> str:
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"{HOST}:{server.grpc_port}", options) as channel:
         try:
-            stub(channel).ServerLive(pb.ServerLiveRequest(), timeout=5)
+            stub(channel).ServerLive(pb.ServerLiveRequest(), timeout=SECONDS)
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"
 
 
 def new_connection(server: ServerProcess) -> int:
-    with closing(http.client.HTTPConnection(HOST, server.http_port, timeout=5)) as connection:
+    with closing(http.client.HTTPConnection(HOST, server.http_port, timeout=SECONDS)) as connection:
         connection.request("GET", "/v2/health/live")
         return connection.getresponse().status
 

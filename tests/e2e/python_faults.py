@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ class Outcome(NamedTuple):
 
     status: int
     text: str
-    seconds: float
 
 
 def write_faulty(repository: Path, name: str, *, instances: int = 1, config: str = "", code: str = "") -> None:
@@ -45,7 +43,6 @@ def write_faulty(repository: Path, name: str, *, instances: int = 1, config: str
 
 
 def call(port: int, path: str, body: object = None, seconds: float = _PATIENCE_S) -> Outcome:
-    began = time.monotonic()
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/{path}", data, seconds) as response:
@@ -57,7 +54,7 @@ def call(port: int, path: str, body: object = None, seconds: float = _PATIENCE_S
                 text = json.loads(text).get("error", text)
     except OSError:
         status, text = 0, ""
-    return Outcome(status, text, time.monotonic() - began)
+    return Outcome(status, text)
 
 
 def infer(port: int, model: str, fault: str = "", seconds: float = _PATIENCE_S) -> Outcome:
@@ -80,7 +77,6 @@ class Neighbour:
     model: str
     wrong: list[Outcome] = field(default_factory=list)
     count: int = 0
-    longest_s: float = 0.0
 
     @contextmanager
     def asking(self) -> "Iterator[Neighbour]":
@@ -90,7 +86,6 @@ class Neighbour:
             while not over.wait(0.02):
                 outcome = infer(self.port, self.model)
                 self.count += 1
-                self.longest_s = max(self.longest_s, outcome.seconds)
                 if not is_right(outcome):
                     self.wrong.append(outcome)
 

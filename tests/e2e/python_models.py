@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import shlex
-import socket
 import subprocess
 import tempfile
 import textwrap
@@ -26,7 +25,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import CONFIG_TYPES
-from server_process import eventually, serving
+from server_process import eventually, free_port, serving
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from wire import HOST, SECONDS, http
 
@@ -82,7 +81,7 @@ class TritonProcess:
     """As much of a `server_process.ServerProcess` as the tests of Python models use."""
 
     def __init__(self, repository: Path, options: Sequence[str]) -> None:
-        self.http_port, self.grpc_port, self.metrics_port = _free_ports(3)
+        self.http_port, self.grpc_port, self.metrics_port = free_port(), free_port(), free_port()
         ports = {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
         words = [word.format(repository=repository, **ports) for word in shlex.split(TRITON)]
         self._log = tempfile.NamedTemporaryFile("r", suffix=".log")  # noqa: SIM115
@@ -112,17 +111,6 @@ class TritonProcess:
         self._process.terminate()
         self._process.wait(60)
         self._log.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @contextmanager

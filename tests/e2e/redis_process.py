@@ -2,23 +2,20 @@
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from redis import Redis
-from server_process import eventually
+from server_process import eventually, free_port
 
 
 class RedisProcess:
     """It can be stopped and started again on the same port."""
 
     def __init__(self, directory: Path, options: Sequence[str] = (), *, tls: bool = False, password: str = "") -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._command = ["redis-server", "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
         self._command += ["--port", "0", "--tls-port", str(self.port)] if tls else ["--port", str(self.port)]
         self._command += [*options, *(["--requirepass", password] if password else [])]

@@ -213,11 +213,29 @@ _ports = itertools.count(os.getpid() * 64)
 
 
 def free_port() -> int:
-    """For a test that has to know the number before the server starts. Each process tries numbers of its own first."""
+    """For a test that has to know the number before the server starts, or looks at it when the server has closed it.
+
+    Each process tries numbers of its own first.
+    """
     while True:
         port = _FIRST_PORT + next(_ports) % (_LAST_PORT - _FIRST_PORT)
         with contextlib.suppress(OSError), contextlib.closing(socket.create_server(("127.0.0.1", port))):
             return port
+
+
+def own_ports() -> list[str]:
+    """Options of HTTP's and gRPC's ports, which refuse everybody once the server has closed them."""
+    return [f"--http-port={free_port()}", f"--grpc-port={free_port()}"]
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=_STOP_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it has just been in the backlog of the closing port
+        return False
+    return False
 
 
 def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:

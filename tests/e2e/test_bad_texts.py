@@ -1,93 +1,49 @@
-"""Wrong calls of texts get a status, and an error in the form of their API; the server goes on serving.
+"""Wrong calls of texts to a server process, some: `tests/unit/frontends/test_bad_text_calls.py` has them all."""
 
-One server gets all of `bad_texts_table`.
-"""
-
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
-from typing import NamedTuple
 
 import pytest
-from bad_texts_table import BODIES, EMBEDDINGS, OPENAI_CALLS, ROWS, TEI_CALLS, Row, embed, say
-from minilm_folder import classifier, minilm, ranker
-from server_process import ServerProcess, serving
-from text_models import FUNCTIONS, write_speaker
-from wire import Answer, connect, send
+from server_process import serving
+from wire import connect
 
+from bad_texts import CHECKS, write_models
 
-class Wire(NamedTuple):
-    """The one server, and a connection to it that all rows share."""
-
-    server: ServerProcess
-    connection: HTTPConnection
-
-    def post(self, path: str, content: bytes) -> Answer:
-        return send(self.connection, "POST", path, content)
+SAMPLE = (
+    "embeddings: nothing to embed",
+    "embeddings: a token beyond the vocabulary",
+    "embeddings: 100,000 texts",
+    "embeddings: a model for another task",
+    "rerank: a document without a text",
+    "chat: a model without a template",
+    "chat: a call without a name",
+    "chat: a seed of 70 bits",
+    "completions: too many prompts",
+    "completions: a model of messages",
+    "responses: several texts",
+    "embed: too long",
+    "embed: an unknown model",
+    "predict: three texts",
+    "similarity: a text",
+    "decode: a token beyond the vocabulary",
+    "/v1/responses: half of a surrogate pair in UTF-8",
+    "/v1/embeddings: brackets without end",
+    "/tokenize: bytes that are no UTF-8",
+    "texts that look wrong are fine",
+)
 
 
 @pytest.fixture(scope="module")
-def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    folder = tmp_path_factory.mktemp("bad")
-    write_speaker(folder / "models")
-    write_speaker(folder / "models", "raw", None)
-    functions = folder / "functions.py"
-    functions.write_text(FUNCTIONS)
-    options = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}"]
-    options += [f"{functions}:{name}" for name in ("shout", "recite", "add")]
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HTTPConnection]:
     with (
-        serving(folder / "models", options=options) as server,
+        serving(options=write_models(tmp_path_factory.mktemp("bad"))) as server,
         closing(connect(server.http_port)) as connection,
     ):
-        yield Wire(server, connection)
+        yield connection
         assert server.running
 
 
-def check_good(wire: Wire) -> None:
-    """The mistake was none of framing, and has broken nothing."""
-    good = wire.post("/v1/chat/completions", json.dumps(say("fine")).encode())
-    assert good.json["choices"][0]["message"]["content"] == "<user> fine <bos>"
-
-
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_row(wire: Wire, row: Row) -> None:
-    answer = wire.post(row.path, row.content)
-    assert answer.status == row.status, answer.body
-    if row.path in OPENAI_CALLS:
-        kind = {"message": row.message, "type": "invalid_request_error", "param": row.param, "code": row.code}
-        assert answer.json == {"error": kind}
-    else:
-        assert answer.json == {"error": row.message, "error_type": row.code}
-    check_good(wire)
-
-
-@pytest.mark.parametrize("path", [*OPENAI_CALLS, *TEI_CALLS])
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_body_that_is_no_object(wire: Wire, path: str, body: bytes) -> None:
-    answer = wire.post(path, body)
-    assert answer.status == 400, answer.body
-    error = answer.json["error"] if path in TEI_CALLS else answer.json["error"]["message"]
-    assert error
-    check_good(wire)
-
-
-def test_texts_that_look_wrong_are_fine(wire: Wire) -> None:
-    """Characters of all kinds, none of which a tokenizer or a template stumbles over."""
-    texts = [
-        "\x00",
-        "\ufeff",
-        " ",
-        "\n" * 5000,
-        "\u202e\u200d",
-        "😀" * 3000,
-        "\U0010ffff",
-        "a\u0301" * 999,
-        "<|im_end|>",
-    ]
-    answer = wire.post(EMBEDDINGS, json.dumps(embed(texts)).encode())
-    assert len(answer.json["data"]) == len(texts)
-    for text in texts:
-        chat = wire.post("/v1/chat/completions", json.dumps(say(text + "x")).encode())
-        assert chat.status == 200, chat.body
-        assert chat.json["choices"][0]["message"]["content"].strip().endswith("<bos>")
+@pytest.mark.parametrize("name", SAMPLE)
+def test_row(connection: HTTPConnection, name: str) -> None:
+    CHECKS[name](connection)

@@ -136,7 +136,7 @@ def test_a_decoupled_model(bench: Bench, three: str, protocol: str, load: Sequen
     assert responses["per_second"] == pytest.approx(responses["count"] / row["seconds"])
     first, between = responses["time_to_first_ms"], responses["time_between_ms"]
     assert DELAYS_MS[0] <= first["p50"] <= first["p99"]
-    assert DELAYS_MS[1] - 2 <= between["p50"] < DELAYS_MS[0]
+    assert 0 < between["p50"] < first["p50"]
     assert between["p50"] <= between["p99"]
     assert row["latency_ms"]["p50"] >= sum(DELAYS_MS)
 

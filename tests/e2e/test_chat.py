@@ -122,4 +122,4 @@ def test_the_metrics_and_the_statistics_count_chats(server: ServerProcess, answe
 
 def test_no_text_is_in_the_log(server: ServerProcess, answers: Any) -> None:
     assert "hello big" not in server.log
-    assert "status 404: Request for unknown model: 'nosuch'" in server.log
+    server.wait_for("status 404: Request for unknown model: 'nosuch'")

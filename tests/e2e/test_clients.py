@@ -109,10 +109,15 @@ def until(fact: Callable[[], bool]) -> None:
 
 
 def test_time_outs(client: Client, url: str, served: Serving) -> None:
-    stream = client.stream("repeat", SLOW, timeout=0.2)
-    assert next(stream).plain("OUT") == 4
-    with pytest.raises(ClientTimeoutError):
-        next(stream)
+    def is_in_time(seconds: float) -> bool:
+        """The first response, on this machine; the second is not."""
+        received: list[Any] = []
+        with pytest.raises(ClientTimeoutError):
+            received.extend(each.plain("OUT") for each in client.stream("repeat", SLOW, timeout=seconds))
+        assert received in ([], [4])
+        return received == [4]
+
+    assert any(map(is_in_time, (0.2, 2, 20)))
 
     async def wait(client: modserve.AsyncClient) -> None:
         with pytest.raises(ClientTimeoutError):

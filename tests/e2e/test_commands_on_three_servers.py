@@ -322,10 +322,13 @@ def test_one_that_is_dead(run: Any, three: Three) -> None:
 def test_one_that_is_frozen(run: Any, three: Three) -> None:
     """It holds nobody but itself, and nobody is changed."""
     with frozen(three.servers[1]):
-        code, out, _ = run("status", "--timeout=0.5")
+        for seconds in (0.5, 5, 20):
+            code, out, _ = run("status", f"--timeout={seconds:g}")
+            if out.count(" ready ") == 3:  # the others are as quick as that on this machine
+                break
         assert (code, out.count(" ready ")) == (1, 3)
-        assert "    no response within 0.5 s" in out
-        code, out, _ = run("load", "late", "--timeout=0.5")
+        assert f"    no response within {seconds:g} s" in out
+        code, out, _ = run("load", "late", f"--timeout={seconds:g}")
         assert (code, out.count("not called")) == (1, 2)
         _, out, _ = run("top", "--count=1", "--interval=0.1", "--timeout=5")
         assert out.splitlines()[4].split()[:3] == [three.urls[1], "no", "response"]

@@ -161,8 +161,8 @@ def test_more_models_than_fit_are_served_to_many_clients(tmp_path: Path) -> None
         assert [(each["type"], int(each["byte_size"])) for each in usage] == [("CPU", size)]
         counted = sum(int(statistics(server, f"table{each}")["inference_count"]) for each in range(6))
         assert counted == clients.answered  # across all loads
-        assert f"model '{name}', version 1: in memory after" in server.log
-        assert "leaves memory" in server.log
+        server.wait_for(f"model '{name}', version 1: in memory after")
+        server.wait_for("leaves memory")
 
 
 def test_ensembles_python_models_and_sequences(tmp_path: Path) -> None:

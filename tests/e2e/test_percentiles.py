@@ -3,18 +3,21 @@
 import http.client
 import json
 import re
-import subprocess
-import sys
 import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from python_models import tensors, write_python
 from server_process import ServerProcess, eventually, serving
 
 from modserve.commands.bench.percentiles import percentiles_ms
+from modserve.commands.destination import Destination, address
+from modserve.commands.top.command import Frames
+from modserve.commands.top.frame import cells
+from modserve.commands.top.source import SnapshotSource
 from modserve.core.statistics.sketch import FINE_QUERY
 
 HOST = "127.0.0.1"
@@ -76,16 +79,17 @@ def console(server: ServerProcess) -> list[float]:
 
 
 def test_top_and_console_show_what_the_access_log_has(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "modserve", "top", "--plain", "--count=1", "--interval=8"]
-    command += [f"--url=http://{HOST}:{server.http_port}", f"--metrics-url=http://{HOST}:{server.metrics_port}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
-        time.sleep(3.0)  # until it has had its first look, which nothing shows
+    def between_the_looks(_: float) -> None:
         sent = load(server, 2.0)
         eventually(lambda: len(logged_ns(server)) == sent)
-        exact = percentiles_ms(array("q", logged_ns(server)), (50.0, 99.0))
-        out, _ = top.communicate(timeout=30)
-    [row] = [line for line in out.splitlines() if line.startswith("sleep_thread ")]
-    _, p50, p99 = (float(text) for text in re.findall(r"([\d.]+) ms", row))
+
+    place = Destination(address(f"http://{HOST}:{server.http_port}"))
+    source = SnapshotSource(place, f"http://{HOST}:{server.metrics_port}")
+    with closing(Frames(source, 1.0, 1, between_the_looks)) as frames:
+        [frame] = frames
+    exact = percentiles_ms(array("q", logged_ns(server)), (50.0, 99.0))
+    [row] = [cells(row) for row in frame.rows if row.model == "sleep_thread"]
+    _, p50, p99 = (float(text) for text in re.findall(r"([\d.]+) ms", " ".join(row)))
     assert [p50, p99] == [pytest.approx(each, rel=0.05) for each in exact.values()]
     assert [p50, p99] == [pytest.approx(each, rel=0.02) for each in console(server)], "the same figure everywhere"
 

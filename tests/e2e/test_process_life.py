@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from repositories import EXAMPLES, HELD, Gate, write_held, write_identity
-from server_process import LOADED, ServerProcess, eventually, serving, started
+from server_process import LOADED, ServerProcess, eventually, free_port, own_ports, refuses, serving, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
     HOST,
@@ -84,21 +84,6 @@ def one_runs_and_one_waits(server: ServerProcess, gate: Gate) -> None:
 def grpc_metadata(server: ServerProcess, model: str) -> service_pb2.ModelMetadataResponse:
     with channel(server.grpc_port) as opened:
         return stub(opened).ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=SECONDS)
-
-
-def refuses(port: int) -> bool:
-    try:
-        socket.create_connection((HOST, port), timeout=SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except ConnectionResetError:  # it has just been in the backlog of the closing port
-        return False
-    return False
-
-
-def free_port() -> int:
-    with closing(socket.create_server((HOST, 0))) as taken:
-        return int(taken.getsockname()[1])
 
 
 # --- start ------------------------------------------------------------------------------------------------------------
@@ -231,7 +216,7 @@ def test_a_front_end_switched_off(options: list[str], closed: str) -> None:
 def test_what_is_in_flight_is_finished(repository: Path, number: signal.Signals) -> None:
     gate = write_held(repository, "model")
     with (
-        serving(repository, environment=HELD) as server,
+        serving(repository, options=own_ports(), environment=HELD) as server,
         closing(connect(server.http_port)) as idle,
         under_way(server, gate) as calls,
     ):
@@ -278,7 +263,7 @@ def test_requests_pipelined_behind_the_one_in_flight_are_answered(repository: Pa
     lines = [f"POST {infer_path('model')} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-    with serving(repository, environment=HELD) as server, ThreadPoolExecutor(1) as threads:
+    with serving(repository, options=own_ports(), environment=HELD) as server, ThreadPoolExecutor(1) as threads:
         with socket.create_connection((HOST, server.http_port), timeout=SECONDS) as connection:
             connection.sendall(request * 2)
             call = threads.submit(by_grpc, server)
@@ -358,7 +343,5 @@ def test_an_engine_that_does_not_close(repository: Path) -> None:
     gate.stick()
     with started(repository, options=["--exit-timeout-secs=1"], environment=HELD) as server:
         server.wait_for(LOADED)
-        begun = time.monotonic()
         server.signal(signal.SIGTERM)
         server.wait(1, errors=[r"Exit timeout expired\. Exiting immediately\."])
-        assert time.monotonic() - begun < 3

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[An
     code = COUNT.replace("PATH", repr(f"{notes}/count_MODE"))
     write_python(repository, "count", code, number + "model_transaction_policy { decoupled: true }")
     what = tensors("input", WHAT="BYTES 1") + tensors("output", OUT="BYTES 1")
-    write_python(repository, "caller", CALLER + SYNC_EXECUTE, what)
-    write_python(repository, "other", CALLER + SYNC_EXECUTE, what)
-    write_python(repository, "gatherer", CALLER + ASYNC_EXECUTE, what)
+    caller = CALLER.replace("NOTES", repr(str(notes)))
+    write_python(repository, "caller", caller + SYNC_EXECUTE, what)
+    write_python(repository, "other", caller + SYNC_EXECUTE, what)
+    write_python(repository, "gatherer", caller + ASYNC_EXECUTE, what)
     # What sleeps does so in a thread: on the event loop, all would sleep.
-    code = re.sub("(slow|pool|queued|count)_MODE", r"\1_thread", CALLER) + ASYNC_EXECUTE
+    code = re.sub("(slow|pool|queued|count)_MODE", r"\1_thread", caller) + ASYNC_EXECUTE
     write_python(repository, "gatherer", code, what, modes=["inline"])
     write_python(repository, "initializing", INITIALIZING, what)
     write_identity(repository, "identity_empty")
@@ -103,7 +103,7 @@ CALLS: dict[str, Any] = {
     "empty": [{"OUTPUT0": []}, [1, 0]],
     "decoupled": [[*out(0, 1, 2), {}], [{}], [*out(0), {}]],
     "decoupled_twice": [[*out(0, 1, 2), {}]] * 2,
-    "begins_at_once": [out(1), True],
+    "begins_at_once": [True, out(1)],
     "decoupled_single": [{"SUM": [8], "DIFFERENCE": [2]}],
     "ensemble": {"OUTPUT0": [7]},
     "sequence": [[1], [3], [6]] * 2,
@@ -178,7 +178,7 @@ def test_calls_that_wait_are_refused_on_the_event_loop(server: Any) -> None:
 
 GATHERED: dict[str, Any] = {
     "gathered": list(range(1, 51)),
-    "gathered_slow": True,
+    "gathered_slow": "together",
     "gathered_decoupled": [[*out(*range(number)), {}] for number in range(4)],
     "waited_for": "late",
 }
@@ -206,10 +206,8 @@ def test_a_call_may_be_too_late(server: Any, mode: str) -> None:
 
 
 def test_calls_of_several_clients(server: Any, mode: str) -> None:
-    begun = time.monotonic()
     assert at_once(6, lambda _: done(server, mode, "add_sub")["SUM"]) == [[8]] * 6
     assert at_once(6, lambda _: len(done(server, mode, "gathered", model="gatherer"))) == [50] * 6
-    assert time.monotonic() - begun < 10
 
 
 def test_readiness_may_be_looked_up_while_loading(server: Any, mode: str) -> None:
@@ -224,4 +222,4 @@ def test_a_client_that_leaves_takes_the_calls_along(server: Any, mode: str, note
         opened.send(f"gatherer_{mode}", {"WHAT": np.array(["waiting"], np.object_)})
         eventually(lambda: file.exists() and file.read_text() == before + "begun ")
         opened.client.stop_stream(cancel_requests=True)
-    eventually(lambda: file.read_text() == before + "begun cancelled ", 2.5)
+    eventually(lambda: file.read_text() == before + "begun cancelled ")

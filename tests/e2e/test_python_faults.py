@@ -7,7 +7,6 @@ all the time; what came of it is compared afterwards. Two more servers end in th
 import json
 import re
 import signal
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -242,10 +241,8 @@ class Story:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     later: dict[str, Outcome] = field(default_factory=dict)
     """The next request to the same model."""
-    recovered_s: dict[str, float] = field(default_factory=dict)
     restarts: dict[str, float] = field(default_factory=dict)
     loads: dict[str, Outcome] = field(default_factory=dict)
-    unloads: dict[str, float] = field(default_factory=dict)
     ready: dict[str, Outcome] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     neighbours: list[Neighbour] = field(default_factory=list)
@@ -260,24 +257,20 @@ def load(server: ServerProcess, name: str) -> Outcome:
     return call(server.http_port, f"repository/models/{name}/load", {}, 60.0)
 
 
-def unload(server: ServerProcess, story: Story, name: str) -> None:
-    began = time.monotonic()
+def unload(server: ServerProcess, name: str) -> None:
     call(server.http_port, f"repository/models/{name}/unload", {}, 60.0)
     # The names of the shared memory of its instances, or of its first one, before that has a name.
-    eventually(lambda: not any(f"'{name}'" in each for each in open_files(server.pid)), 40.0)
-    story.unloads[name] = time.monotonic() - began
+    eventually(lambda: not any(f"'{name}'" in each for each in open_files(server.pid)), 40.0)  # given up after 60 s
 
 
 def again(server: ServerProcess, story: Story, name: str) -> None:
     """Ask a model whose process has died until it responds."""
-    began = time.monotonic()
 
     def responds() -> bool:
         story.later[name] = infer(server.http_port, name)
         return is_right(story.later[name])
 
     eventually(responds)
-    story.recovered_s[name] = time.monotonic() - began
 
 
 def crash(server: ServerProcess, story: Story, name: str) -> None:
@@ -305,7 +298,7 @@ def die_for_good(server: ServerProcess, story: Story) -> None:
     story.later["once"] = infer(port, "once")
     story.ready["once"] = call(port, "models/once/ready")
     index = call(port, "repository/index", {})
-    story.ready["index"] = Outcome(index.status, next(part for part in index.text.split("}") if '"once"' in part), 0.0)
+    story.ready["index"] = Outcome(index.status, next(part for part in index.text.split("}") if '"once"' in part))
     story.ready["server"] = call(port, "health/ready")
 
 
@@ -356,7 +349,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         story.before = state(server, mark)
         act(server, story, names)
         story.memory = named_memory(mark)
-        at_once(*[partial(unload, server, story, name) for name in names if name not in UNLOADABLE])
+        at_once(*[partial(unload, server, name) for name in names if name not in UNLOADABLE])
         eventually(lambda: is_empty(server, mark))
         story.after = state(server, mark)
         story.left = {pid: text for pid, text in processes(mark).items() if pid != server.pid}
@@ -403,11 +396,6 @@ def test_a_process_that_dies_is_replaced(story: Story, name: str) -> None:
     assert re.search(f" ERROR +modserve.execution.instance_set: {first_line}", story.log)
     assert "a new one will be made in 1 s" in story.log
     assert f"model '{name}': instance '{name}_0_0' runs again" in story.log
-
-
-def test_the_callers_wait_no_longer_than_they_must(story: Story) -> None:
-    quick = {name: story.outcomes[name].seconds for name, text in CRASHES.items() if text is not SLOW}
-    assert max(quick.values()) < 10.0, quick
 
 
 @pytest.mark.parametrize("name", RAISED)
@@ -499,7 +487,6 @@ def test_nobody_else_notices(story: Story) -> None:
         assert len(lost) <= (neighbour.model == "pair")
         assert neighbour.wrong == lost
         assert neighbour.count > 20
-        assert neighbour.longest_s < 10.0
 
 
 def test_the_other_instance_goes_on(story: Story) -> None:
@@ -508,7 +495,6 @@ def test_the_other_instance_goes_on(story: Story) -> None:
         r"model 'pair', instance 'pair_0_[01]' was lost: its process \d+ was killed by SIGSEGV", outcome.text
     )
     assert is_right(story.later["pair"])
-    assert story.later["pair"].seconds < 0.9
     assert story.restarts["pair"] == 1
 
 
@@ -542,7 +528,6 @@ def test_what_cannot_be_loaded_says_why(story: Story, name: str) -> None:
 @pytest.mark.parametrize("name", [*ENDINGS, *READY])
 def test_an_end_that_goes_wrong(story: Story, name: str) -> None:
     assert story.loads[name].status == 200
-    assert story.unloads[name] < 40.0  # all end at once here; an engine that does not end is given up after 60 s
     assert (ENDINGS | READY)[name][1] in story.log
 
 
@@ -581,10 +566,10 @@ def test_nothing_is_left_after_the_server(unruly: tuple[ServerProcess, str]) -> 
     server, mark = unruly
     server.signal(signal.SIGTERM)
     server.wait(1, errors=[r" ERROR +modserve\.process\.listeners: Exit timeout expired"])
-    eventually(lambda: not processes(mark), 5.0)
+    eventually(lambda: not processes(mark))
 
 
 def test_nothing_is_left_after_a_server_that_is_killed(unruly: tuple[ServerProcess, str]) -> None:
     server, mark = unruly
     server.signal(signal.SIGKILL)
-    eventually(lambda: not processes(mark), 5.0)
+    eventually(lambda: not processes(mark))

@@ -290,7 +290,7 @@ def test_metrics_work_in_finalize(server: Any, mode: str, notes: Path) -> None:
     with tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
         client.unload_model(f"ending_{mode}")
     text = "3.0 refused " if mode == "process" and not TRITON else "3.0 "
-    eventually(lambda: (notes / f"ending_{mode}").exists() and (notes / f"ending_{mode}").read_text() == text, 10)
+    eventually(lambda: (notes / f"ending_{mode}").exists() and (notes / f"ending_{mode}").read_text() == text)
 
 
 # Modules beside model.py

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -161,12 +160,10 @@ def test_it_goes_away_and_comes_back(repository: Path, redis: RedisProcess) -> N
         ask(server, numbers(0))
         kept(redis, 1)
         redis.stop()
-        start = time.monotonic()
         for first in range(50):
             ask(server, numbers(first))
-        assert time.monotonic() - start < 5
-        assert len([line for line in server.log.splitlines() if "response cache" in line]) == 1
         server.wait_for(r"response cache redis://localhost:\d+/0: .*; requests run without it until it is back")
+        assert len([line for line in server.log.splitlines() if "response cache" in line]) == 1
         redis.start()
         server.wait_for(BACK)
         hits, _ = counts(server)
@@ -188,18 +185,16 @@ def test_one_that_is_away_from_the_start(repository: Path, redis: RedisProcess) 
 
 
 def test_one_that_says_nothing(repository: Path, redis: RedisProcess) -> None:
-    with serving(repository, options=[redis.option().replace("socket_timeout=2000", "socket_timeout=50")]) as server:
+    quick = redis.option().replace("socket_timeout=2000", "socket_timeout=50")
+    with serving(repository, options=[quick, "--log-verbose=1"]) as server:
         redis.freeze(True)
         try:
-            waits = []
             for first in range(30):
-                start = time.monotonic()
                 ask(server, numbers(first))
-                waits.append(time.monotonic() - start)
             server.wait_for("no reply in 50 ms; requests run without it until it is back")
+            assert server.log.count("no reply in 50 ms") == 3, "so many have waited"
         finally:
             redis.freeze(False)
-        assert sum(wait > 0.04 for wait in waits) <= 6
         server.wait_for(BACK)
 
 

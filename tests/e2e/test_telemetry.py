@@ -357,5 +357,3 @@ def test_a_collector_that_is_not_there(repository: Path) -> None:
         eventually(lambda: metric(running, name, reason="export_failed") >= 3)
         running.wait_for(r"WARNING .*span_export: \d+ trace spans were lost: the collector did not accept them \(.*\)")
         assert "opentelemetry." not in running.log
-        began = time.monotonic()
-    assert time.monotonic() - began < 15

@@ -23,11 +23,12 @@ import tritonclient.http
 import tritonclient.http.aio
 from authority import Authority, Pair
 from repositories import EXAMPLES
-from server_process import LOADED, ServerProcess, serving, started
+from server_process import LOADED, ServerProcess, eventually, own_ports, refuses, serving, started
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, UNLIMITED, Ask, binary_request, http, infer_path, send, stub
 
+from attack.measuring import footprint
 from modserve.frontends.certificates import CertificateError, Certificates
 from modserve.settings import TlsFiles
 
@@ -397,15 +398,15 @@ def test_clients_that_agree_while_the_server_stops_are_answered(authority: Autho
     trust = ssl.create_default_context(cafile=str(authority.certificate))
     if protocol == "grpc":
         trust.set_alpn_protocols(["h2"])
-    with started(EXAMPLES, options=options) as server:
+    with started(EXAMPLES, options=[*options, *own_ports()]) as server:
         server.wait_for(LOADED)
         port = server.grpc_port if protocol == "grpc" else server.http_port
+        before = footprint(server.pid).descriptors
         with ExitStack() as stack:
-            connections = [stack.enter_context(socket.create_connection((HOST, port), timeout=20)) for _ in range(8)]
-            time.sleep(0.2)  # it has taken them
+            connections = [stack.enter_context(socket.create_connection((HOST, port), timeout=20)) for _ in range(4)]
+            eventually(lambda: footprint(server.pid).descriptors >= before + len(connections))  # it has taken them
             server.signal(signal.SIGTERM)
-            server.wait_for("stopping: no new requests")
-            time.sleep(0.2)  # the port closes meanwhile, which nothing shows
+            eventually(lambda: refuses(port))
             for connection in connections:
                 agreed = stack.enter_context(trust.wrap_socket(connection, server_hostname="localhost"))
                 if protocol == "grpc":

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from repositories import write_identity
-from server_process import ServerProcess, serving, started
+from server_process import ServerProcess, eventually, serving, started
 from wire import Ask, Input, http, http_infer
 
 DELAY_MS = 60
@@ -60,8 +60,7 @@ def test_models_that_share_a_resource_take_turns(shared: ServerProcess) -> None:
 
 
 def test_another_resource_does_not_wait(shared: ServerProcess) -> None:
-    fastest = min(at_once(shared, "a", "small") for _ in range(10))
-    assert DELAY_MS / 1e3 <= fastest < 2 * DELAY_MS / 1e3
+    eventually(lambda: at_once(shared, "a", "small") < 2 * DELAY_MS / 1e3)
 
 
 def test_a_model_that_could_never_run_does_not_load(shared: ServerProcess) -> None:

@@ -24,7 +24,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import EXAMPLES, HELD, write_accumulator, write_held, write_identity
-from server_process import ServerProcess, eventually, started
+from server_process import ServerProcess, eventually, own_ports, started
 from tritonclient.utils import InferenceServerException
 from wire import (
     HOST,
@@ -357,7 +357,8 @@ def test_a_stop_drains_one_after_the_other_and_loses_nothing(tmp_path: Path) -> 
     gate = write_held(tmp_path, "held")
     write_identity(tmp_path, "other")
     ask = Ask((Input("INPUT0", "INT32", (1, 2), ints(3, 4)),), model="held")
-    with started(tmp_path, options=["--workers=2"], environment=HELD) as server, ThreadPoolExecutor(16) as threads:
+    options = ["--workers=2", *own_ports()]
+    with started(tmp_path, options=options, environment=HELD) as server, ThreadPoolExecutor(16) as threads:
         eventually(lambda: is_ready(server), 60)
         calls = [threads.submit(http_infer, server.http_port, ask) for _ in range(8)]
         over_grpc = [threads.submit(once_over_grpc, server, ask) for _ in range(4)]

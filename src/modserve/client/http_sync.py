@@ -51,9 +51,9 @@ class HttpTransport:
                 if not result.is_bare_end:
                     yield result
 
-    def page(self, path: str) -> bytes:
+    def page(self, path: str, timeout: float | None) -> bytes:
         """The body of any page of the server."""
-        response = self._call(HttpRequest("GET", path, {}))
+        response = self._call(HttpRequest("GET", path, {}, timeout=timeout))
         messages.check(response)
         return response.body
 

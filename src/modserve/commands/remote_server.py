@@ -108,7 +108,7 @@ class RemoteServer:
     def page(self, path: str) -> str:
         """The page at a path of an HTTP port, such as metrics."""
         with _advice(self._destination):
-            return self._http().page(path).decode(errors="replace")
+            return self._http().page(path, self._destination.seconds).decode(errors="replace")
 
     def roll_back(self, model: str, version: str, reason: str | None) -> Any:
         """Requests that name no version do not go to this one any more, or for None do; the routing there is then."""

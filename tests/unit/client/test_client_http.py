@@ -69,7 +69,7 @@ def test_calls_on_one_connection() -> None:
         assert transport.call(ControlCall(STATISTICS)) == {"model_stats": []}
         assert transport.call(ControlCall(ENGINE, "a b", 3)) == {"engine": "e"}
         assert transport.call(ControlCall(INDEX)) == []
-        assert transport.page("/metrics") == b"text"
+        assert transport.page("/metrics", 60) == b"text"
     assert server.targets == [
         "GET /v2/models/stats",
         "GET /v2/models/a%20b/versions/3/engine",
@@ -127,10 +127,11 @@ def test_a_page_of_another_server(body: bytes) -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = Address("http", "127.0.0.1", listener.getsockname()[1])
-    with pytest.raises(ClientError) as raised:
-        HttpTransport(address, Access()).call(ControlCall(SERVER))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and never listening
+        address = Address("http", *bound.getsockname())
+        with pytest.raises(ClientError) as raised:
+            HttpTransport(address, Access()).call(ControlCall(SERVER))
     assert raised.value.message == f"cannot reach a server at {address}: Connection refused"
 
 

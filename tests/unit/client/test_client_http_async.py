@@ -135,8 +135,11 @@ async def test_the_time_of_a_stream_that_always_has_more_runs_out_too(monkeypatc
 
 async def test_another_task_may_go_on_with_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async with client(monkeypatch, one_and_no_more()) as transport:
-        results = transport.stream(ClientCall("m", None, TENSORS, timeout=0.05))
+        results = transport.stream(ClientCall("m", None, TENSORS, timeout=60))
         assert number(await asyncio.create_task(anext(results))) == 1
+        loop = asyncio.get_running_loop()
+        later = loop.time() + 61
+        monkeypatch.setattr(loop, "time", lambda: later)
         with pytest.raises(ClientTimeoutError):
             await anext(results)
 

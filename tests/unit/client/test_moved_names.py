@@ -25,8 +25,11 @@ class NamedServer:
 
     def __init__(self, host: str, port: int = 0) -> None:
         self.host = host
-        self._listener = socket.create_server((host, port))
-        self.port = int(self._listener.getsockname()[1])
+        self.held = socket.socket()  # nobody else gets its port
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.held.bind((host, port))
+        self.port = int(self.held.getsockname()[1])
+        self._listener = socket.create_server((host, self.port), reuse_port=True)
         self._connections: list[socket.socket] = []
         self._ended = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -66,8 +69,9 @@ def servers() -> Iterator[list[NamedServer]]:
     first = NamedServer("127.0.0.1")
     second = NamedServer("127.0.0.2", first.port)
     yield [first, second]
-    first.end()
-    second.end()
+    for each in (first, second):
+        each.end()
+        each.held.close()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,13 @@ def test_pages_are_for_http() -> None:
     with pytest.raises(ModserveError, match="grpc://host:8001 is not the address of an HTTP port"):
         server.page("/metrics")
     server.close()
+
+
+def test_a_page_has_the_time_of_a_call() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = address(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with (
+            closing(connect(Destination(place, seconds=0.05))) as server,
+            pytest.raises(UnreachableError, match=r"no response within 0\.05 s"),
+        ):
+            server.page("/metrics")

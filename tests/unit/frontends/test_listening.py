@@ -119,13 +119,14 @@ def connected(path: str, host: str, port: int) -> socket.socket:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="packet filters are Linux's")
 async def test_attempts_while_a_port_closes_are_refused_and_never_reset() -> None:
-    opened = await listen(Greeting, "127.0.0.1", 0, False)
-    closing_port = asyncio.ensure_future(opened.close())
-    await asyncio.sleep(0)  # it has begun
-    attempt = socket.socket()
-    attempt.setblocking(False)
-    with closing(attempt):
-        attempted = asyncio.ensure_future(asyncio.get_running_loop().sock_connect(attempt, ("127.0.0.1", opened.port)))
+    with socket.socket() as held, socket.socket() as attempt:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))  # and never listens: no other process gets this port once it is closed
+        opened = await listen(Greeting, "127.0.0.1", held.getsockname()[1], True)
+        closing_port = asyncio.ensure_future(opened.close())
+        await asyncio.sleep(0)  # it has begun
+        attempt.setblocking(False)
+        attempted = asyncio.ensure_future(asyncio.get_running_loop().sock_connect(attempt, held.getsockname()))
         await closing_port
         assert not attempted.done()
         with pytest.raises(ConnectionRefusedError):

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ async def test_a_callback_that_computes_is_named_and_measured(
         await beats(watchdog, 1)
         compute(0.3)
         await beats(watchdog, 2)
-    ends = [r for r in caplog.records if r.getMessage().startswith("the event loop was held for")]
+    ends: list[Any] = [r.args for r in caplog.records if r.getMessage().startswith("the event loop was held for")]
     assert ends, caplog.text
-    lag_s, own_s, process_s = (float(value) for value in ends[-1].args or ())  # type: ignore[arg-type]
+    lag_s, own_s, process_s = max(ends, key=lambda each: each[1])  # others are of the machine's stalls
     assert lag_s >= 0.24
     assert own_s >= 0.3
     assert process_s >= 0.3
@@ -44,6 +45,7 @@ async def test_a_callback_that_computes_is_named_and_measured(
 async def test_a_loop_that_only_waits_is_not_blamed_for_the_machine(caplog: pytest.LogCaptureFixture) -> None:
     with Watchdog(limit_ms=40) as watchdog:
         await beats(watchdog, 1)
+        caplog.clear()  # the start computes
         time.sleep(0.3)  # noqa: ASYNC251 - the loop stands still without computing, as if the process were stopped
         await beats(watchdog, 2)
     assert "the process did not run for" in caplog.text
@@ -54,6 +56,7 @@ async def test_the_import_of_an_engine_is_no_warning(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO)
     with Watchdog(40, lambda since_ns: ["pytorch"]) as watchdog:
         await beats(watchdog, 1)
+        caplog.clear()
         time.sleep(0.3)  # noqa: ASYNC251 - the loop stands still without computing, as if another thread had the lock
         await beats(watchdog, 2)
     assert re.search(r"the event loop waited 0\.\d+ s for the import of 'pytorch'", caplog.text)
