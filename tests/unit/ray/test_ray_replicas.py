@@ -1,6 +1,6 @@
 """Three servers as replicas, without Ray: what is done to all, also when one refuses, or comes later."""
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from modserve.workers import values
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer
 from modserve.workers.journal import ServerChange
+from modserve.workers.tally import Tally, sources
 
 
 class FakeRay:
@@ -56,10 +57,6 @@ class FakeRay:
             raise LedgerLostError
 
 
-async def _no_page(orphans: Collection[str], fine: bool) -> bytes:
-    return b""
-
-
 class FakeReplica:
     def __init__(self, name: str, ray: FakeRay, folder: Path) -> None:
         self.loader = PuppetLoader()
@@ -72,12 +69,14 @@ class FakeReplica:
             name="modserve",
             control=ControlOptions(ControlMode.EXPLICIT, ()),
         )
-        control = WorkerControl(self.server, _no_page, 0, lambda: None)
+        self.peers = peers = ReplicaSet(name, ray.broadcast, ray)
+        tally = Tally(peers)
+        tally.sources |= sources(self.server, 0, 0)
+        control = WorkerControl(self.server, tally.tell, lambda: None)
         control.caught_up.set()
         self.sequences: set[tuple[str, int | None, SequenceKey]] = set()
         self.calls = PeerCalls(name, control, ray, lambda *sequence: sequence in self.sequences)
-        self.peers = peers = ReplicaSet(name, ray.broadcast, ray)
-        self.fleet = FleetServer(self.server, peers, peers, peers, "replica")
+        self.fleet = FleetServer(self.server, peers, peers, peers, tally, "replica")
 
     def has(self, model: str) -> bool:
         try:

@@ -1,7 +1,8 @@
 """Two servers as two workers, without sockets: what is done to both, and what becomes of it when one refuses."""
 
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,13 @@ from modserve.workers.fleet_server import FleetServer
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
 from modserve.workers.peers import Peers
+from modserve.workers.tally import Tally, sources
 
 REGION = CudaRegion("g", 0, 32)
 
 
-async def no_page(orphans: Collection[str], fine: bool) -> bytes:
-    return b""
-
-
 class Worker:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, identity: WorkerIdentity, peers: Peers) -> None:
         self.loader = PuppetLoader()
         self.driver = FakeDriver()
         for name in self.loader.models:
@@ -60,7 +58,9 @@ class Worker:
             control=ControlOptions(ControlMode.EXPLICIT, (ALL,)),
         )
         self.left = False
-        self.control = WorkerControl(self.server, no_page, 0, self.leave)
+        self.tally = Tally(peers, identity)
+        self.tally.sources |= sources(self.server, identity.index, 0)
+        self.control = WorkerControl(self.server, self.tally.tell, self.leave)
         self.control.caught_up.set()
 
     def leave(self) -> None:
@@ -76,9 +76,11 @@ class Worker:
 class Workers(Peers):
     """The calls of worker 0."""
 
-    def __init__(self, identity: WorkerIdentity, each: list[Worker]) -> None:
+    def __init__(self, identity: WorkerIdentity, folder: Path) -> None:
         super().__init__(identity)
-        self.each = each
+        self.each = [
+            Worker(folder / f"models{index}", replace(identity, index=index), self) for index in range(identity.count)
+        ]
 
     async def call(self, index: int, method: str, *arguments: object) -> Any:
         """As over the socket."""
@@ -100,11 +102,11 @@ def identity(tmp_path: Path) -> WorkerIdentity:
 @pytest.fixture
 async def workers(identity: WorkerIdentity, tmp_path: Path) -> AsyncIterator[Workers]:
     async with AsyncExitStack() as stack:
-        each = [Worker(tmp_path / f"models{index}") for index in range(identity.count)]
-        for worker in each:
+        made = Workers(identity, tmp_path)
+        for worker in made.each:
             await worker.server.load()
             stack.push_async_callback(worker.server.end)
-        yield Workers(identity, each)
+        yield made
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ async def coordinator(identity: WorkerIdentity, workers: Workers) -> AsyncIterat
 
 @pytest.fixture
 def fleet(identity: WorkerIdentity, workers: Workers, coordinator: Coordinator) -> FleetServer:
-    return FleetServer(workers.each[0].server, identity, workers, coordinator)
+    return FleetServer(workers.each[0].server, identity, workers, coordinator, workers.each[0].tally)
 
 
 async def failure(work: Awaitable[object]) -> ModserveError:
