@@ -18,7 +18,7 @@ from modserve.process.app import InferenceServer, access_control
 from modserve.settings import Settings
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer
-from modserve.workers.tally import Tally, sources
+from modserve.workers.tally import Tally
 
 from . import sequences
 from .calls import ProxyCalls, WireMessage
@@ -54,7 +54,7 @@ class Replica:
         member = ReplicaMember(peers, SequenceRoutes(self._sequences) if sticky else None)
         server = self._server = InferenceServer(settings, member=member)
         tally = Tally(peers)
-        tally.sources |= sources(server, 0, 0)
+        tally.serve(server)
         control = WorkerControl(server, tally.tell, lambda: None)
         control.caught_up.set()
         self._peer_calls = PeerCalls(name, control, ledger, partial(sequences.holds, server))

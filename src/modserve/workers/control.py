@@ -1,7 +1,7 @@
 """The socket of a worker: it serves calls of the other workers, and HTTP like the port."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from modserve.frontends.errors import to_client_error
@@ -13,7 +13,7 @@ from modserve.server.local import LocalServer
 from . import values
 from .client import CALL, GONE
 from .journal import Journal, ServerChange
-from .pages import Sample
+from .pages import Look
 
 _WHILE_STOPPING = frozenset({"status", "state", "tell", "give_notice", "drain"})
 """The calls that a worker still responds to when it is about to end."""
@@ -25,7 +25,7 @@ class WorkerControl:
     def __init__(
         self,
         server: LocalServer,
-        tell: Callable[[str, Collection[Sample], bool], Awaitable[bytes]],
+        tell: Callable[[str, Look, bool], Awaitable[bytes]],
         leave: Callable[[], None],
     ) -> None:
         self._server = server

@@ -6,14 +6,14 @@ while the worker is not there, and from which its replacement goes on.
 """
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from modserve.core.runtime.failures import count_failure
 
 from . import values
-from .pages import RULES, WITNESSES, Families, Sample, SampleTable, WorkerPage, add, fell, owner
+from .pages import RULES, Families, Look, Owner, Sample, SampleTable, WorkerPage, add, fell, owner
 
 
 class Counts:
@@ -26,17 +26,22 @@ class Counts:
         """What is not in this process any more."""
         self._own: Families = {}
         """What was in it when it was asked last."""
+        self._loads: Mapping[Owner, int] = {}
+        """The loads of model versions that this was of."""
         self._lost: set[Sample] = set()
+        self._look = ""
 
     def before(self, name: str) -> float:
         """What earlier processes counted of a metric without labels."""
         samples = self._before.get(name)
         return 0.0 if samples is None else samples.values.get(name, 0.0)
 
-    def tell(self, own: Families, orphans: Collection[Sample] = ()) -> WorkerPage:
-        """The page of this worker. Nobody had the samples `orphans` when a page of all was made last."""
+    def tell(self, own: Families, loads: Mapping[Owner, int], look: Look) -> WorkerPage:
+        """The page of this worker. `loads` are numbers of the loads of model versions, 0 where that is not sure."""
         now = {sample for each in own.values() for sample in each.values}
-        self._keep(own, now)
+        self._keep(own, now, loads)
+        orphans = look.orphans if look.former == self._look else ()
+        self._look = look.name
         for sample in (sample for sample in orphans if sample not in now):
             self._lost.discard(sample)
             for each in self._before.values():
@@ -49,24 +54,26 @@ class Counts:
             sums = {s: combine(value, before[s]) if s in before else value for s, value in mine.values.items()}
             tables[name] = mine._replace(values=sums | rest)
         absent = {sample for each in self._before.values() for sample in each.values if sample not in now}
-        owners = {owner(sample) for name in WITNESSES if name in own for sample in own[name].values}
-        gone = frozenset(sample for sample in self._lost if owner(sample) not in owners)
-        page = WorkerPage(tables, absent, gone, owners - {None})
+        gone = frozenset(sample for sample in self._lost if owner(sample) not in loads)
+        page = WorkerPage(tables, absent, gone, frozenset(loads))
         self._write(page)
         return page
 
-    def _keep(self, own: Families, now: Collection[Sample]) -> None:
+    def _keep(self, own: Families, now: Collection[Sample], loads: Mapping[Owner, int]) -> None:
         """Add what this process had and has lost since, of models that were unloaded or loaded anew."""
+        other = {model for model, load in self._loads.items() if load and loads.get(model, 0) not in (0, load)}
         for name, each in self._own.items():
             new, combine = own.get(name, each.empty()).values, _kept(each)
             for sample, value in each.values.items():
-                if each.counts(sample) and (sample not in new or fell(value, new[sample])):
+                if not each.counts(sample):
+                    continue
+                if sample not in new or fell(value, new[sample]) or (other and owner(sample) in other):
                     before = self._before.setdefault(name, each.empty()).values
                     before[sample] = combine(value, before[sample]) if sample in before else value
                     if sample not in now:
                         self._lost.add(sample)
         self._lost.difference_update(now)
-        self._own = own
+        self._own, self._loads = own, loads
 
     def _write(self, page: WorkerPage) -> None:
         if self._path is None:

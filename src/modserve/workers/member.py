@@ -31,7 +31,7 @@ from .journal import ServerChange
 from .pages import Families, families_of, samples_of
 from .peers import Peers
 from .sequences import SequenceForwarder, SequenceReceiver, with_owners
-from .tally import PAGE, Tally, sources
+from .tally import PAGE, Tally
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Member:
 
     def server(self, own: LocalServer) -> FleetServer:
         """What the ports serve: all workers as one server."""
-        self._tally.sources |= sources(own, self.identity.index, self.identity.starts)
+        self._tally.serve(own, self.identity.index, self.identity.starts)
         return FleetServer(own, self.identity, self._peers, self._coordinator, self._tally)
 
     # Life

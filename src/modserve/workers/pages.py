@@ -5,7 +5,7 @@ same of every worker, or what the worst of them sees, are the largest; those of 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import isnan
 from typing import Any, NamedTuple, TypeAlias
@@ -63,6 +63,8 @@ _GROWING = frozenset({"counter", "histogram", "summary"})
 
 Sample: TypeAlias = Any
 """Name and labels as they are written on the page; in documents the path, a tuple."""
+Owner: TypeAlias = tuple[tuple[str, str], ...]
+"""Name and version of a model, as a row of a document has them."""
 
 
 class SampleTable(NamedTuple):
@@ -94,8 +96,18 @@ class WorkerPage(NamedTuple):
     """Samples that the worker does not have now: it had them before, or a process whose place it has taken."""
     gone: AbstractSet[Sample] = frozenset()
     """Those of them that this process itself had: of models that were unloaded, say."""
-    owners: AbstractSet[Sample] = frozenset()
+    owners: AbstractSet[Owner] = frozenset()
     """The model versions that the worker has now: their samples stay, though they count from 0 after a load."""
+
+
+class Look(NamedTuple):
+    """A question to all workers at the same time."""
+
+    name: str
+    former: str = ""
+    """The last look of the same worker."""
+    orphans: Collection[Sample] = ()
+    """What nobody had then. A worker forgets it, if no other look has come in between, which may have had it."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
@@ -111,16 +123,15 @@ def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
     return made
 
 
-WITNESSES = "nv_inference_request_success", "first"
-"""Tables that have samples of each model version that a worker has: on the page, and in documents."""
-_LABELS = re.compile(r'[{,](?:model|version)="(?:[^"\\]|\\.)*"')
+_LABELS = re.compile(r'[{,](model|version)="((?:[^"\\]|\\.)*)"')
 
 
-def owner(sample: Sample) -> Sample:
-    """The model version that a sample is of; None if it is of none, or an engine's own, which may end it."""
+def owner(sample: Sample) -> Owner:
+    """The model version that a sample is of; empty if it is of none, or an engine's own, which may end it."""
     if isinstance(sample, tuple):
-        return sample[1] if len(sample) > 1 and isinstance(sample[1], tuple) else None
-    return "".join(_LABELS.findall(sample))[1:] or None if sample.startswith(RESERVED) else None
+        return sample[1][:2] if len(sample) > 1 and isinstance(sample[1], tuple) else ()
+    labels = dict(_LABELS.findall(sample)) if sample.startswith(RESERVED) else {}
+    return (("name", labels["model"]), ("version", labels["version"])) if len(labels) == 2 else ()
 
 
 def merged(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:

@@ -5,8 +5,9 @@ there is what it had counted when it was asked last.
 """
 
 import asyncio
+import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from modserve.pb.json_message import to_json
@@ -16,7 +17,7 @@ from . import values
 from .counts import Counts, last_page
 from .documents import document, tables
 from .identity import WorkerIdentity
-from .pages import Families, Sample, WorkerPage, merged
+from .pages import Families, Look, Owner, Sample, WorkerPage, merged
 
 PAGE, STATISTICS, ROUTINGS, CONSOLE = "page", "statistics", "routings", "console"
 
@@ -36,11 +37,13 @@ class Tally:
     def __init__(self, peers: PeerCaller, identity: WorkerIdentity | None = None) -> None:
         """`identity`: None where no process takes another's place."""
         self.sources: dict[str, Source] = {}
+        self.loads: Callable[[], Mapping[Owner, int]] = dict
+        """A number for the load of each model version."""
         self._peers = peers
         self._identity = identity
         self._counts: dict[str, Counts] = {}
-        self._orphans: dict[str, frozenset[Sample]] = {}
-        """Samples that nobody has any more, as of the last sum of all that this worker has made."""
+        self._looks: dict[str, tuple[str, frozenset[Sample]]] = {}
+        """The last look of this worker at all, and the samples that nobody had then."""
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def counts(self, topic: str) -> Counts:
@@ -50,21 +53,23 @@ class Tally:
             self._counts[topic] = Counts(None if identity is None else identity.counts(identity.index, topic))
         return self._counts[topic]
 
-    async def tell(self, topic: str, orphans: Collection[Sample] = (), fine: bool = False) -> bytes:
+    async def tell(self, topic: str, look: Look, fine: bool = False) -> bytes:
         """For another worker. Values of many samples take a thread long to write or to read."""
-        return await asyncio.to_thread(values.dumps, await self._tell(topic, orphans, fine))
+        return await asyncio.to_thread(values.dumps, await self._tell(topic, look, fine))
 
-    async def _tell(self, topic: str, orphans: Collection[Sample], fine: bool) -> WorkerPage:
+    async def _tell(self, topic: str, look: Look, fine: bool) -> WorkerPage:
         """The figures of this worker, made for one question after the other."""
         async with self._locks[topic]:
+            before = self.loads()
             own = await self.sources[topic](fine)
-            return await asyncio.to_thread(self.counts(topic).tell, own, orphans)
+            loads = {model: load if before.get(model) == load else 0 for model, load in self.loads().items()}
+            return await asyncio.to_thread(self.counts(topic).tell, own, loads, look)
 
     async def whole(self, topic: str, fine: bool = False) -> Families:
         """The figures of all workers."""
-        orphans = self._orphans.get(topic, frozenset())
-        answers = await self._peers.ask("tell", topic, orphans, fine)
-        own = await self._tell(topic, orphans, fine)
+        look = Look(uuid.uuid4().hex, *self._looks.get(topic, ()))
+        answers = await self._peers.ask("tell", topic, look, fine)
+        own = await self._tell(topic, look, fine)
         others = {index: page for index, page in answers.items() if isinstance(page, bytes)}
 
         def of_all() -> Families:
@@ -72,7 +77,7 @@ class Tally:
             silent = [] if identity is None else [index for index in identity.others if index not in others]
             last = [last_page(identity.counts(index, topic)) for index in silent] if identity is not None else []
             families, orphans = merged([own, *map(values.loads, others.values()), *last])
-            self._orphans[topic] = frozenset() if silent else orphans
+            self._looks[topic] = look.name, frozenset() if silent else orphans
             return families
 
         return await asyncio.to_thread(of_all)
@@ -81,9 +86,13 @@ class Tally:
         """The figures of all workers, in the form of one worker's."""
         return await asyncio.to_thread(document, await self.whole(topic))
 
+    def serve(self, server: LocalServer, index: int = 0, starts: int = 0) -> None:
+        """Tell the figures of a server: that of the worker with this number, which was started so often before."""
+        self.sources |= _sources(server, index, starts)
+        self.loads = server.loads
 
-def sources(server: LocalServer, index: int, starts: int) -> dict[str, Source]:
-    """What the worker with this number, which was started so often before, tells of its server."""
+
+def _sources(server: LocalServer, index: int, starts: int) -> dict[str, Source]:
     readers: list[Any] = []
 
     async def statistics(_: bool) -> Families:

@@ -24,7 +24,7 @@ from modserve.workers import values
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer
 from modserve.workers.journal import ServerChange
-from modserve.workers.tally import Tally, sources
+from modserve.workers.tally import Tally
 
 
 class FakeRay:
@@ -71,7 +71,7 @@ class FakeReplica:
         )
         self.peers = peers = ReplicaSet(name, ray.broadcast, ray)
         tally = Tally(peers)
-        tally.sources |= sources(self.server, 0, 0)
+        tally.serve(self.server)
         control = WorkerControl(self.server, tally.tell, lambda: None)
         control.caught_up.set()
         self.sequences: set[tuple[str, int | None, SequenceKey]] = set()

@@ -1,6 +1,6 @@
 """What workers tell never falls: one dies and another takes its place, and models come and go."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from modserve.core.runtime.failures import failures
 from modserve.observability.families import Family, Labels, family, summary_family
 from modserve.workers.counts import Counts, last_page
-from modserve.workers.pages import WorkerPage, merged, samples_of
+from modserve.workers.pages import Look, Owner, WorkerPage, merged, samples_of
 
 
 def counter(**counts: float) -> Family:
@@ -19,8 +19,14 @@ def gauge(value: float) -> Family:
     return family("open", "gauge", "Open", [("", value)])
 
 
-def tell(counts: Counts, *families: Family, orphans: Collection[str] = ()) -> WorkerPage:
-    return counts.tell(samples_of(families), orphans)
+def tell(
+    counts: Counts,
+    *families: Family,
+    orphans: Collection[str] = (),
+    loads: Mapping[Owner, int] = {},
+    look: str = "",
+) -> WorkerPage:
+    return counts.tell(samples_of(families), loads, Look(look, "", orphans))
 
 
 def done(*pages: WorkerPage) -> dict[str, float]:
@@ -111,3 +117,46 @@ def test_series_keep_their_order(paths: list[Path]) -> None:
 
     assert told(Counts(paths[0]), "abc") == ["a", "b", "c"]
     assert told(Counts(paths[0]), "bc") == ["b", "c", "a"]
+
+
+OWNER = ("name", "a"), ("version", "1")
+MODEL = 'model="a",version="1"'
+
+
+def closed(**counts: int) -> Family:
+    rows = [(f'{MODEL},reason="{reason}"', count) for reason, count in counts.items()]
+    return family("modserve_batches_closed", "counter", "Batches", rows)
+
+
+def batches(*pages: WorkerPage) -> dict[str, float]:
+    """What is on the page of all, by reason."""
+    values = merged(pages)[0]["modserve_batches_closed"].values
+    return {sample.split('reason="')[1][:-2]: value for sample, value in values.items()}
+
+
+def test_what_a_model_no_longer_counts_stays_while_a_worker_has_it(paths: list[Path]) -> None:
+    first, second = map(Counts, paths)
+    for counts in (first, second):
+        tell(counts, closed(full=5), loads={OWNER: 1})
+    assert batches(tell(first, closed(), loads={OWNER: 2}), tell(second, closed(), loads={OWNER: 2})) == {"full": 10}
+    assert batches(tell(first, closed()), tell(second, closed(delay=1), loads={OWNER: 2})) == {"full": 10, "delay": 1}
+    assert batches(tell(first, closed()), tell(second, closed())) == {}
+
+
+def test_a_load_that_soon_counts_more_than_the_one_before_is_seen(paths: list[Path]) -> None:
+    counts = Counts(paths[0])
+    told = [batches(tell(counts, closed(full=5), loads={OWNER: load}))["full"] for load in (1, 1, 2, 0, 3, 3, 4)]
+    assert told == [5, 5, 10, 10, 10, 10, 15], "of a load that is not sure, only what fell is known to be another's"
+
+
+def test_what_nobody_had_is_not_forgotten_if_somebody_has_looked_since(paths: list[Path]) -> None:
+    first, second = map(Counts, paths)
+    tell(first, closed(full=5), loads={OWNER: 1})
+    _, orphans = merged([tell(first, closed()), tell(second)])
+    assert orphans
+    assert batches(tell(first, closed(), look="another's"), tell(second, closed(full=1), loads={OWNER: 1})) == {
+        "full": 6
+    }
+    assert batches(tell(first, closed(), orphans=orphans), tell(second, closed(full=1), loads={OWNER: 1})) == {
+        "full": 6
+    }

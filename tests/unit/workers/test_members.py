@@ -38,7 +38,7 @@ from modserve.workers.fleet_server import FleetServer
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
 from modserve.workers.peers import Peers
-from modserve.workers.tally import Tally, sources
+from modserve.workers.tally import Tally
 
 REGION = CudaRegion("g", 0, 32)
 
@@ -59,7 +59,7 @@ class Worker:
         )
         self.left = False
         self.tally = Tally(peers, identity)
-        self.tally.sources |= sources(self.server, identity.index, 0)
+        self.tally.serve(self.server, identity.index)
         self.control = WorkerControl(self.server, self.tally.tell, self.leave)
         self.control.caught_up.set()
 
