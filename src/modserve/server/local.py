@@ -257,11 +257,6 @@ class LocalServer:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
-    def loads(self) -> dict[tuple[tuple[str, str], ...], int]:
-        """Of each READY version, by its name and version, a number that another load of it does not have."""
-        ids = [(each.id, each.statistics.began_ns) for each in self.ready_models()]
-        return {(("name", id.name), ("version", str(id.version))): began_ns for id, began_ns in ids}
-
     def ended_requests(self) -> int:
         """The requests to READY models that have succeeded or failed."""
         return sum(each.statistics.success.count + each.statistics.fail.count for each in self.ready_models())

@@ -89,7 +89,12 @@ class Tally:
     def serve(self, server: LocalServer, index: int = 0, starts: int = 0) -> None:
         """Tell the figures of a server: that of the worker with this number, which was started so often before."""
         self.sources |= _sources(server, index, starts)
-        self.loads = server.loads
+
+        def loads() -> dict[Owner, int]:
+            known = [(each.id, each.statistics.began_ns) for each in server.ready_models()]
+            return {(("name", id.name), ("version", str(id.version))): began_ns for id, began_ns in known}
+
+        self.loads = loads
 
 
 def _sources(server: LocalServer, index: int, starts: int) -> dict[str, Source]:
