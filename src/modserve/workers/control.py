@@ -13,7 +13,7 @@ from modserve.server.local import LocalServer
 from . import values
 from .client import CALL, GONE
 from .journal import Journal, ServerChange
-from .pages import Look
+from .pages import Question
 
 _WHILE_STOPPING = frozenset({"status", "state", "tell", "give_notice", "drain"})
 """The calls that a worker still responds to when it is about to end."""
@@ -25,7 +25,7 @@ class WorkerControl:
     def __init__(
         self,
         server: LocalServer,
-        tell: Callable[[str, Look, bool], Awaitable[bytes]],
+        tell: Callable[[str, Question, bool], Awaitable[bytes]],
         leave: Callable[[], None],
     ) -> None:
         self._server = server

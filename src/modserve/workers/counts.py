@@ -6,14 +6,13 @@ while the worker is not there, and from which its replacement goes on.
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from modserve.core.runtime.failures import count_failure
 
 from . import values
-from .pages import RULES, Families, Look, Owner, Sample, SampleTable, WorkerPage, add, fell, owner
+from .pages import KEPT, Families, Owner, Question, Sample, SampleTable, WorkerPage, add, fell, owner
 
 
 class Counts:
@@ -29,19 +28,19 @@ class Counts:
         self._loads: Mapping[Owner, int] = {}
         """The loads of model versions that this was of."""
         self._lost: set[Sample] = set()
-        self._look = ""
+        self._question = ""
 
     def before(self, name: str) -> float:
         """What earlier processes counted of a metric without labels."""
         samples = self._before.get(name)
         return 0.0 if samples is None else samples.values.get(name, 0.0)
 
-    def tell(self, own: Families, loads: Mapping[Owner, int], look: Look) -> WorkerPage:
+    def tell(self, own: Families, loads: Mapping[Owner, int], question: Question) -> WorkerPage:
         """The page of this worker. `loads` are numbers of the loads of model versions, 0 where that is not sure."""
         now = {sample for each in own.values() for sample in each.values}
         self._keep(own, now, loads)
-        orphans = look.orphans if look.former == self._look else ()
-        self._look = look.name
+        orphans = question.orphans if question.former == self._question else ()
+        self._question = question.name
         for sample in (sample for sample in orphans if sample not in now):
             self._lost.discard(sample)
             for each in self._before.values():
@@ -49,7 +48,7 @@ class Counts:
         tables: dict[str, SampleTable] = {}
         for name in {**own, **self._before}:
             mine = own.get(name) or self._before[name].empty()
-            before, combine = self._before.get(name, mine.empty()).values, _kept(mine)
+            before, combine = self._before.get(name, mine.empty()).values, KEPT.get(mine.rule, add)
             rest = {sample: value for sample, value in before.items() if sample not in mine.values}
             sums = {s: combine(value, before[s]) if s in before else value for s, value in mine.values.items()}
             tables[name] = mine._replace(values=sums | rest)
@@ -63,7 +62,7 @@ class Counts:
         """Add what this process had and has lost since, of models that were unloaded or loaded anew."""
         other = {model for model, load in self._loads.items() if load and loads.get(model, 0) not in (0, load)}
         for name, each in self._own.items():
-            new, combine = own.get(name, each.empty()).values, _kept(each)
+            new, combine = own.get(name, each.empty()).values, KEPT.get(each.rule, add)
             for sample, value in each.values.items():
                 if not each.counts(sample):
                     continue
@@ -88,11 +87,6 @@ class Counts:
             os.replace(new, self._path)
         except OSError as error:
             count_failure("metrics", error)
-
-
-def _kept(table: SampleTable) -> Callable[[Any, Any], Any]:
-    """Adds up what processes have counted one after the other."""
-    return RULES[table.rule] if table.rule in ("known", "latest") else add
 
 
 def last_page(path: Path | None) -> WorkerPage:

@@ -18,7 +18,7 @@ from modserve.server.local import LocalServer
 from . import sums
 from .client import PeerLostError
 from .journal import ServerChange
-from .tally import CONSOLE, ROUTINGS, STATISTICS, Tally
+from .tally import CONSOLE, ROUTINGS, STATISTICS, PeerCaller, Tally
 
 
 class FleetPlace(Protocol):
@@ -32,10 +32,9 @@ class FleetPlace(Protocol):
     def starts(self) -> int: ...
 
 
-class Others(Protocol):
-    """Calls of the methods of `WorkerControl` in the other processes, as `Peers` has them."""
+class Others(PeerCaller, Protocol):
+    """All that `Peers` has."""
 
-    async def ask(self, method: str, *arguments: object) -> dict[int, Any]: ...
     async def unready(self) -> list[IndexEntry]: ...
     def drain(self) -> Awaitable[list[DrainReport]]:
         """Raises at once where the processes are not the server's to drain."""

@@ -100,14 +100,14 @@ class WorkerPage(NamedTuple):
     """The model versions that the worker has now: their samples stay, though they count from 0 after a load."""
 
 
-class Look(NamedTuple):
+class Question(NamedTuple):
     """A question to all workers at the same time."""
 
     name: str
     former: str = ""
-    """The last look of the same worker."""
+    """The last one of the same worker."""
     orphans: Collection[Sample] = ()
-    """What nobody had then. A worker forgets it, if no other look has come in between, which may have had it."""
+    """What nobody had then. A worker forgets it, unless another question has come in between."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
@@ -224,3 +224,5 @@ RULES: Mapping[str, Callable[[Any, Any], Any]] = {
     "joined": lambda a, b: a + b,
 }
 """The value of two workers, by the name of the rule."""
+KEPT: Mapping[str, Callable[[Any, Any], Any]] = {rule: RULES[rule] for rule in ("known", "latest")}
+"""The same for processes that have counted one after the other, whose values are added up by all other rules."""

@@ -17,7 +17,7 @@ from . import values
 from .counts import Counts, last_page
 from .documents import document, tables
 from .identity import WorkerIdentity
-from .pages import Families, Look, Owner, Sample, WorkerPage, merged
+from .pages import Families, Owner, Question, Sample, WorkerPage, merged
 
 PAGE, STATISTICS, ROUTINGS, CONSOLE = "page", "statistics", "routings", "console"
 
@@ -42,8 +42,8 @@ class Tally:
         self._peers = peers
         self._identity = identity
         self._counts: dict[str, Counts] = {}
-        self._looks: dict[str, tuple[str, frozenset[Sample]]] = {}
-        """The last look of this worker at all, and the samples that nobody had then."""
+        self._questions: dict[str, tuple[str, frozenset[Sample]]] = {}
+        """The last question of this worker to all, and the samples that nobody had then."""
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def counts(self, topic: str) -> Counts:
@@ -53,23 +53,23 @@ class Tally:
             self._counts[topic] = Counts(None if identity is None else identity.counts(identity.index, topic))
         return self._counts[topic]
 
-    async def tell(self, topic: str, look: Look, fine: bool = False) -> bytes:
+    async def tell(self, topic: str, question: Question, fine: bool = False) -> bytes:
         """For another worker. Values of many samples take a thread long to write or to read."""
-        return await asyncio.to_thread(values.dumps, await self._tell(topic, look, fine))
+        return await asyncio.to_thread(values.dumps, await self._tell(topic, question, fine))
 
-    async def _tell(self, topic: str, look: Look, fine: bool) -> WorkerPage:
+    async def _tell(self, topic: str, question: Question, fine: bool) -> WorkerPage:
         """The figures of this worker, made for one question after the other."""
         async with self._locks[topic]:
             before = self.loads()
             own = await self.sources[topic](fine)
             loads = {model: load if before.get(model) == load else 0 for model, load in self.loads().items()}
-            return await asyncio.to_thread(self.counts(topic).tell, own, loads, look)
+            return await asyncio.to_thread(self.counts(topic).tell, own, loads, question)
 
     async def whole(self, topic: str, fine: bool = False) -> Families:
         """The figures of all workers."""
-        look = Look(uuid.uuid4().hex, *self._looks.get(topic, ()))
-        answers = await self._peers.ask("tell", topic, look, fine)
-        own = await self._tell(topic, look, fine)
+        question = Question(uuid.uuid4().hex, *self._questions.get(topic, ()))
+        answers = await self._peers.ask("tell", topic, question, fine)
+        own = await self._tell(topic, question, fine)
         others = {index: page for index, page in answers.items() if isinstance(page, bytes)}
 
         def of_all() -> Families:
@@ -77,7 +77,7 @@ class Tally:
             silent = [] if identity is None else [index for index in identity.others if index not in others]
             last = [last_page(identity.counts(index, topic)) for index in silent] if identity is not None else []
             families, orphans = merged([own, *map(values.loads, others.values()), *last])
-            self._looks[topic] = look.name, frozenset() if silent else orphans
+            self._questions[topic] = question.name, frozenset() if silent else orphans
             return families
 
         return await asyncio.to_thread(of_all)

@@ -8,7 +8,7 @@ import pytest
 from modserve.core.runtime.failures import failures
 from modserve.observability.families import Family, Labels, family, summary_family
 from modserve.workers.counts import Counts, last_page
-from modserve.workers.pages import Look, Owner, WorkerPage, merged, samples_of
+from modserve.workers.pages import Owner, Question, WorkerPage, merged, samples_of
 
 
 def counter(**counts: float) -> Family:
@@ -26,7 +26,7 @@ def tell(
     loads: Mapping[Owner, int] = {},
     look: str = "",
 ) -> WorkerPage:
-    return counts.tell(samples_of(families), loads, Look(look, "", orphans))
+    return counts.tell(samples_of(families), loads, Question(look, "", orphans))
 
 
 def done(*pages: WorkerPage) -> dict[str, float]:
