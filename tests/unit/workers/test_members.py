@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from puppet_server import PuppetLoader
@@ -210,6 +211,28 @@ async def test_counts_of_all_are_added_up(fleet: FleetServer, workers: Workers) 
     status, body = await http(fleet, "GET", "/v2/models/echo/stats")
     assert (status, orjson.loads(body)["model_stats"][0]["inference_count"]) == (200, 4)
     assert await http(fleet, "HEAD", "/v2/models/stats") == (200, b"")
+
+
+async def test_counts_of_a_lost_worker_stay(fleet: FleetServer, workers: Workers) -> None:
+    await fleet.set_routing("echo", {"split": {"1": 1}})
+
+    async def counted() -> list[int]:
+        (row,) = (await fleet.statistics("echo")).model_stats
+        reading, processes = await fleet.reading(dict)
+        (shown,) = [each["counts"] for each in reading["models"] if each["name"] == "echo"]
+        (route,) = (await fleet.routing("echo"))["routes"]
+        assert processes is not None
+        return [row.inference_count, shown["inferences"], route["requests"], processes["serving"]]
+
+    for worker in workers.each:
+        worker.server.model("echo").statistics.inference_count += 2
+        await worker.server.infer("echo", {"IN": np.array([b"x"], object)})
+    assert await counted() == [4, 4, 2, 2]
+    workers.each[1].server.stop_accepting()
+    workers.each[1].control.caught_up.clear()
+    assert await counted() == [4, 4, 2, 1]
+    await fleet.set_routing("echo", {"split": {"1": 1}})
+    assert await counted() == [4, 4, 0, 1], "another routing, though it is the same document"
 
 
 async def test_the_index_says_which_worker_has_lost_a_model(fleet: FleetServer, workers: Workers) -> None:
