@@ -1,6 +1,7 @@
 """Figures in JSON's values as tables of samples, and back: so the documents of several workers add up as pages do.
 
-The sample is the path to a value. A row of a list is in the path by the fields that name it, whatever its place.
+The sample is the path to a value: one that is neither an object nor a list of them, or the counts of a sketch by its
+buckets, which are many. A row of a list is in the path by the fields that name it, whatever its place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ def tables(document: object) -> dict[str, SampleTable]:
     """A table for each rule."""
     made: dict[str, SampleTable] = {}
     for path, value in _values((), document):
-        number = isinstance(value, int | float | list) and not isinstance(value, bool)
+        number = isinstance(value, int | float | list | dict) and not isinstance(value, bool)
         rule = _RULES.get(path[-1]) or ("sum" if number else "first")
         if rule not in made:
             made[rule] = SampleTable("counter" if rule in _COUNTERS else "gauge", "", {}, {}, rule)
@@ -43,7 +44,7 @@ def tables(document: object) -> dict[str, SampleTable]:
 
 
 def _values(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and value and not isinstance(next(iter(value)), int):
         for key, each in value.items():
             yield from _values((*path, key), each)
     elif isinstance(value, list) and value and isinstance(value[0], dict):

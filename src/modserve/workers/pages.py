@@ -184,7 +184,9 @@ def families_of(tables: Families) -> list[Family]:
 
 
 def add(a: Any, b: Any) -> Any:
-    """The sum of two numbers, or of two lists place by place; of lists of different lengths, the first."""
+    """The sum of numbers, of counts by key, or of lists place by place; of lists of other lengths, the first."""
+    if isinstance(a, dict):
+        return a | {key: a.get(key, 0) + count for key, count in b.items()}
     if isinstance(a, list):
         return [add(*pair) for pair in zip(a, b, strict=True)] if len(a) == len(b) else a or b
     return a + b
@@ -192,6 +194,8 @@ def add(a: Any, b: Any) -> Any:
 
 def fell(a: Any, b: Any) -> bool:
     """Whether `b` has begun anew since it was `a`."""
+    if isinstance(a, dict):
+        return any(b.get(key, 0) < count for key, count in a.items())
     if isinstance(a, list):
         return len(a) != len(b) or any(map(fell, a, b))
     return bool(b < a)
