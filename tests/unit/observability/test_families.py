@@ -4,6 +4,7 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -144,7 +145,7 @@ def test_processes_of_models(tmp_path: Path) -> None:
     running = {1: 10, 2: 20, 3: 30}
     models = [('model="a",version="1"', 7, [1, 2]), ('model="b",version="1"', 8, [3]), ('model="c"', 9, [])]
 
-    def shown() -> dict[tuple[str, str], float]:
+    def shown() -> dict[tuple[str, str], Any]:
         for id in range(1, 4):
             folder = tmp_path / str(id)
             folder.mkdir(exist_ok=True)

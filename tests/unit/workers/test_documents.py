@@ -98,12 +98,17 @@ def test_a_routing_has_the_counts_of_all_workers() -> None:
 
 
 def test_a_document_alone_stays_as_it_is() -> None:
-    rows = [{"name": "m", "version": "", "counts": None, "none": [], "closed": {}, "ready": True, "reason": ""}]
+    rows: list[dict[str, Any]] = [
+        {"name": "m", "version": "", "counts": None, "none": [], "closed": {}, "ready": True, "reason": ""}
+    ]
     assert summed({"models": rows, "empty": [], "nothing": {}}) == {"models": rows, "empty": [], "nothing": {}}
 
 
 def test_what_is_empty_in_one_worker_only_is_not_empty() -> None:
-    rows = [{"counts": None, "sizes": [], "closed": {}}, {"counts": {"done": 1, "pending": 2}, "sizes": [3]}]
+    rows: list[dict[str, Any]] = [
+        {"counts": None, "sizes": [], "closed": {}},
+        {"counts": {"done": 1, "pending": 2}, "sizes": [3]},
+    ]
     rows[1]["closed"] = {"full": 4}
     whole = {"counts": {"done": 1, "pending": 2}, "sizes": [3], "closed": {"full": 4}}
     assert summed(*rows) == summed(*reversed(rows)) == whole
