@@ -26,6 +26,7 @@ from .ledger import Ledger
 from .lifespan import without_lifespan
 from .links import LEDGER, LedgerLink, SequenceLink, broadcast
 from .member import ReplicaMember
+from .metrics import with_page
 from .replica_set import PeerCalls, ReplicaSet
 from .router import SessionRouter
 from .scaling import PENDING
@@ -74,7 +75,10 @@ class Replica:
         self._calls = ProxyCalls(named, settings.grpc, authority)
         app = create_app(named, settings.http, authority=authority)
         self._stop_streams = app.state.streams.stop
-        self._http = MountedApp(guarded(app, fleet, authority), fleet)
+        served = guarded(app, fleet, authority)
+        if settings.allow_metrics:
+            served = with_page(served, server, settings, tally, authority, name)
+        self._http = MountedApp(served, fleet)
 
     def __serve_build_asgi_app__(self) -> Any:
         """What `serve.ingress` serves over HTTP."""
