@@ -237,7 +237,10 @@ async def test_the_page_of_any_replica_has_the_samples_of_each(ray: FakeRay) -> 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await replica.app({"path": "/metrics", "method": "GET", "headers": [], "query_string": b""}, None, send)
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await replica.app({"path": "/metrics", "method": "GET", "headers": [], "query_string": b""}, receive, send)
         read = text_string_to_metric_families(b"".join(each.get("body", b"") for each in sent).decode())
         return {each.name: {sample.labels["replica"]: sample.value for sample in each.samples} for each in read}
 
