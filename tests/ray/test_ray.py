@@ -133,9 +133,8 @@ def test_the_page_of_metrics_has_each_replica(cluster: RayCluster) -> None:
 def page(cluster: RayCluster, name: str) -> dict[str, float]:
     """The values of a metric of `simple`, by replica."""
     text = httpx.get(f"{cluster.url}/metrics", timeout=120).raise_for_status().text
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    found = [each for each in samples if each.name == name and each.labels["model"] == "simple"]
-    return {each.labels["replica"]: each.value for each in found}
+    (family,) = (each for each in text_string_to_metric_families(text) if each.name == name)
+    return {each.labels["replica"]: each.value for each in family.samples if each.labels["model"] == "simple"}
 
 
 def test_changes_are_made_in_all_replicas(cluster: RayCluster) -> None:
