@@ -37,6 +37,7 @@ LONGEST = (
     "test_record_and_replay",
     "test_text_frameworks",
     "test_unix_sockets",
+    "test_counts_of_workers",
     "test_grpc_busy_connections",
     "test_examples_python",
     "test_remote_azure",

@@ -1,5 +1,9 @@
-"""No counter falls while workers die and come back, or load a model anew: Prometheus would take it for a restart."""
+"""No count falls while workers die and come back, or load a model anew: Prometheus would take it for a restart.
 
+The metrics page, the statistics, the console and a routing's counts are all read from the same sums.
+"""
+
+import json
 import os
 import re
 import select
@@ -8,13 +12,17 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import grpc
 from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, eventually, started
-from wire import Ask, Input, assert_serving, http, http_infer, ints, metric
+from tritonclient.grpc import service_pb2
+from wire import Ask, Input, assert_serving, channel, connect, http, http_infer, ints, metric, stub
 
 Counts = dict[str, float]
 """By the name of a sample and its labels."""
@@ -38,15 +46,81 @@ def counts(server: ServerProcess, openmetrics: bool = False) -> Counts:
     return found
 
 
+def get(server: ServerProcess, path: str) -> Any:
+    answer = http(server.http_port, "GET", path)
+    if answer.status == 503:
+        raise ConnectionResetError("this worker is about to end")
+    return answer.json
+
+
+def statistics(server: ServerProcess) -> Counts:
+    return flat(get(server, "/v2/models/stats"))
+
+
+def statistics_of_one(server: ServerProcess) -> Counts:
+    return flat(get(server, "/v2/models/other/versions/1/stats"))
+
+
+def grpc_statistics(server: ServerProcess) -> Counts:
+    with channel(server.grpc_port) as opened:
+        answer = stub(opened).ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=30)
+    found: Counts = {}
+    for each in answer.model_stats:
+        found |= {f"{each.name} success": each.inference_stats.success.count, f"{each.name}": each.inference_count}
+        found |= {f"{each.name} of {batch.batch_size}": batch.compute_infer.count for batch in each.batch_stats}
+    return found
+
+
+def console(server: ServerProcess) -> Counts:
+    """What is shown of counts that only grow."""
+    with closing(connect(server.http_port)) as connection:
+        connection.request("GET", "/console/events")
+        response = connection.getresponse()
+        line = b"-"
+        while line and not line.startswith(b"data: "):
+            line = response.readline()
+    whole = json.loads(line.removeprefix(b"data: ") or b"{}")
+    if not whole:
+        raise ConnectionResetError
+    rows = {key: {name: row[name] for name in ("total", "failures", "closed")} for key, row in whole["models"].items()}
+    return flat({"models": rows, "failures": whole["server"]["failures"], "workers": whole["server"]["workers"]})
+
+
+def routing(server: ServerProcess) -> Counts:
+    routes = get(server, "/v2/models/other/routing")["routes"]
+    return {f"{each['name']} {each['version']}": each["requests"] for each in routes}
+
+
+VIEWS = {view.__name__: view for view in (counts, statistics, statistics_of_one, grpc_statistics, console, routing)}
+SHRINKING = ("byte_size", "id", "serving", "batch_size")
+
+
+def flat(document: Any, path: str = "") -> Counts:
+    """The numbers that only grow, by their paths; rows of lists by their names."""
+    if isinstance(document, list):
+        names = ("name", "version", "batch_size")
+        rows = [" ".join(str(row.get(name, "")) for name in names) if isinstance(row, dict) else "" for row in document]
+        document = {
+            f"{place if not row.strip() else row}": each
+            for place, (row, each) in enumerate(zip(rows, document, strict=True))
+        }
+    if not isinstance(document, dict):
+        grows = isinstance(document, int | float) and not path.endswith(SHRINKING)
+        return {path: document} if grows else {}
+    return {key: value for name, each in document.items() for key, value in flat(each, f"{path} {name}").items()}
+
+
 def fallen(before: Counts, after: Counts) -> dict[str, tuple[float, float | None]]:
     return {sample: (value, after.get(sample)) for sample, value in before.items() if after.get(sample, -1) < value}
 
 
 class Watch:
-    """Calls a model and reads the pages, in turns in both formats, until the test ends."""
+    """Calls a model and reads the pages, in turns in both formats, and the other views, until the test ends."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.pages: list[Counts] = [counts(server)]
+        self.views: dict[str, list[Counts]] = {name: [read(server)] for name, read in VIEWS.items()}
+        self.views["counts"] = self.pages
         self._server = server
         self._stop = threading.Event()
 
@@ -54,6 +128,10 @@ class Watch:
         while not self._stop.is_set():
             with suppress(OSError, HTTPException):  # the worker that has just died had the connection
                 self.pages.append(counts(self._server, openmetrics=len(self.pages) % 2 == 1))
+            for name, read in VIEWS.items():
+                if read is not counts:
+                    with suppress(OSError, HTTPException, grpc.RpcError):
+                        self.views[name].append(read(self._server))
 
     def call(self) -> None:
         ask = Ask((Input("INPUT0", "INT32", (1, 2), ints(3, 4)),), model="other")
@@ -62,8 +140,8 @@ class Watch:
                 http_infer(self._server.http_port, ask)
 
     def more(self, pages: int = 4) -> None:
-        wanted = len(self.pages) + pages
-        eventually(lambda: len(self.pages) >= wanted)
+        wanted = {name: len(read) + pages for name, read in self.views.items()}
+        eventually(lambda: all(len(self.views[name]) >= number for name, number in wanted.items()))
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
@@ -99,6 +177,7 @@ def test_no_counter_falls(tmp_path: Path) -> None:
         for _ in range(20):
             assert_serving(server)
             assert http(server.http_port, "POST", "/v2/models/simple/infer", b"{").status == 400
+        set_routing(server)
         watch = Watch(server)
         with watch.going_on():
             watch.more()
@@ -111,14 +190,21 @@ def test_no_counter_falls(tmp_path: Path) -> None:
             for _ in range(2):
                 assert http(server.http_port, "POST", "/v2/repository/models/other/load", b"{}").status == 200
                 watch.more()
-        for before, after in zip(watch.pages, watch.pages[1:], strict=False):
-            assert fallen(before, after) == {}
+        for name, views in watch.views.items():
+            for before, after in pairwise(views):
+                assert fallen(before, after) == {}, name
+            assert max(views[-1].values()) > max(views[0].values()), name
         first, last = watch.pages[0], counts(server)
         assert {
             "modserve_worker_restarts_total",
             'modserve_request_duration_seconds_count{model="other",version="1"}',
         } < {*first}
-        assert last["modserve_worker_restarts_total"] == 3
+        assert last["modserve_worker_restarts_total"] == console(server)[" workers restarts"] == 3
+        assert statistics(server)[" model_stats simple 1  inference_stats success count"] == 40
+        assert console(server)[" models 1:simple total success"] == 40
+        assert routing(server)["1 1"] >= watch.views["routing"][-1]["1 1"] > 0
+        set_routing(server)
+        assert routing(server) == {"1 1": 0}, "another routing, though it is the same document"
         assert metric(server, SUCCESS, model="simple") == 40, "of workers that were all replaced"
         assert metric(server, SUCCESS, model="other") > 0
         assert metric(server, "modserve_http_responses_total", code="400") >= 20
@@ -127,6 +213,11 @@ def test_no_counter_falls(tmp_path: Path) -> None:
         eventually(lambda: 'model="other",version="1"} ' not in success(server))
         assert metric(server, SUCCESS, model="simple") == 40
         server.stop(errors=["was killed by SIGKILL"] * 2)
+
+
+def set_routing(server: ServerProcess) -> None:
+    answer = http(server.http_port, "POST", "/v2/models/other/routing", b'{"split": {"1": 1}}')
+    assert answer.status == 200, answer.body
 
 
 def page(server: ServerProcess) -> str:

@@ -1,7 +1,10 @@
-"""What an engine counts for itself, on the metrics page of a real server."""
+"""What an engine counts for itself, and what its processes use, on the metrics page of a real server."""
 
+import os
+import signal
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
 from repositories import HELD, write_identity
 from server_process import ServerProcess, eventually, serving
 from wire import Ask, Input, http, http_infer, ints
@@ -37,3 +40,43 @@ def test_they_come_with_the_model_and_go_with_it(tmp_path: Path) -> None:
         ]
         assert http(server.http_port, "POST", "/v2/repository/models/metered/unload").status == 200
         eventually(lambda: page(server) == [])
+
+
+BUSY = """import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+
+    def execute(self, requests):
+        return [None for _ in requests]
+"""
+CPU, MEMORY = "modserve_model_process_cpu_seconds_total", "modserve_model_process_resident_bytes"
+
+
+def processes(server: ServerProcess) -> dict[str, float]:
+    """The figures of processes by name, which only this model has."""
+    text = http(server.metrics_port, "GET", "/metrics").body.decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = [sample for sample in samples if sample.name in (CPU, MEMORY)]
+    assert all(sample.labels == {"model": "busy", "version": "1"} for sample in found)
+    return {sample.name: sample.value for sample in found}
+
+
+def test_a_process_that_dies_leaves_its_cpu_time_and_no_memory(tmp_path: Path) -> None:
+    write_identity(tmp_path, "busy", backend="python")
+    (tmp_path / "busy" / "1" / "model.py").write_text(BUSY)
+    write_identity(tmp_path, "other")
+    with serving(tmp_path, options=["--log-verbose=1"], errors=["was killed by SIGKILL"]) as server:
+        first = processes(server)
+        assert first[CPU] >= 0.3
+        assert first[MEMORY] > 1_000_000
+        tasks = Path(f"/proc/{server.pid}/task").iterdir()
+        (pid,) = (child for task in tasks for child in (task / "children").read_text().split())
+        os.kill(int(pid), signal.SIGKILL)
+        eventually(lambda: MEMORY not in processes(server))
+        assert processes(server)[CPU] >= first[CPU]
+        eventually(lambda: MEMORY in processes(server), 30)
+        assert processes(server)[CPU] >= first[CPU] + 0.3

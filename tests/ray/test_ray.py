@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from prometheus_client.parser import text_string_to_metric_families
 from ray_cluster import APP, RayCluster, load, repository, wait
 
 import modserve
@@ -117,6 +118,23 @@ def test_statistics_add_up(cluster: RayCluster) -> None:
         call = lambda _: client.infer("simple", {"INPUT0": ONES, "INPUT1": ONES})  # noqa: E731
         list(pool.map(call, range(40)))
     assert {count(cluster) for _ in range(6)} == {before + 40}
+
+
+def test_the_page_of_metrics_has_each_replica(cluster: RayCluster) -> None:
+    before = page(cluster, "nv_inference_count")
+    with modserve.connect(cluster.grpc_url, timeout=120) as client, ThreadPoolExecutor(4) as pool:
+        call = lambda _: client.infer("simple", {"INPUT0": ONES, "INPUT1": ONES})  # noqa: E731
+        list(pool.map(call, range(40)))
+    after = page(cluster, "nv_inference_count")
+    assert len(after) == 3
+    assert sum(after.values()) == sum(before.values()) + 40 == count(cluster)
+
+
+def page(cluster: RayCluster, name: str) -> dict[str, float]:
+    """The values of a metric of `simple`, by replica."""
+    text = httpx.get(f"{cluster.url}/metrics", timeout=120).raise_for_status().text
+    (family,) = (each for each in text_string_to_metric_families(text) if each.name == name)
+    return {each.labels["replica"]: each.value for each in family.samples if each.labels["model"] == "simple"}
 
 
 def test_changes_are_made_in_all_replicas(cluster: RayCluster) -> None:

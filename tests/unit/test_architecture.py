@@ -112,7 +112,8 @@ RULES = {
     ),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "ray": rule(
-        "access core frontends models.serving.wrappers pb process.app routing server settings workers",
+        "access core frontends models.serving.wrappers observability pb process.app process.listeners "
+        "process.metrics_page routing server settings workers",
         "grpc pydantic ray",
     ),
     "workers": rule("core pb protocol server frontends models routing settings observability"),

@@ -165,6 +165,20 @@ def engine_report(servable: object) -> Mapping[str, object]:
     return servable.engine_report if isinstance(servable, EngineReporter) else {}
 
 
+@runtime_checkable
+class ProcessOwner(Protocol):
+    """A servable that may run in processes of its own."""
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Those of its instances that are up."""
+
+
+def process_ids(servable: object) -> list[int]:
+    """As `ProcessOwner` has it; empty for a servable that runs in the server's process."""
+    return servable.process_ids if isinstance(servable, ProcessOwner) else []
+
+
 _FULL_PRECISIONS = frozenset({"", "fp32", "fp64"})
 
 

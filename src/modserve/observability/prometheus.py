@@ -214,7 +214,7 @@ QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
 
 def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUANTILES) -> Iterator[Family]:
     """The metric families of the statistics of models."""
-    models = [(_labels(servable), servable) for servable in servables]
+    models = [(labels_of(servable), servable) for servable in servables]
     for kind, source, singles in _GROUPS:
         sources = [(labels.text, each) for labels, model in models if (each := source(model)) is not None]
         for name, text, read in singles:
@@ -253,7 +253,7 @@ def sketch_families(servables: Iterable[Servable]) -> Iterator[Family]:
     longest = Family(LONGEST_FAMILY, "gauge", "The longest request")
     for servable in servables:
         families.breathe()
-        sketch, labels = servable.statistics.request_histogram.sketch, _labels(servable)
+        sketch, labels = servable.statistics.request_histogram.sketch, labels_of(servable)
         if sketch is not None and sketch.counts:
             rows = sorted(sketch.counts.copy().items())
             fine.add((labels.having("seconds", repr(middle_of(bucket) / _NS)), count) for bucket, count in rows)
@@ -361,6 +361,6 @@ def collectors(
     return made
 
 
-def _labels(servable: Servable) -> Labels:
+def labels_of(servable: Servable) -> Labels:
     tags = {f"_{key}": value for key, value in servable.config.metric_tags.items()}
     return Labels({"model": servable.id.name, "version": str(servable.id.version), **tags})

@@ -10,11 +10,12 @@ from modserve.core.recording import RecordFigures
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.residency import NO_MEMORY, MemoryReport
 from modserve.core.servable import Oldest
+from modserve.core.statistics.histogram import Histogram
 from modserve.core.tenants import TenantReport
 from modserve.core.version import ModelId
 
 from . import model_memory
-from .families import Family, family, labelled
+from .families import Family, family, histogram_family, labelled
 from .routing_families import routing_families
 from .span_figures import SpanFigures, span_families
 
@@ -45,10 +46,14 @@ class ServerFigures:
     endings: Mapping[str, int] = field(default_factory=dict)
     """gRPC connections that the server closed early, by reason."""
     tenants: Sequence[TenantReport] = ()
+    tenant_times: Mapping[str, Histogram] = field(default_factory=dict)
+    """Nanoseconds of the requests of each tenant that are over."""
     drain_phase: int = 0
     records: RecordFigures | None = None
     """None if nothing is recorded."""
     oldest: Mapping[ModelId, Oldest] = field(default_factory=dict)
+    processes: Sequence[tuple[str, int, Sequence[int]]] = ()
+    """Of models that run in processes of their own, as `ModelProcesses` reads them."""
     repository_reads: Mapping[str, float] = field(default_factory=dict)
     """Last good reading of each repository, in seconds since 1970, of a server that looks again and again."""
 
@@ -125,6 +130,9 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     text = "When a model repository could be read last, in seconds since 1970"
     yield family("modserve_repository_read_timestamp_seconds", "gauge", text, reads)
     yield from _tenant_families(figures.tenants)
+    times = [(labelled({"tenant": name}), each) for name, each in sorted(figures.tenant_times.items())]
+    text = "Time that accepted requests took, whatever became of them"
+    yield histogram_family("modserve_tenant_request_duration_seconds", text, 1e9, times)
     if figures.records is not None:
         yield from _record_families(figures.records)
     for name, kind, text, samples in (*routing_families(figures.routings), *span_families(figures.spans)):

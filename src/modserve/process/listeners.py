@@ -154,7 +154,7 @@ class Listeners:
             health = {"/v2/health/live": partial(probes.live, front), "/v2/health/ready": partial(probes.ready, front)}
             app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, fine, self._elsewhere, health)
             if authority is not None:
-                app = _guarded(app, authority, server, open_page="metrics" in settings.auth_open)
+                app = guarded_page(app, authority, server, open_page="metrics" in settings.auth_open)
         if http.allow:
             own, public = (http, False) if admin is None else (replace(http, console=False), True)
             page_here = None if public else app
@@ -319,7 +319,7 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
     return family(name, "gauge", text, [(labelled({label: of}), time_s) for of, time_s in times.items()])
 
 
-def _guarded(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
+def guarded_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
     """The page of metrics, for callers that may read about all models, and health as at other ports."""
     from modserve.access.calls import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp

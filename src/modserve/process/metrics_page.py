@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager
 
 from modserve.backends.inventory import inventory
 from modserve.core.residency import residency
-from modserve.core.servable import Servable, base, oldest
+from modserve.core.servable import Servable, base, oldest, process_ids
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
 from modserve.observability.families import Collector, Family, collected, page
 from modserve.observability.gpus import GpuCollector
 from modserve.observability.machine import MachineCollector
+from modserve.observability.process_families import ModelProcesses
 from modserve.observability.server_families import ServerFigures
 from modserve.server.local import LocalServer
 from modserve.settings import Settings
@@ -51,6 +52,7 @@ class MetricsPage:
         self._summaries = config.get("summary_latencies") == "true"
         quantiles = settings.summary_quantiles or prometheus.QUANTILES
         self.collectors = prometheus.collectors(lambda: self._servables, self._state, store, left_out, quantiles)
+        self.collectors.append(ModelProcesses(lambda: self._state().processes).collect)
         if settings.allow_cpu_metrics:
             self.collectors.append(MachineCollector(settings.metrics_interval_ms).collect)
         if settings.allow_gpu_metrics:
@@ -119,9 +121,14 @@ class MetricsPage:
             server.tracer.figures,
             self._endings(),
             server.quotas.reports([base(each) for each in self._servables]),
+            {name: each.durations for name, each in server.quotas.figures.items()},
             server.drain_phase,
             None if server.recorder is None else server.recorder.figures,
             {each.id: times for each in self._servables if (times := oldest(each, now_ns)) is not None},
+            [
+                (prometheus.labels_of(each).text, each.statistics.began_ns, process_ids(each))
+                for each in self._servables
+            ],
             server.repository_reads if server.control_mode == "poll" else {},
         )
 

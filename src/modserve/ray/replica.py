@@ -1,7 +1,7 @@
 """The class of the deployment: a server in the process of a Ray replica."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from modserve.process.app import InferenceServer, access_control
 from modserve.settings import Settings
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer
+from modserve.workers.tally import Tally
 
 from . import sequences
 from .calls import ProxyCalls, WireMessage
@@ -25,6 +26,7 @@ from .ledger import Ledger
 from .lifespan import without_lifespan
 from .links import LEDGER, LedgerLink, SequenceLink, broadcast
 from .member import ReplicaMember
+from .metrics import with_page
 from .replica_set import PeerCalls, ReplicaSet
 from .router import SessionRouter
 from .scaling import PENDING
@@ -52,7 +54,9 @@ class Replica:
         self._sequences = NearSender(name, known, self.receive_sequence, SequenceLink(*place))
         member = ReplicaMember(peers, SequenceRoutes(self._sequences) if sticky else None)
         server = self._server = InferenceServer(settings, member=member)
-        control = WorkerControl(server, _no_page, 0, lambda: None)
+        tally = Tally(peers)
+        tally.serve(server)
+        control = WorkerControl(server, tally.tell, lambda: None)
         control.caught_up.set()
         self._peer_calls = PeerCalls(name, control, ledger, partial(sequences.holds, server))
         self._access: AccessControl | None = access_control(settings)
@@ -66,12 +70,15 @@ class Replica:
         if self._access is not None:
             self._access.start()
         authority = None if self._access is None else self._access.authority
-        fleet = FleetServer(server, peers, peers, peers, "replica")
+        fleet = FleetServer(server, peers, peers, peers, tally, "replica")
         named = scoped(fleet, authority)
         self._calls = ProxyCalls(named, settings.grpc, authority)
         app = create_app(named, settings.http, authority=authority)
         self._stop_streams = app.state.streams.stop
-        self._http = MountedApp(guarded(app, fleet, authority), fleet)
+        served = guarded(app, fleet, authority)
+        if settings.allow_metrics:
+            served = with_page(served, server, settings, tally, authority, name)
+        self._http = MountedApp(served, fleet)
 
     def __serve_build_asgi_app__(self) -> Any:
         """What `serve.ingress` serves over HTTP."""
@@ -127,10 +134,6 @@ for _service, _methods in SERVICES:
     for _name, _row in _methods.items():
         _path = f"/{_service}/{_name}"
         setattr(Replica, _name, _stream(_path) if _row.server_streaming else _unary(_path))
-
-
-async def _no_page(orphans: Collection[str], fine: bool) -> bytes:
-    return b""
 
 
 class LedgerActor(Ledger):

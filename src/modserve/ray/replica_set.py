@@ -66,9 +66,6 @@ class ReplicaSet:
         """The name of the replica, of the others, that has a sequence; empty if none has it."""
         return next(filter(None, (await self.ask("holds", model, version, key)).values()), "")
 
-    async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
-        return await self.ask(method, *arguments)
-
     def drain(self) -> Awaitable[list[DrainReport]]:
         """Raises UNSUPPORTED: which replicas there are is Ray's business."""
         raise ModserveError(Code.UNSUPPORTED, "replicas are drained and ended by Ray: deploy fewer of them")

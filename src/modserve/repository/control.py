@@ -286,8 +286,8 @@ class ModelControl:
 
     # Versions that take requests, and those that were rolled back
 
-    async def set_routing(self, name: str, document: object, checked: bool) -> None:
-        """As `Server.set_routing`. With `checked`, somebody else has checked it, and writes what there is to write."""
+    async def set_routing(self, name: str, document: object, revision: str) -> None:
+        """As `Server.set_routing`. With a `revision`, another worker has checked it, and writes what has to be."""
         table, latest = self._table, self._table.latest(name)
         if reasons := reading.rollbacks(document):
             present = (await scan(self._repositories, (name,))).models.get(name)
@@ -300,11 +300,11 @@ class ModelControl:
                 table.rank(name)
                 await self.keep_rollback(name, version, rolled_back)
             return
-        if not checked:  # versions may have gone since they were
+        if not revision:  # versions may have gone since they were
             table.check_routing(name, document)
-        table.routings.set(name, latest, document)
+        table.routings.set(name, latest, document, revision)
         table.rank(name)
-        if not checked:
+        if not revision:
             await self.keep_rollback(name)
 
     def _keep_soon(self, name: str, version: int, rolled_back: RolledBack) -> None:

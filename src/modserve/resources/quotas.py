@@ -17,6 +17,8 @@ from typing import Final
 from modserve.core.errors import OverloadedError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
+from modserve.core.statistics.histogram import Histogram
+from modserve.core.statistics.model_statistics import LATENCY_BUCKETS_NS
 from modserve.core.tenants import Tenant, TenantReport, waiting_by_tenant
 
 _SECOND_NS: Final = 1_000_000_000
@@ -39,6 +41,8 @@ class TenantFigures:
     """By the model: its queue had no room, or it would have been too late."""
     rows: int = 0
     tokens: int = 0
+    durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_NS))
+    """Nanoseconds that accepted requests took, whatever became of them."""
 
     @property
     def results(self) -> dict[str, int]:
@@ -109,7 +113,7 @@ class Permit:
     def __init__(self, quotas: "Quotas", usage: TenantUsage, start_ns: int) -> None:
         self._quotas = quotas
         self._usage: TenantUsage | None = usage
-        self._start_ns = start_ns
+        self._start_ns: int | None = start_ns
         self._figures = usage.figures
 
     def count(self, rows: int) -> None:
@@ -119,6 +123,7 @@ class Permit:
 
     def give_back(self, error: BaseException) -> None:
         """The request could not be submitted."""
+        self._start_ns = None
         self.release()
         if isinstance(error, OverloadedError):
             self._figures.refused_model += 1
@@ -213,12 +218,15 @@ class Quotas:
             bucket.wait_ns(0, self._clock())
             bucket.level -= tokens
 
-    def over(self, usage: TenantUsage, start_ns: int) -> None:
-        """A request that was counted in is over."""
+    def over(self, usage: TenantUsage, start_ns: int | None) -> None:
+        """A request that was counted in is over; `start_ns` is None if it was not accepted."""
         self.in_flight -= 1
         usage.in_flight -= 1
         assert usage.in_flight >= 0, "a request was given back more often than accepted: this is a bug"
+        if start_ns is None:
+            return
         ns = self._clock() - start_ns
+        usage.figures.durations.observe(ns)
         usage.mean_ns += _MEAN_SHARE * (ns - usage.mean_ns) if usage.mean_ns else ns
 
     def reports(self, queues: Iterable[object]) -> list[TenantReport]:

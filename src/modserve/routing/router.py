@@ -65,8 +65,10 @@ class Router:
         clock_ns: Callable[[], int] | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         on_rollback: Callable[[RouteRollback], None] = lambda rollback: None,
+        revision: str = "",
     ) -> None:
         self.name = name
+        self.revision = revision
         self.routing = routing
         self.source = source
         self._clock_ns = clock_ns or time.monotonic_ns

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from modserve.core.configuration.routing_config import RouteFigures, Routing, ShadowFigures
@@ -20,6 +21,8 @@ from .router import Routed, Router, RouteRollback
 _log = logging.getLogger(__name__)
 
 API, CONFIG, ENDED = "api", "config", ""
+_SAME = ("model", "source", "routing")
+"""What reports say in each worker."""
 
 
 class Routings:
@@ -42,8 +45,8 @@ class Routings:
         self.keep: Callable[[str, int, RolledBack], None] = lambda name, version, rolled_back: None
         """Called with what a rule has rolled back, by whoever can write it down."""
 
-    def _router(self, name: str, routing: Routing, source: str) -> Router:
-        router = Router(name, routing, source, self._memory, on_rollback=self._by_rule)
+    def _router(self, name: str, routing: Routing, source: str, revision: str = "") -> Router:
+        router = Router(name, routing, source, self._memory, on_rollback=self._by_rule, revision=revision)
         for version, rolled_back in self.rolled_back(name).items():
             router.roll_back(version, rolled_back)
         return router
@@ -84,7 +87,7 @@ class Routings:
         if reason:
             raise invalid(f"model '{name}': {reason}")
 
-    def set(self, name: str, latest: Servable, document: object) -> None:
+    def set(self, name: str, latest: Servable, document: object, revision: str = "") -> None:
         """Route as `document` says, which is JSON; None goes back to the configuration's routing, if it has one.
 
         `front` has to be called then. Raises INVALID_ARG, and changes nothing.
@@ -101,7 +104,7 @@ class Routings:
         routing = reading.read(document)
         reading.check(routing, latest.config)
         self._rolled_back.pop(name, None)
-        self._routers[name] = self._router(name, routing, API)
+        self._routers[name] = self._router(name, routing, API, revision)
         _log.info("model '%s': a client has set the routing %s", name, json.dumps(routing.document))
 
     # Versions that were rolled back
@@ -205,6 +208,19 @@ class Routings:
             raise not_found(f"model '{name}' has no routing: requests that name no version go to the latest one")
         versions = {str(version): _document_of(each) for version, each in sorted(rolled_back.items())}
         return {**report, "rolled_back": versions} if versions else report
+
+    def revision(self, name: str) -> str:
+        """What the routing of a model is called in all workers; another one counts from 0."""
+        router = self._routers.get(name)
+        return "" if router is None else router.revision or json.dumps(router.routing.document)
+
+    def counts(self, trouble: Callable[[str, int], str]) -> list[dict[str, Any]]:
+        """The parts of all reports that are other in other workers."""
+        return [
+            {"name": name, "revision": self.revision(name), "workers": 1}
+            | {key: value for key, value in router.report(partial(trouble, name)).items() if key not in _SAME}
+            for name, router in self._routers.items()
+        ]
 
     def figures(self, ready: Callable[[str, int], bool]) -> Iterator[RouteFigures | ShadowFigures]:
         """Of all routings, for the metrics page. `ready`: whether a version of a model is READY."""

@@ -5,7 +5,7 @@ concern the whole server.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -196,8 +196,8 @@ class Server(Protocol):
         """The requests that failed lately, those that failed alike as one, the latest first."""
         ...
 
-    async def readings_of_others(self) -> tuple[list[Any], Mapping[str, int] | None]:
-        """What the console shows of the other workers, with how many there are; None for the only process."""
+    async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
+        """What the console shows of all workers, with how many there are; of the only process `own()` and None."""
         ...
 
     # Changes to the whole server

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
@@ -170,9 +170,14 @@ class LocalServer:
         self._table.get(name, None)
         return self.routings.report(name, lambda version: self._trouble(name, version))
 
-    async def set_routing(self, name: str, document: object, checked: bool = False) -> None:
+    def routing_counts(self) -> list[dict[str, Any]]:
+        """What all routings have done so far, for sums of several workers."""
+        return self.routings.counts(self._trouble)
+
+    async def set_routing(self, name: str, document: object, revision: str = "") -> None:
+        """`revision`: what this setting is called in all workers, one of which has checked it."""
         self._check_running()
-        await self._control.set_routing(name, document, checked)
+        await self._control.set_routing(name, document, revision)
 
     def _trouble(self, name: str, version: int | None) -> str:
         """Why a version takes no requests; empty if it does."""
@@ -280,8 +285,8 @@ class LocalServer:
     async def failures(self) -> list[dict[str, Any]]:
         return [asdict(failure) for failure in self.failure_log.recent.latest()]
 
-    async def readings_of_others(self) -> tuple[list[Any], Mapping[str, int] | None]:
-        return [], None
+    async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
+        return own(), None
 
     # Control by clients
 

@@ -50,7 +50,7 @@ class ScopedServer:
         self.pace, self.ready_models, self.index = server.pace, server.ready_models, server.index
         self.recorder, self.engine_metrics = server.recorder, server.engine_metrics
         self.folder, self.model_memory = server.folder, server.model_memory
-        self.failures, self.readings_of_others = server.failures, server.readings_of_others
+        self.failures, self.reading = server.failures, server.reading
         self.change_log_settings, self.drain = server.change_log_settings, server.drain
         self.routings = cast(Routings, _ScopedRoutings(server.routings))
 

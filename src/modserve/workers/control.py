@@ -1,7 +1,7 @@
 """The socket of a worker: it serves calls of the other workers, and HTTP like the port."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from modserve.frontends.errors import to_client_error
@@ -13,35 +13,32 @@ from modserve.server.local import LocalServer
 from . import values
 from .client import CALL, GONE
 from .journal import Journal, ServerChange
+from .pages import Question
 
-_WHILE_STOPPING = frozenset({"status", "state", "page", "reading", "give_notice", "drain"})
+_WHILE_STOPPING = frozenset({"status", "state", "tell", "give_notice", "drain"})
 """The calls that a worker still responds to when it is about to end."""
 
 
 class WorkerControl:
-    """What the other workers may call in this one. `page` has its metrics; `leave` begins its end."""
+    """What the other workers may call in this one. `tell` has its figures; `leave` begins its end."""
 
     def __init__(
         self,
         server: LocalServer,
-        page: Callable[[Collection[str], bool], Awaitable[bytes]],
-        restarts: int,
+        tell: Callable[[str, Question, bool], Awaitable[bytes]],
         leave: Callable[[], None],
     ) -> None:
         self._server = server
-        self._restarts = restarts
         self._leave = leave
         self._one = asyncio.Lock()
         """Held by the change that is made: nobody may undo it before it is complete."""
         self._journal = Journal(server)
-        self._reader: Any = None
         self.caught_up = asyncio.Event()
         """The worker has the state of the others."""
         self._calls: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "status": self._status,
             "state": self._state,
-            "page": page,
-            "reading": self._reading,
+            "tell": tell,
             "change": self.change,
             "undo": self._undo,
             "roll_back": self.roll_back,
@@ -49,10 +46,8 @@ class WorkerControl:
             "give_notice": self._give_notice,
             "drain": self._drain,
             "model_trouble": server.model_trouble,
-            "statistics": self._statistics,
             "repository_index": server.repository_index,
             "regions": server.regions,
-            "routing": server.routing,
             "failures": server.failures,
         }
 
@@ -112,19 +107,6 @@ class WorkerControl:
 
     async def _state(self) -> tuple[list[ServerChange], list[RouteRollback]]:
         return self._journal.state(), self._server.routings.rollbacks
-
-    async def _statistics(self, name: str, version: int | None) -> bytes:
-        return (await self._server.statistics(name, version)).SerializeToString()
-
-    async def _reading(self) -> tuple[int, Any]:
-        """How often this worker was started anew, and what the console shows of it."""
-        if self._reader is None:
-            from modserve.frontends.http.console.counters import (
-                CounterReader,
-            )  # only while somebody looks at the console
-
-            self._reader = CounterReader(self._server)
-        return self._restarts, self._reader.read()
 
 
 def worker_app(control: WorkerControl, app: AsgiApp) -> AsgiApp:

@@ -1,7 +1,8 @@
 """Several workers as one server: the interface to front ends, in whichever worker a call arrives."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from modserve.core.configuration.trace_settings import TraceChange
@@ -17,6 +18,7 @@ from modserve.server.local import LocalServer
 from . import sums
 from .client import PeerLostError
 from .journal import ServerChange
+from .tally import CONSOLE, ROUTINGS, STATISTICS, PeerCaller, Tally
 
 
 class FleetPlace(Protocol):
@@ -30,11 +32,9 @@ class FleetPlace(Protocol):
     def starts(self) -> int: ...
 
 
-class Others(Protocol):
-    """Calls of the methods of `WorkerControl` in the other processes, as `Peers` has them."""
+class Others(PeerCaller, Protocol):
+    """All that `Peers` has."""
 
-    async def ask(self, method: str, *arguments: object) -> dict[int, Any]: ...
-    async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]: ...
     async def unready(self) -> list[IndexEntry]: ...
     def drain(self) -> Awaitable[list[DrainReport]]:
         """Raises at once where the processes are not the server's to drain."""
@@ -54,7 +54,13 @@ class FleetServer:
     """
 
     def __init__(
-        self, server: LocalServer, identity: FleetPlace, peers: Others, coordinator: ChangeMaker, noun: str = "worker"
+        self,
+        server: LocalServer,
+        identity: FleetPlace,
+        peers: Others,
+        coordinator: ChangeMaker,
+        tally: Tally,
+        noun: str = "worker",
     ) -> None:
         """`noun`: what people call one of the processes."""
         self._server = server
@@ -62,6 +68,7 @@ class FleetServer:
         self._identity = identity
         self._peers = peers
         self._coordinator = coordinator
+        self._tally = tally
         self.name, self.version, self.tenant = server.name, server.version, server.tenant
         self.changes, self.routings = server.changes, server.routings
         self.quotas = server.quotas
@@ -131,8 +138,13 @@ class FleetServer:
 
     async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
         own = await self._server.statistics(name, version)
-        others = await self._others("statistics", name, version)
-        return sums.statistics([own, *map(pb.ModelStatisticsResponse.FromString, others.values())])
+        whole = pb.ModelStatisticsResponse(**await self._tally.document(STATISTICS))
+        if not name:
+            return whole
+        named = {(each.name, each.version) for each in own.model_stats}
+        return pb.ModelStatisticsResponse(
+            model_stats=[each for each in whole.model_stats if (each.name, each.version) in named]
+        )
 
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
         own = await self._server.repository_index(False)
@@ -153,17 +165,26 @@ class FleetServer:
         return sorted(regions.values(), key=lambda region: region.name)
 
     async def routing(self, name: str) -> dict[str, Any]:
-        return sums.routing([await self._server.routing(name), *(await self._others("routing", name)).values()])
+        own, revision = await self._server.routing(name), self.routings.revision(name)
+        rows = (await self._tally.document(ROUTINGS)).get("routings", ())
+        total = next((row for row in rows if (row["name"], row["revision"]) == (name, revision)), None)
+        if total is None:  # another one was set meanwhile
+            return own
+        routes = {each["name"]: each for each in total["routes"]}
+        for each in routes.values():
+            each["share"] = round(each["share"] / total["workers"], 6)
+        more = {key: total[key] for key in ("requests_without_key", "shadow") if key in total}
+        return {**own, **more, "routes": [routes[each["name"]] for each in own["routes"]]}
 
     async def failures(self) -> list[dict[str, Any]]:
         return sums.failures([await self._server.failures(), *(await self._others("failures")).values()])
 
-    async def readings_of_others(self) -> tuple[list[Any], Mapping[str, int] | None]:
-        answers = (await self._peers.ask_all("reading")).values()
-        readings = [answer for answer in answers if not isinstance(answer, ModserveError)]
-        restarts = self._identity.starts + sum(count for count, _ in readings)
-        workers = {"serving": 1 + len(readings), "count": self._identity.count, "restarts": restarts}
-        return [reading for _, reading in readings], workers
+    async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
+        whole = await self._tally.document(CONSOLE)
+        processes = whole.pop("processes")
+        restarts = sum(each["starts"] for each in processes["by_number"].values())
+        workers = {"serving": processes["serving"], "count": self._identity.count, "restarts": restarts}
+        return whole, workers
 
     async def _others(self, method: str, *arguments: object) -> dict[int, Any]:
         """What the other workers that do not refuse say."""
@@ -191,7 +212,7 @@ class FleetServer:
             await self._server.set_routing(name, document)  # which tells the others
             return
         self._server.check_routing(name, document)
-        await self._change("set_routing", name, document, True)
+        await self._change("set_routing", name, document, uuid.uuid4().hex)
         await self._server.forget_rollbacks(name)
 
     async def change_log_settings(self, change: Mapping[str, Any]) -> None:

@@ -50,9 +50,9 @@ class WorkerIdentity:
         """A file that is there once a worker has served."""
         return self.directory / f"{index}.served"
 
-    def counts(self, index: int) -> Path:
-        """A file with what a worker and those before it have counted."""
-        return self.directory / f"{index}.counts"
+    def counts(self, index: int, topic: str) -> Path:
+        """A file with what a worker and those before it have counted, as they have told of a topic."""
+        return self.directory / f"{index}.{topic}"
 
     @property
     def stopping(self) -> Path:

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from modserve.core.configuration.trace_settings import TraceSettings
 from modserve.core.errors import ModserveError
@@ -21,17 +22,16 @@ from modserve.routing.router import RouteRollback
 from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
-from . import values
 from .control import WorkerControl, worker_app
 from .coordinator import Coordinator
-from .counts import Counts, last_page
 from .engine_control import EngineControl
 from .fleet_server import FleetServer
 from .identity import WorkerIdentity
 from .journal import ServerChange
-from .pages import WorkerPage, merged
+from .pages import Families, families_of, samples_of
 from .peers import Peers
 from .sequences import SequenceForwarder, SequenceReceiver, with_owners
+from .tally import PAGE, Tally
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +51,7 @@ class Member:
         self._coordinator = Coordinator(identity, self._peers)
         self._forwarder = SequenceForwarder(identity)
         self._receiver: SequenceReceiver | None = None
-        self._families: Callable[[bool], Awaitable[list[Family]]] | None = None
-        self._counts = Counts(identity.counts(identity.index))
-        self._one = asyncio.Lock()
-        self._orphans: frozenset[str] = frozenset()
-        """SampleTable that nobody has any more, as of the last page that this worker has made of all."""
+        self._tally = Tally(self._peers, identity)
         self._control: WorkerControl | None = None
         self._context: HttpContext | None = None
         self._sockets: list[asyncio.Server] = []
@@ -106,7 +102,8 @@ class Member:
 
     def server(self, own: LocalServer) -> FleetServer:
         """What the ports serve: all workers as one server."""
-        return FleetServer(own, self.identity, self._peers, self._coordinator)
+        self._tally.serve(own, self.identity.index, self.identity.starts)
+        return FleetServer(own, self.identity, self._peers, self._coordinator, self._tally)
 
     # Life
 
@@ -122,9 +119,9 @@ class Member:
         `families` are what is on the metrics page of this worker, with sketches of durations if its argument is true.
         """
         options = HttpSettings(max_json=max_json, max_connections=0, idle_timeout=0, client_timeout=0)
-        control = self._control = WorkerControl(server, self._page, self.identity.starts, _leave)
+        control = self._control = WorkerControl(server, self._tally.tell, _leave)
         receiver = self._receiver = SequenceReceiver(server)
-        self._families = families
+        self._tally.sources[PAGE] = partial(self._samples, families)
         loop = asyncio.get_running_loop()
         app = worker_app(control, Application(server, options))
         context = self._context = HttpContext(server, app, tasks, loop, options)
@@ -165,36 +162,19 @@ class Member:
             pause = min(2 * pause, 0.5)
 
     async def page(self, openmetrics: bool = False, fine: bool = False) -> bytes:
-        """The metrics of all workers. Of one that does not respond, what it had counted when it was asked last."""
-        orphans = self._orphans
-        answers = await self._peers.ask("page", orphans, fine)
-        own = await self._tell(orphans, fine)
-        others = {index: page for index, page in answers.items() if isinstance(page, bytes)}
-        silent = [index for index in self.identity.others if index not in others]
+        """The metrics of all workers."""
+        tables = await self._tally.whole(PAGE, fine)
+        return await asyncio.to_thread(lambda: written(families_of(tables), openmetrics))
 
-        def of_all() -> bytes:
-            last = [last_page(self.identity.counts(index)) for index in silent]
-            families, orphans = merged([own, *map(values.loads, others.values()), *last])
-            self._orphans = frozenset() if silent else orphans
-            return written(families, openmetrics)
-
-        return await asyncio.to_thread(of_all)
-
-    async def _page(self, orphans: Collection[str], fine: bool) -> bytes:
-        """For another worker. Values of many samples take a thread long to write or to read."""
-        return await asyncio.to_thread(values.dumps, await self._tell(orphans, fine))
-
-    async def _tell(self, orphans: Collection[str] = (), fine: bool = False) -> WorkerPage:
-        """The metrics of this worker, made for one question after the other."""
-        assert self._families is not None, "it has started: this is a bug"
-        async with self._one:
-            families = await self._families(fine)
-            restarts = self.identity.starts - self._counts.before(_RESTARTS)
-            families += [
-                family("modserve_workers", "gauge", "Worker processes that are serving", [("", 1)]),
-                family(_RESTARTS, "counter", "Worker processes started to replace others", [("", restarts)]),
-            ]
-            return await asyncio.to_thread(self._counts.tell, families, orphans)
+    async def _samples(self, families: Callable[[bool], Awaitable[list[Family]]], fine: bool) -> Families:
+        """The metrics of this worker."""
+        restarts = self.identity.starts - self._tally.counts(PAGE).before(_RESTARTS)
+        made = [
+            *await families(fine),
+            family("modserve_workers", "gauge", "Worker processes that are serving", [("", 1)]),
+            family(_RESTARTS, "counter", "Worker processes started to replace others", [("", restarts)]),
+        ]
+        return await asyncio.to_thread(samples_of, made)
 
     async def stop(self) -> None:
         """Close the sockets for the other workers."""

@@ -1,15 +1,17 @@
-"""Merges the metrics pages of several workers into one.
+"""Tables of samples, and their sum over several workers: metrics pages, and the `documents` with other figures.
 
 Counters and histograms are added up, and so are gauges that count what each worker has for itself. Gauges that say the
 same of every worker, or what the worst of them sees, are the largest; those of `LEAST` are the smallest.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import isnan
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from modserve.observability.families import Family, number
+from modserve.observability.prometheus import RESERVED
 
 LARGEST = frozenset(
     {
@@ -57,23 +59,31 @@ LEAST = frozenset(
 )
 
 
+_GROWING = frozenset({"counter", "histogram", "summary"})
+
+Sample: TypeAlias = Any
+"""Name and labels as they are written on the page; in documents the path, a tuple."""
+Owner: TypeAlias = tuple[tuple[str, str], ...]
+"""Name and version of a model, as a row of a document has them."""
+
+
 class SampleTable(NamedTuple):
-    """The samples of a family, by name and labels as they are written."""
+    """The values of a family by sample. Those of a page are numbers, those of documents anything that JSON has."""
 
     kind: str
     text: str
-    values: dict[str, float]
-    exemplars: dict[str, str]
+    values: dict[Sample, Any]
+    exemplars: dict[Sample, str]
+    rule: str = "sum"
+    """The key in `RULES` by which workers are combined."""
 
-    def counts(self, sample: str) -> bool:
+    def counts(self, sample: Sample) -> bool:
         """Whether the sample only grows."""
-        return self.kind in _GROWING and 'quantile="' not in sample
+        return self.kind in _GROWING and not (self.kind == "summary" and 'quantile="' in sample)
 
     def empty(self) -> "SampleTable":
-        return SampleTable(self.kind, self.text, {}, {})
+        return self._replace(values={}, exemplars={})
 
-
-_GROWING = frozenset({"counter", "histogram", "summary"})
 
 Families: TypeAlias = Mapping[str, SampleTable]
 
@@ -82,16 +92,29 @@ class WorkerPage(NamedTuple):
     """What one worker tells."""
 
     families: Families
-    absent: AbstractSet[str] = frozenset()
+    absent: AbstractSet[Sample] = frozenset()
     """Samples that the worker does not have now: it had them before, or a process whose place it has taken."""
-    gone: AbstractSet[str] = frozenset()
+    gone: AbstractSet[Sample] = frozenset()
     """Those of them that this process itself had: of models that were unloaded, say."""
+    owners: AbstractSet[Owner] = frozenset()
+    """The model versions that the worker has now: their samples stay, though they count from 0 after a load."""
+
+
+class Question(NamedTuple):
+    """A question to all workers at the same time."""
+
+    name: str
+    former: str = ""
+    """The last one of the same worker."""
+    orphans: Collection[Sample] = ()
+    """What nobody had then. A worker forgets it, unless another question has come in between."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
     made: dict[str, SampleTable] = {}
     for each in families:
-        samples = made[each.name] = SampleTable(each.kind, each.text, {}, {})
+        rule = "least" if each.name in LEAST else "largest" if each.name in LARGEST else "sum"
+        samples = made[each.name] = SampleTable(each.kind, each.text, {}, {}, rule)
         for place, line in enumerate(each.lines):
             sample, _, value = line.rpartition(" ")
             samples.values[sample] = float(value)
@@ -100,7 +123,18 @@ def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
     return made
 
 
-def merged(pages: Sequence[WorkerPage]) -> tuple[list[Family], frozenset[str]]:
+_LABELS = re.compile(r'[{,](model|version)="((?:[^"\\]|\\.)*)"')
+
+
+def owner(sample: Sample) -> Owner:
+    """The model version that a sample is of; empty if it is of none, or an engine's own, which may end it."""
+    if isinstance(sample, tuple):
+        return sample[1][:2] if len(sample) > 1 and isinstance(sample[1], tuple) else ()
+    labels = dict(_LABELS.findall(sample)) if sample.startswith(RESERVED) else {}
+    return (("name", labels["model"]), ("version", labels["version"])) if len(labels) == 2 else ()
+
+
+def merged(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:
     """The families of all workers, and the samples left out, which no worker has any more.
 
     What one worker has no more is told as long as another has it, or the sum would fall while a model is unloaded in
@@ -110,37 +144,71 @@ def merged(pages: Sequence[WorkerPage]) -> tuple[list[Family], frozenset[str]]:
     totals: dict[str, SampleTable] = {}
     for page in pages:
         for name, samples in page.families.items():
-            total, combine = totals.setdefault(name, samples.empty()), _rule(name)
+            total = totals.setdefault(name, samples.empty())
+            values, combine, summary = total.values, RULES[samples.rule], samples.kind == "summary"
             for sample, value in samples.values.items():
-                before = total.values.get(sample)
+                before = values.get(sample)
                 if before is None:
-                    total.values[sample] = value
-                elif 'quantile="' in sample and samples.kind == "summary":
-                    total.values[sample] = _worse(before, value)  # quantiles do not add up: that of the worst worker
-                else:
-                    total.values[sample] = combine(before, value)
+                    if sample not in orphans:
+                        values[sample] = value
+                elif summary and 'quantile="' in sample:
+                    values[sample] = _worse(before, value)  # quantiles do not add up: that of the worst worker
+                elif value is not None:
+                    values[sample] = combine(before, value)
             total.exemplars.update(samples.exemplars)  # of several workers one
-    return [_family(name, samples, orphans) for name, samples in totals.items()], orphans
+    return totals, orphans
 
 
-def _orphans(pages: Sequence[WorkerPage]) -> frozenset[str]:
+def _orphans(pages: Sequence[WorkerPage]) -> frozenset[Sample]:
     gone = {sample for page in pages for sample in page.gone}
     if gone:
+        owners = {each for page in pages for each in page.owners}
+        gone = {sample for sample in gone if owner(sample) not in owners}
         for page in pages:
             for table in page.families.values():
                 gone -= (table.values.keys() & gone) - page.absent
     return frozenset(gone)
 
 
-def _family(name: str, samples: SampleTable, orphans: AbstractSet[str]) -> Family:
-    made = Family(name, samples.kind, samples.text)
-    for sample, value in samples.values.items():
-        if sample in orphans:
-            continue
-        if sample in samples.exemplars:
-            made.exemplars[len(made.lines)] = samples.exemplars[sample]
-        made.lines.append(f"{sample} {number(value)}")
+def families_of(tables: Families) -> list[Family]:
+    """The families of a metrics page."""
+    made = []
+    for name, samples in tables.items():
+        family = Family(name, samples.kind, samples.text)
+        for sample, value in samples.values.items():
+            if sample in samples.exemplars:
+                family.exemplars[len(family.lines)] = samples.exemplars[sample]
+            family.lines.append(f"{sample} {number(value)}")
+        made.append(family)
     return made
+
+
+def add(a: Any, b: Any) -> Any:
+    """The sum of numbers, of counts by key, or of lists place by place; of lists of other lengths, the first."""
+    if isinstance(a, dict):
+        return a | {key: a.get(key, 0) + count for key, count in b.items()}
+    if isinstance(a, list):
+        return [add(*pair) for pair in zip(a, b, strict=True)] if len(a) == len(b) else a or b
+    return a + b
+
+
+def fell(a: Any, b: Any) -> bool:
+    """Whether `b` has begun anew since it was `a`."""
+    if isinstance(a, dict):
+        return any(b.get(key, 0) < count for key, count in a.items())
+    if isinstance(a, list):
+        return len(a) != len(b) or any(map(fell, a, b))
+    return bool(b < a)
+
+
+def _known(a: Any, b: Any) -> Any:
+    """The sum of figures, of which -1 says that there are none."""
+    return add(a, b) if isinstance(a, list) or a >= 0 <= b else max(a, b)
+
+
+def _worst(a: str, b: str) -> str:
+    """The first state, or text, that says more than that all is well."""
+    return b if a in ("running", "READY", "") else a
 
 
 def _worse(a: float, b: float) -> float:
@@ -148,11 +216,17 @@ def _worse(a: float, b: float) -> float:
     return b if isnan(a) else a if isnan(b) else max(a, b)
 
 
-def _sum(a: float, b: float) -> float:
-    return a + b
-
-
-def _rule(name: str) -> Callable[[float, float], float]:
-    if name in LEAST:
-        return min
-    return max if name in LARGEST else _sum
+RULES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "sum": add,
+    "known": _known,
+    "held": _known,
+    "latest": max,
+    "largest": max,
+    "least": min,
+    "first": lambda a, b: a,
+    "worst": _worst,
+    "joined": lambda a, b: a + b,
+}
+"""The value of two workers, by the name of the rule."""
+KEPT: Mapping[str, Callable[[Any, Any], Any]] = {rule: RULES[rule] for rule in ("known", "latest")}
+"""The same for processes that have counted one after the other, whose values are added up by all other rules."""

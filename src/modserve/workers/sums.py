@@ -1,75 +1,12 @@
-"""Combines the answers of several workers: statistics, the repository index, the routing of a model, a drain."""
+"""Combines the answers of several workers: the repository index, failures, a drain."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from modserve.core.lifecycle import IndexEntry, LifecycleState
-from modserve.pb import inference as pb
 from modserve.server import DrainReport
-
-
-def statistics(answers: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
-    """Counts and durations of each model version are added up, and of each tenant; the last inference is the latest."""
-    models: dict[tuple[str, str], pb.ModelStatistics] = {}
-    tenants: dict[str, pb.TenantStatistics] = {}
-    for answer in answers:
-        for tenant in answer.tenant_stats:
-            _add_tenant(tenants.setdefault(tenant.name, pb.TenantStatistics(name=tenant.name)), tenant)
-        for one in answer.model_stats:
-            total = models.get((one.name, one.version))
-            if total is None:
-                total = models[one.name, one.version] = pb.ModelStatistics()
-                total.CopyFrom(one)
-            else:
-                _add_model(total, one)
-    return pb.ModelStatisticsResponse(
-        model_stats=list(models.values()), tenant_stats=[tenants[name] for name in sorted(tenants)]
-    )
-
-
-def _add_tenant(total: pb.TenantStatistics, one: pb.TenantStatistics) -> None:
-    for result, count in one.requests.items():
-        total.requests[result] += count
-    total.rows += one.rows
-    total.tokens += one.tokens
-    total.in_flight += one.in_flight
-    total.waiting += one.waiting
-
-
-def _add_model(total: pb.ModelStatistics, one: pb.ModelStatistics) -> None:
-    total.last_inference = max(total.last_inference, one.last_inference)
-    total.inference_count += one.inference_count
-    total.execution_count += one.execution_count
-    _add_durations(total.inference_stats, one.inference_stats)
-    for mine, other in zip(total.memory_usage, one.memory_usage, strict=False):
-        mine.byte_size += other.byte_size
-    sizes = {batch.batch_size: batch for batch in total.batch_stats}
-    for batch in one.batch_stats:
-        if batch.batch_size in sizes:
-            _add_durations(sizes[batch.batch_size], batch)
-        else:
-            total.batch_stats.append(batch)
-    total.batch_stats.sort(key=lambda batch: batch.batch_size)
-    for key, response in one.response_stats.items():
-        if key in total.response_stats:
-            _add_durations(total.response_stats[key], response)
-        else:
-            total.response_stats[key].CopyFrom(response)
-
-
-def _add_durations(
-    total: pb.InferStatistics | pb.InferBatchStatistics | pb.InferResponseStatistics,
-    one: pb.InferStatistics | pb.InferBatchStatistics | pb.InferResponseStatistics,
-) -> None:
-    """Add up every duration that the message has."""
-    for field, value in one.ListFields():
-        if isinstance(value, pb.StatisticDuration):
-            sum_: pb.StatisticDuration = getattr(total, field.name)
-            sum_.count += value.count
-            sum_.ns += value.ns
 
 
 def index(answers: Mapping[int, Iterable[IndexEntry]], noun: str = "worker") -> list[IndexEntry]:
@@ -104,30 +41,6 @@ def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             one = {**one, "count": before["count"] + one["count"], "first_ms": first_ms}
         by_texts[texts] = one
     return list(reversed(by_texts.values()))
-
-
-def routing(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The routing of a model, with the counts of all workers; `reports` are theirs, as of `Router.report`."""
-    first, *others = reports
-    total = deepcopy(first)
-    for report in others:
-        for mine, other in zip(total["routes"], report["routes"], strict=False):
-            mine["requests"] += other["requests"]
-            mine.update({key: other[key] for key in ("not_ready", "rolled_back") if key in other and key not in mine})
-        _add_numbers(total, report, ("requests_without_key",))
-        if "shadow" in total and "shadow" in report:
-            _add_numbers(total["shadow"], report["shadow"], ("same", "different", "failed", "dropped", "in_flight"))
-            total["shadow"] = {**report["shadow"], **total["shadow"]}
-    for index, route in enumerate(total["routes"]):
-        shares = [report["routes"][index]["share"] for report in reports if index < len(report["routes"])]
-        route["share"] = round(sum(shares) / len(shares), 6)
-    return total
-
-
-def _add_numbers(total: dict[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> None:
-    for name in names:
-        if name in total:
-            total[name] += other.get(name, 0)
 
 
 def drain(reports: Sequence[DrainReport]) -> DrainReport:

@@ -15,10 +15,10 @@ from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.routing.router import RouteRollback
 
 from .journal import ServerChange
-from .pages import SampleTable, WorkerPage
+from .pages import Question, SampleTable, WorkerPage
 
 _ERRORS = (MemoryExhaustedError, ModserveError, OverloadedError)
-_RECORDS = (CudaRegion, IndexEntry, WorkerPage, RouteRollback, SampleTable, ServerChange, SystemRegion)
+_RECORDS = (CudaRegion, IndexEntry, Question, WorkerPage, RouteRollback, SampleTable, ServerChange, SystemRegion)
 _TYPES: tuple[type, ...] = (Code, LogFormat, LifecycleState, TraceLevel, partial, *_ERRORS, *_RECORDS)
 _NAMED: Mapping[tuple[str, str], type] = {(each.__module__, each.__qualname__): each for each in _TYPES}
 

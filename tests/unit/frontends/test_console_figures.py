@@ -1,6 +1,7 @@
 """What the console reads of a server, adds up over workers, and shows."""
 
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,19 @@ from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerSta
 from modserve.core.statistics.sketch import Sketch
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
-from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters, added
+from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters
 from modserve.frontends.http.console.figures import durations, quantiles, recent, sketch_of
 from modserve.frontends.http.console.snapshot import Snapshot, encoded
 from modserve.frontends.http.console.tenants import TenantCounters
 from modserve.server.local import LocalServer
 from modserve.testing import inflight
+from modserve.workers.documents import document, tables
+from modserve.workers.pages import WorkerPage, merged
+
+
+def added(readings: Sequence[Counters]) -> Any:
+    """As of several workers."""
+    return document(merged([WorkerPage(tables(each)) for each in readings])[0])
 
 
 @pytest.fixture
@@ -207,7 +215,7 @@ def test_counts_of_workers_add_up(reading: Counters) -> None:
     assert total["server"]["recorded"] == reading["server"]["recorded"] == -1
     first["server"]["recorded"], second["server"]["recorded"] = 0, 5
     assert added([first, second])["server"]["recorded"] == 5
-    assert added([first]) is first
+    assert added([first]) == first
 
 
 def test_of_states_the_one_that_is_not_ready_is_shown(reading: Counters) -> None:

@@ -9,15 +9,17 @@ import pytest
 from modserve.core.statistics.metrics import MetricStore, StoredMetrics
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.statistics.sketch import bucket_of
+from modserve.frontends.http.console.figures import Durations
 from modserve.frontends.http.console.streams import (
     StreamCounters,
-    added_streams,
     engine_figures,
     is_quiet,
     stream_counters,
     stream_row,
 )
 from modserve.observability.prometheus import GENERATION, RESERVED
+from modserve.workers.documents import document, tables
+from modserve.workers.pages import WorkerPage, merged
 
 LABELS = {"model": "writer", "version": "1"}
 SERIES: dict[str, tuple[Any, ...]] = {
@@ -58,11 +60,11 @@ def by_token() -> StreamCounters:
 def test_a_language_model_is_read_from_its_engine(by_token: StreamCounters) -> None:
     assert by_token == {
         "by_token": True,
-        "first": {"buckets": [bucket_of(30_000_000)], "counts": [2], "longest": 30_000_000},
-        "between": {"buckets": [bucket_of(12_000_000)], "counts": [1], "longest": 12_000_000},
+        "first": {"counts": {bucket_of(30_000_000): 2}, "longest": 30_000_000},
+        "between": {"counts": {bucket_of(12_000_000): 1}, "longest": 12_000_000},
         "tokens": [7, 40],
         "sequences": [2, 1],
-        "cache": [0.25],
+        "kv_cache": [0.25],
     }
 
 
@@ -73,7 +75,7 @@ def test_other_decoupled_models_are_read_from_their_statistics() -> None:
         statistics.record_response(index, "success", 0, 0, 2_000_000)
     stream = stream_counters(statistics, True, None)
     assert stream is not None
-    assert (stream["by_token"], stream["between"]["counts"], stream["tokens"]) == (False, [2], [])
+    assert (stream["by_token"], [*stream["between"]["counts"].values()], stream["tokens"]) == (False, [2], [])
     assert stream["between"]["longest"] == 2_000_000
 
 
@@ -93,7 +95,7 @@ def test_a_row_is_of_the_last_second(by_token: StreamCounters) -> None:
     assert (first["sequences"], first["cache"]) == ([2, 1], 0.25)
     assert is_quiet(first)
     later = deepcopy(by_token)
-    later["first"]["counts"][0] += 4
+    later["first"]["counts"][bucket_of(30_000_000)] += 4
     later["tokens"][1] += 30
     row = stream_row(later, by_token, 2.0)
     assert row is not None
@@ -103,8 +105,8 @@ def test_a_row_is_of_the_last_second(by_token: StreamCounters) -> None:
 
 def test_a_model_that_was_loaded_anew_begins_again(by_token: StreamCounters) -> None:
     later = deepcopy(by_token)
-    later["first"]["counts"], later["tokens"] = [1], [0, 1]
-    later["between"]["buckets"] = [7]
+    later["first"]["counts"], later["tokens"] = {bucket_of(30_000_000): 1}, [0, 1]
+    later["between"]["counts"] = {7: 1}
     row = stream_row(later, by_token, 1.0)
     assert row is not None
     assert (row["first"], row["between"], row["tokens"]) == ([None, None], [None, None], [0, 0])
@@ -113,9 +115,17 @@ def test_a_model_that_was_loaded_anew_begins_again(by_token: StreamCounters) -> 
 
 
 def test_workers_add_up(by_token: StreamCounters) -> None:
-    assert added_streams([None, None]) is None
-    unused: StreamCounters = {**by_token, "by_token": False, "tokens": [], "sequences": [], "cache": []}
-    total = added_streams([None, unused, by_token, {**by_token, "cache": [0.75]}])
-    assert total is not None
-    assert total["first"]["counts"] == [4]
-    assert (total["tokens"], total["sequences"], total["cache"]) == ([14, 80], [4, 2], [0.25, 0.75])
+    none: Durations = {"counts": {}, "longest": 0}
+    unused: StreamCounters = {
+        "by_token": False,
+        "first": none,
+        "between": none,
+        "tokens": [],
+        "sequences": [],
+        "kv_cache": [],
+    }
+    workers = [None, unused, by_token, {**by_token, "kv_cache": [0.75]}]
+    total = document(merged([WorkerPage(tables({"stream": each})) for each in workers])[0])["stream"]
+    assert total["by_token"] is True
+    assert [*total["first"]["counts"].values()] == [4]
+    assert (total["tokens"], total["sequences"], total["kv_cache"]) == ([14, 80], [4, 2], [0.25, 0.75])

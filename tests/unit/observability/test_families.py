@@ -4,6 +4,7 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -20,7 +21,7 @@ from modserve.observability.families import (
     render,
     summary_family,
 )
-from modserve.observability.process_families import ProcessCollector
+from modserve.observability.process_families import ModelProcesses, ProcessCollector
 
 
 def parse_openmetrics(page: str) -> dict[str, Metric]:
@@ -137,6 +138,43 @@ def test_figures_of_this_process() -> None:
     assert b"# TYPE process_cpu_seconds_total counter\n" in render([ProcessCollector().collect])
     read = parse_openmetrics(render([ProcessCollector().collect], openmetrics=True).decode())
     assert read["process_cpu_seconds"].type == "counter"
+
+
+def test_processes_of_models(tmp_path: Path) -> None:
+    """Several of one model are added up, and one that has ended leaves its CPU time behind, and no memory."""
+    running = {1: 10, 2: 20, 3: 30}
+    models = [('model="a",version="1"', 7, [1, 2]), ('model="b",version="1"', 8, [3]), ('model="c"', 9, [])]
+
+    def shown() -> dict[tuple[str, str], Any]:
+        for id in range(1, 4):
+            folder = tmp_path / str(id)
+            folder.mkdir(exist_ok=True)
+            (folder / "stat").unlink(missing_ok=True)
+            if id in running:
+                (folder / "stat").write_text(PROCESS.replace(" 150 ", f" {running[id]} ").replace(" 1000 ", f" {id} "))
+        families = parser_of_text(render([processes.collect]).decode())
+        samples = [each for family in families for each in family.samples]
+        return {(each.labels["model"], each.name): pytest.approx(each.value) for each in samples}
+
+    processes = ModelProcesses(lambda: models, tmp_path)
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    cpu, memory = "modserve_model_process_cpu_seconds_total", "modserve_model_process_resident_bytes"
+    assert shown() == {
+        ("a", memory): 2 * 3 * page,
+        ("a", cpu): 130 / ticks,
+        ("b", memory): 3 * page,
+        ("b", cpu): 80 / ticks,
+    }
+    del running[1]  # and nobody has noticed yet
+    running[2] += 5
+    assert shown()["a", memory] == 3 * page
+    models[0] = models[0][0], 7, [3]  # after which another one has taken its place
+    models[1] = models[1][0], 8, []
+    assert shown() == {("a", memory): 3 * page, ("a", cpu): (60 + 75 + 80) / ticks, ("b", cpu): 80 / ticks}
+    models[1] = models[1][0], 88, []  # it was loaded again, and is in the server's process
+    assert {name for name, _ in shown()} == {"a"}
+    models.clear()
+    assert shown() == {}
 
 
 def figures(collector: ProcessCollector) -> dict[str, float]:

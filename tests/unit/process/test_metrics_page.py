@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from modserve import InferenceServer, Settings
 from modserve.core.configuration.trace_settings import TraceLevel
@@ -224,8 +225,26 @@ async def test_tenants(tmp_path: Path) -> None:
         label = 'tenant="team \\"a\\""'
         assert results[f'{{result="accepted",{label}}}'] == results[f'{{result="refused_rate",{label}}}'] == "1.0"
         assert samples(text, "modserve_tenant_rows_total") == {f"{{{label}}}": "3.0"}
+        assert tenant_times(text) == {'team "a"': (0, 0)}
         await calls[0].future
-        assert samples(await page.text(), "modserve_tenant_requests_in_flight") == {f"{{{label}}}": "0.0"}
+        text = await page.text()
+        assert samples(text, "modserve_tenant_requests_in_flight") == {f"{{{label}}}": "0.0"}
+        ((name, (count, seconds)),) = tenant_times(text).items()
+        assert (name, count, 0 < seconds < 30) == (tenant.name, 1, True)
+
+
+def tenant_times(page: bytes) -> dict[str, tuple[float, float]]:
+    """The count and the sum of seconds of each tenant, as Prometheus reads them."""
+    by_name = {each.name: each for each in text_string_to_metric_families(page.decode())}
+    times = by_name["modserve_tenant_request_duration_seconds"]
+    assert times.type == "histogram"
+    whole: dict[str, dict[str, float]] = {}
+    for sample in times.samples:
+        if sample.labels.get("le", "+Inf") == "+Inf":
+            kind = sample.name.rpartition("_")[2]
+            whole.setdefault(sample.labels["tenant"], {})[kind] = sample.value
+    assert all(each["bucket"] == each["count"] for each in whole.values())
+    return {name: (each["count"], each["sum"]) for name, each in whole.items()}
 
 
 async def test_when_a_repository_could_be_read_last(tmp_path: Path) -> None:

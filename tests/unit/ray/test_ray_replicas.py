@@ -1,17 +1,19 @@
 """Three servers as replicas, without Ray: what is done to all, also when one refuses, or comes later."""
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from puppet_server import PuppetLoader
 
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.requests.sequence import SequenceKey
 from modserve.core.version import ModelId
 from modserve.ray.ledger import Ledger
+from modserve.ray.metrics import with_page
 from modserve.ray.replica_set import LedgerLostError, PeerCalls, ReplicaSet
 from modserve.repository.control import ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
@@ -19,11 +21,13 @@ from modserve.repository.places import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server.local import LocalServer
 from modserve.server.services import Services
+from modserve.settings import Settings
 from modserve.testing import write_model
 from modserve.workers import values
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer
 from modserve.workers.journal import ServerChange
+from modserve.workers.tally import Tally
 
 
 class FakeRay:
@@ -56,10 +60,6 @@ class FakeRay:
             raise LedgerLostError
 
 
-async def _no_page(orphans: Collection[str], fine: bool) -> bytes:
-    return b""
-
-
 class FakeReplica:
     def __init__(self, name: str, ray: FakeRay, folder: Path) -> None:
         self.loader = PuppetLoader()
@@ -72,12 +72,15 @@ class FakeReplica:
             name="modserve",
             control=ControlOptions(ControlMode.EXPLICIT, ()),
         )
-        control = WorkerControl(self.server, _no_page, 0, lambda: None)
+        self.peers = peers = ReplicaSet(name, ray.broadcast, ray)
+        tally = Tally(peers)
+        tally.serve(self.server)
+        control = WorkerControl(self.server, tally.tell, lambda: None)
         control.caught_up.set()
         self.sequences: set[tuple[str, int | None, SequenceKey]] = set()
         self.calls = PeerCalls(name, control, ray, lambda *sequence: sequence in self.sequences)
-        self.peers = peers = ReplicaSet(name, ray.broadcast, ray)
-        self.fleet = FleetServer(self.server, peers, peers, peers, "replica")
+        self.fleet = FleetServer(self.server, peers, peers, peers, tally, "replica")
+        self.app = with_page(nothing_else, self.server, Settings(model_repository=folder), tally, None, name)
 
     def has(self, model: str) -> bool:
         try:
@@ -224,3 +227,33 @@ async def test_clients_do_not_drain_replicas(ray: FakeRay) -> None:
     assert (error.code, "deploy fewer of them" in error.message) == (Code.UNSUPPORTED, True)
     assert ray.each[0].fleet.drain_phase == 0
     assert ray.each[0].fleet.ready
+
+
+async def test_the_page_of_any_replica_has_the_samples_of_each(ray: FakeRay) -> None:
+    async def page(replica: FakeReplica) -> dict[str, dict[str, float]]:
+        """By family and replica."""
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await replica.app({"path": "/metrics", "method": "GET", "headers": [], "query_string": b""}, receive, send)
+        read = text_string_to_metric_families(b"".join(each.get("body", b"") for each in sent).decode())
+        return {each.name: {sample.labels["replica"]: sample.value for sample in each.samples} for each in read}
+
+    for replica in ray.each:
+        await replica.server.load_model("simple")
+    statistics = ray.each[1].server.model("simple").statistics
+    statistics.inference_count = 3
+    assert (await page(ray.each[0]))["nv_inference_count"] == {"r0": 0, "r1": 3, "r2": 0}
+    assert (await page(ray.each[2]))["modserve_ready"] == {"r0": 1, "r1": 1, "r2": 1}
+    lost = ray.each.pop(1)
+    assert (await page(ray.each[0]))["nv_inference_count"] == {"r0": 0, "r2": 0}
+    ray.each.append(lost)
+
+
+async def nothing_else(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError(f"another path: {scope['path']}")

@@ -274,3 +274,19 @@ def test_figures_of_more_tenants_than_anybody_can_read_are_added_up() -> None:
     assert bench.quotas.figures["t0"].accepted == 2
     bench.send(Tenant("(others)"))
     assert bench.quotas.figures["(others)"].accepted == 2001
+
+
+def test_the_times_of_accepted_requests_are_counted_by_tenant() -> None:
+    bench, tenant = Bench(), Tenant("a", concurrency=2)
+    requests = [bench.send(tenant), bench.send(tenant), bench.send()]
+    bench.refused(tenant)
+    with pytest.raises(OverloadedError), bench.quotas.submission(inflight(1, tenant=Tenant("b")).request, 1):
+        raise OverloadedError("the queue is full", 0)
+    for entry in requests:
+        bench.now_ns += SECOND
+        entry.settle(invalid("it failed"))
+    times = {name: each.durations for name, each in bench.quotas.figures.items()}
+    assert {name: (sum(each.buckets), each.total) for name, each in times.items()} == {
+        "a": (2, 3.0 * SECOND),
+        "b": (0, 0),
+    }

@@ -1,10 +1,12 @@
 """Two servers as two workers, without sockets: what is done to both, and what becomes of it when one refuses."""
 
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from puppet_server import PuppetLoader
@@ -37,16 +39,13 @@ from modserve.workers.fleet_server import FleetServer
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
 from modserve.workers.peers import Peers
+from modserve.workers.tally import Tally
 
 REGION = CudaRegion("g", 0, 32)
 
 
-async def no_page(orphans: Collection[str], fine: bool) -> bytes:
-    return b""
-
-
 class Worker:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, identity: WorkerIdentity, peers: Peers) -> None:
         self.loader = PuppetLoader()
         self.driver = FakeDriver()
         for name in self.loader.models:
@@ -60,7 +59,9 @@ class Worker:
             control=ControlOptions(ControlMode.EXPLICIT, (ALL,)),
         )
         self.left = False
-        self.control = WorkerControl(self.server, no_page, 0, self.leave)
+        self.tally = Tally(peers, identity)
+        self.tally.serve(self.server, identity.index)
+        self.control = WorkerControl(self.server, self.tally.tell, self.leave)
         self.control.caught_up.set()
 
     def leave(self) -> None:
@@ -76,9 +77,11 @@ class Worker:
 class Workers(Peers):
     """The calls of worker 0."""
 
-    def __init__(self, identity: WorkerIdentity, each: list[Worker]) -> None:
+    def __init__(self, identity: WorkerIdentity, folder: Path) -> None:
         super().__init__(identity)
-        self.each = each
+        self.each = [
+            Worker(folder / f"models{index}", replace(identity, index=index), self) for index in range(identity.count)
+        ]
 
     async def call(self, index: int, method: str, *arguments: object) -> Any:
         """As over the socket."""
@@ -100,11 +103,11 @@ def identity(tmp_path: Path) -> WorkerIdentity:
 @pytest.fixture
 async def workers(identity: WorkerIdentity, tmp_path: Path) -> AsyncIterator[Workers]:
     async with AsyncExitStack() as stack:
-        each = [Worker(tmp_path / f"models{index}") for index in range(identity.count)]
-        for worker in each:
+        made = Workers(identity, tmp_path)
+        for worker in made.each:
             await worker.server.load()
             stack.push_async_callback(worker.server.end)
-        yield Workers(identity, each)
+        yield made
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ async def coordinator(identity: WorkerIdentity, workers: Workers) -> AsyncIterat
 
 @pytest.fixture
 def fleet(identity: WorkerIdentity, workers: Workers, coordinator: Coordinator) -> FleetServer:
-    return FleetServer(workers.each[0].server, identity, workers, coordinator)
+    return FleetServer(workers.each[0].server, identity, workers, coordinator, workers.each[0].tally)
 
 
 async def failure(work: Awaitable[object]) -> ModserveError:
@@ -208,6 +211,28 @@ async def test_counts_of_all_are_added_up(fleet: FleetServer, workers: Workers) 
     status, body = await http(fleet, "GET", "/v2/models/echo/stats")
     assert (status, orjson.loads(body)["model_stats"][0]["inference_count"]) == (200, 4)
     assert await http(fleet, "HEAD", "/v2/models/stats") == (200, b"")
+
+
+async def test_counts_of_a_lost_worker_stay(fleet: FleetServer, workers: Workers) -> None:
+    await fleet.set_routing("echo", {"split": {"1": 1}})
+
+    async def counted() -> list[int]:
+        (row,) = (await fleet.statistics("echo")).model_stats
+        reading, processes = await fleet.reading(dict)
+        (shown,) = [each["counts"] for each in reading["models"] if each["name"] == "echo"]
+        (route,) = (await fleet.routing("echo"))["routes"]
+        assert processes is not None
+        return [row.inference_count, shown["inferences"], route["requests"], processes["serving"]]
+
+    for worker in workers.each:
+        worker.server.model("echo").statistics.inference_count += 2
+        await worker.server.infer("echo", {"IN": np.array([b"x"], object)})
+    assert await counted() == [4, 4, 2, 2]
+    workers.each[1].server.stop_accepting()
+    workers.each[1].control.caught_up.clear()
+    assert await counted() == [4, 4, 2, 1]
+    await fleet.set_routing("echo", {"split": {"1": 1}})
+    assert await counted() == [4, 4, 0, 1], "another routing, though it is the same document"
 
 
 async def test_the_index_says_which_worker_has_lost_a_model(fleet: FleetServer, workers: Workers) -> None:

@@ -9,7 +9,7 @@ from modserve.core.statistics.histogram import Histogram
 from modserve.observability import families, prometheus
 from modserve.observability.families import Family, Labels, family, histogram_family, number, summary_family
 from modserve.workers import values
-from modserve.workers.pages import LARGEST, LEAST, WorkerPage, merged, samples_of
+from modserve.workers.pages import LARGEST, LEAST, WorkerPage, families_of, merged, samples_of
 
 NAN = float("nan")
 
@@ -46,7 +46,7 @@ def whole(*pages: Sequence[Family], openmetrics: bool = False) -> str:
     told = [values.loads(values.dumps(WorkerPage(samples_of(each)))) for each in pages]
     made, orphans = merged(told)
     assert not orphans
-    return families.page(made, openmetrics).decode()
+    return families.page(families_of(made), openmetrics).decode()
 
 
 def samples(page: str) -> dict[str, float]:

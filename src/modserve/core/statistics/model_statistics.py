@@ -130,6 +130,8 @@ class ModelStatistics:
     """The counters of one model version, from its load on."""
 
     def __init__(self) -> None:
+        self.began_ns = time.monotonic_ns()
+        """Tells the counts of one load from those of another."""
         self.load_ns = 0
         """How long it took to load the version."""
         self.memory = -1

@@ -10,7 +10,7 @@ from pathlib import Path
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.loading import Blueprint, InPlaceChange, Listing
-from modserve.core.servable import Borrow, Servable, base
+from modserve.core.servable import Borrow, Servable, base, process_ids
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
@@ -94,7 +94,7 @@ class Loader:
             loop.run_in_executor(None, growth.end, loading)
             raise
         statistics = servable.statistics
-        measuring = loop.run_in_executor(None, growth.end, loading, _processes(servable), statistics.set_memory)
+        measuring = loop.run_in_executor(None, growth.end, loading, process_ids(servable), statistics.set_memory)
         try:
             report = await asyncio.shield(measuring)
         except BaseException:
@@ -177,14 +177,6 @@ class Loader:
         `inspect` raises the first of them, and the load the rest.
         """
         return self._reader.examine(listing)
-
-
-def _processes(servable: Servable) -> list[int]:
-    """Those that run a model, if this one does not."""
-    model = base(servable)
-    if not isinstance(model, Model):
-        return []
-    return [id for _, instance in model.pool.executors if (id := getattr(instance, "process_id", 0))]
 
 
 def _discard(loading: "futures.Future[OpenedModel | LoadedEnsemble]") -> None:

@@ -17,7 +17,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.residency import Presence, ResidencyReport, megabytes
-from modserve.core.servable import Finisher, Oldest, ReadinessChecker, Servable, engine_report, oldest
+from modserve.core.servable import Finisher, Oldest, ReadinessChecker, Servable, engine_report, oldest, process_ids
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import STOPPING, ModelId
 from modserve.scheduling.scheduler import Clock
@@ -70,14 +70,10 @@ class OnDemandModel:
         self.labels: Mapping[str, tuple[str, ...]] = {}
         self.statistics = ModelStatistics()
         self.files = files
-        self.held = 0
-        self.size = 0
-        self.last_used_ns = 0
+        self.held = self.size = self.last_used_ns = 0
         self._stage = Stage.ABSENT
         self.pinned = rules.pin
-        self._memory = memory
-        self._make = make
-        self._clock = clock
+        self._memory, self._make, self._clock = memory, make, clock
         self._borrowers = borrowers
         self._inner: Servable | None = None
         self._engine_report: Mapping[str, object] = {}
@@ -167,6 +163,10 @@ class OnDemandModel:
     @property
     def engine_report(self) -> Mapping[str, object]:
         return self._engine_report if self._inner is None else engine_report(self._inner)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return process_ids(self._inner)
 
     async def check_ready(self) -> bool:
         inner = self._inner

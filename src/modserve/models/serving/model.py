@@ -112,6 +112,10 @@ class Model:
         self._readiness = ReadinessCheck(model_id, lambda: self.pool.executors)
         self.check_ready = self._readiness.check
 
+    @property
+    def process_ids(self) -> list[int]:
+        return [id for _, instance in self.pool.executors if (id := getattr(instance, "process_id", 0))]
+
     def _new_queue(self, queue_config: QueueConfig) -> Scheduler:
         policy = queue_config.policy
         assert policy is not None, "a model without sequences has one: this is a bug"

@@ -7,7 +7,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
-from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable, engine_report
+from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable, engine_report, process_ids
 from modserve.scheduling.ordering import ResponseOrder
 
 
@@ -46,6 +46,10 @@ class ModelWrapper:
     @property
     def engine_report(self) -> Mapping[str, object]:
         return engine_report(self._servable)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return process_ids(self._servable)
 
     @property
     def outstanding(self) -> int:

@@ -2,20 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from modserve.core.lifecycle import IndexEntry, LifecycleState
+from modserve.core.lifecycle import IndexEntry
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, engine_title, resident_bytes
 from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.frontends.http import probes
 from modserve.server import Server
 
-from .figures import Durations, durations, sketch_of
-from .streams import EngineFigures, StreamCounters, added_streams, engine_figures, stream_counters
-from .tenants import TenantCounters, added_tenants, tenant_counters
+from .figures import Durations, durations
+from .streams import EngineFigures, StreamCounters, engine_figures, stream_counters
+from .tenants import TenantCounters, tenant_counters
 
 _DECISIONS = 12
 """The latest ones of a tuner."""
@@ -252,87 +251,3 @@ def _tuner(tuner: TunerStatistics) -> Tuner:
             for each in latest
         ],
     }
-
-
-# Several workers
-
-
-def added(readings: Sequence[Counters]) -> Counters:
-    """One reading of those of several workers, at least one. Counts are added up; what does not add up is the worst."""
-    first, *others = readings
-    if not others:
-        return first
-    models: dict[tuple[str, str], list[ModelCounters]] = {}
-    for reading in readings:
-        for model in reading["models"]:
-            models.setdefault((model["name"], model["version"]), []).append(model)
-    servers = [reading["server"] for reading in readings]
-    return {
-        "server": {
-            "phase": next((each["phase"] for each in servers if each["phase"] != "running"), "running"),
-            "ready": all(each["ready"] for each in servers),
-            "failures": sum(each["failures"] for each in servers),
-            "cpu_s": sum(each["cpu_s"] for each in servers),
-            "rss": sum(each["rss"] for each in servers),
-            "request_memory": sum(each["request_memory"] for each in servers),
-            "request_memory_limit": sum(each["request_memory_limit"] for each in servers),
-            "model_memory": sum(each["model_memory"] for each in servers),
-            "model_memory_limit": sum(each["model_memory_limit"] for each in servers),
-            "recorded": -1 if first["server"]["recorded"] < 0 else sum(each["recorded"] for each in servers),
-        },
-        "models": [_model_of_all(models[key]) for key in sorted(models, key=lambda key: (key[0], int(key[1] or 0)))],
-        "tenants": added_tenants(reading["tenants"] for reading in readings),
-    }
-
-
-def _model_of_all(rows: Sequence[ModelCounters]) -> ModelCounters:
-    """The state is READY if it is that in all workers, else that of one which says something else."""
-    row = next((row for row in rows if row["state"] != LifecycleState.READY.value or row["reason"]), rows[0])
-    counts = [row["counts"] for row in rows if row["counts"] is not None]
-    measured = [row["memory"] for row in rows if row["memory"] >= 0]
-    tuners = [row["tuner"] for row in rows if row["tuner"] is not None]
-    return {
-        **row,
-        "load_ms": max(each["load_ms"] for each in rows),
-        "engine": next((each["engine"] for each in rows if each["engine"]), ""),
-        "instances": sum(each["instances"] for each in rows),
-        "lost": sum(each["lost"] for each in rows),
-        "memory": sum(measured) if measured else -1,
-        "counts": _counts_of_all(counts) if counts else None,
-        "tuner": max(tuners, key=lambda tuner: tuner["p99_us"], default=None),
-    }
-
-
-def _counts_of_all(rows: Sequence[RequestCounters]) -> RequestCounters:
-    first, keepers = rows[0], [row["sequences"] for row in rows if row["sequences"] >= 0]
-    return {
-        "pending": sum(row["pending"] for row in rows),
-        "in_flight": sum(row["in_flight"] for row in rows),
-        "sequences": sum(keepers) if keepers else -1,
-        "success": sum(row["success"] for row in rows),
-        "failures": _sums(row["failures"] for row in rows),
-        "inferences": sum(row["inferences"] for row in rows),
-        "batches": sum(row["batches"] for row in rows),
-        "latency": durations(sketch_of(row["latency"]) for row in rows),
-        "times": _columns(rows, lambda row: row["times"]),
-        "sizes": _columns(rows, lambda row: row["sizes"]),
-        "size_bounds": first["size_bounds"],
-        "closed": _sums(row["closed"] for row in rows),
-        "cache": _columns(rows, lambda row: row["cache"]),
-        "restarts": sum(row["restarts"] for row in rows),
-        "stream": added_streams([row["stream"] for row in rows]),
-    }
-
-
-def _sums(rows: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for row in rows:
-        for name, count in row.items():
-            total[name] = total.get(name, 0) + count
-    return total
-
-
-def _columns(rows: Sequence[RequestCounters], column: Callable[[RequestCounters], list[int]]) -> list[int]:
-    """Of rows that are as long as the first; others come from another configuration, which is about to go."""
-    lists = [column(row) for row in rows]
-    return [sum(values) for values in zip(*(each for each in lists if len(each) == len(lists[0])), strict=True)]

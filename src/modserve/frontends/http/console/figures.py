@@ -9,10 +9,9 @@ _SHARES = (0.5, 0.99)
 
 
 class Durations(TypedDict):
-    """A sketch in JSON: the numbers of its buckets, and the count of each."""
+    """A sketch: the count of each bucket, by its number."""
 
-    buckets: list[int]
-    counts: list[int]
+    counts: dict[int, int]
     longest: int
 
 
@@ -22,11 +21,11 @@ def durations(sketches: Iterable[Sketch | None]) -> Durations:
     for sketch in sketches:
         if sketch is not None:
             whole.add(sketch)
-    return {"buckets": list(whole.counts), "counts": list(whole.counts.values()), "longest": whole.longest}
+    return {"counts": whole.counts, "longest": whole.longest}
 
 
 def sketch_of(read: Durations) -> Sketch:
-    return Sketch(dict(zip(read["buckets"], read["counts"], strict=True)), read["longest"])
+    return Sketch(read["counts"], read["longest"])
 
 
 def recent(now: Durations, then: Durations) -> Sketch:

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,7 @@ from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from . import page
-from .counters import CounterReader, Counters, added
+from .counters import CounterReader
 from .sampler import Page, Sampler
 
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -48,13 +47,7 @@ async def _events(page: Page) -> Any:
 def sampler(server: Server) -> Sampler:
     """The figures of `server`, and of the workers beside it."""
     reader = CounterReader(server)
-
-    async def read() -> tuple[Counters, Mapping[str, int] | None]:
-        own = reader.read()
-        others, workers = await server.readings_of_others()
-        return added([own, *others]) if others else own, workers
-
-    return Sampler(server, read)
+    return Sampler(server, lambda: server.reading(reader.read))
 
 
 def router(server: Server, options: HttpSettings) -> APIRouter:

@@ -7,7 +7,7 @@ from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import ModelStatistics
 
-from .figures import Durations, durations, quantiles, rate, recent, sketch_of
+from .figures import Durations, durations, quantiles, rate, recent
 
 _FIRST, _BETWEEN = "modserve_time_to_first_token_seconds", "modserve_inter_token_latency_seconds"
 _TOKENS: Final = ("modserve_prompt_tokens_total", "modserve_generation_tokens_total")
@@ -32,7 +32,7 @@ class StreamCounters(TypedDict):
     """Read, and generated."""
     sequences: list[int]
     """Running, and waiting in the engine."""
-    cache: list[float]
+    kv_cache: list[float]
     """Use of the KV cache of each instance; 1 is full."""
 
 
@@ -57,7 +57,7 @@ def stream_counters(
             "between": _durations(engine, _BETWEEN),
             "tokens": [_sum(engine, name) for name in _TOKENS],
             "sequences": [_sum(engine, name) for name in _SEQUENCES],
-            "cache": [value for value in engine.get(_CACHE, ()) if isinstance(value, float)],
+            "kv_cache": [value for value in engine.get(_CACHE, ()) if isinstance(value, float)],
         }
     if not decoupled:
         return None
@@ -67,24 +67,7 @@ def stream_counters(
         "between": durations([statistics.response_intervals.sketch]),
         "tokens": [],
         "sequences": [],
-        "cache": [],
-    }
-
-
-def added_streams(rows: Sequence[StreamCounters | None]) -> StreamCounters | None:
-    """Of several workers."""
-    streams = [row for row in rows if row is not None]
-    if not streams:
-        return None
-    first = next((row for row in streams if row["by_token"]), streams[0])
-    alike = [row for row in streams if row["by_token"] == first["by_token"]]
-    return {
-        "by_token": first["by_token"],
-        "first": durations(sketch_of(row["first"]) for row in alike),
-        "between": durations(sketch_of(row["between"]) for row in alike),
-        "tokens": [sum(counts) for counts in zip(*(row["tokens"] for row in alike), strict=True)],
-        "sequences": [sum(counts) for counts in zip(*(row["sequences"] for row in alike), strict=True)],
-        "cache": [value for row in alike for value in row["cache"]],
+        "kv_cache": [],
     }
 
 
@@ -99,7 +82,7 @@ def stream_row(stream: StreamCounters | None, before: StreamCounters | None, sec
         "tokens": [0.0, 0.0],
         "total": stream["tokens"],
         "sequences": stream["sequences"],
-        "cache": max(stream["cache"], default=None),
+        "cache": max(stream["kv_cache"], default=None),
     }
     if before is None or not seconds or before["by_token"] != stream["by_token"]:
         return row

@@ -1,6 +1,6 @@
 """What the console shows of tenants: who sends how much, which share of the rows they have, and who is refused."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypedDict
 
 from modserve.core.servable import base
@@ -31,26 +31,6 @@ def tenant_counters(server: Server) -> dict[str, TenantCounters]:
             "waiting": each.waiting,
         }
         for each in server.quotas.reports(base(servable) for servable in server.ready_models())
-    }
-
-
-def added_tenants(readings: Iterable[Mapping[str, TenantCounters]]) -> dict[str, TenantCounters]:
-    """Those of several workers."""
-    total: dict[str, TenantCounters] = {}
-    for reading in readings:
-        for name, one in reading.items():
-            before = total.get(name)
-            total[name] = one if before is None else _sum(before, one)
-    return total
-
-
-def _sum(first: TenantCounters, second: TenantCounters) -> TenantCounters:
-    return {
-        "accepted": first["accepted"] + second["accepted"],
-        "refused": first["refused"] + second["refused"],
-        "rows": first["rows"] + second["rows"],
-        "in_flight": first["in_flight"] + second["in_flight"],
-        "waiting": first["waiting"] + second["waiting"],
     }
 
 
