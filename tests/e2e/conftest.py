@@ -88,7 +88,7 @@ def server(identities: Path) -> Iterator[ServerProcess]:
 def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenServer]:
     """Hosts the models of tests that need no server of their own; its cache is for models that ask for it."""
     options = ["--cache-config=local,size=1000000", "--allow-client-shm=true"]
-    with OpenServer.running(tmp_path_factory.mktemp("open"), options) as server:
+    with OpenServer.opened(tmp_path_factory.mktemp("open"), options) as server:
         yield server
 
 

@@ -73,7 +73,7 @@ class OpenServer(ServerProcess):
 
     @classmethod
     @contextmanager
-    def running(
+    def opened(
         cls, root: Path, options: Sequence[str], environment: Mapping[str, str] = NO_VARIABLES
     ) -> "Iterator[OpenServer]":
         """Stops in order; over its whole life it has logged no errors but those that blocks named."""
