@@ -1,7 +1,6 @@
 """gRPC calls: very many, very odd, given up at every moment, and on a server that stops."""
 
 import random
-import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from typing import Any, Final
 import grpc
 import pytest
 from repositories import EXAMPLES
-from server_process import LOADED, ServerProcess, started
+from server_here import started_here
+from server_process import LOADED, ServerProcess
 from tritonclient.grpc import service_pb2 as pb
 from wire import HOST, INPUT0, UNLIMITED, Ask, assert_serving, channel, message, stub
 
@@ -216,14 +216,14 @@ def test_calls_without_a_message(server: ServerProcess) -> None:
 
 
 def test_a_call_without_a_message_does_not_delay_the_end() -> None:
-    with started(EXAMPLES, options=["--exit-timeout-secs=60"]) as server:
+    with started_here(EXAMPLES, options=["--exit-timeout-secs=60"]) as server:
         server.wait_for(LOADED)
         with http2.connected(server.grpc_port) as connection, http2.connected(server.grpc_port) as other:
             flags = http2.END_HEADERS | http2.END_STREAM
             connection.send(http2.frame(http2.HEADERS, flags, 1, http2.call_headers("ServerLive")))
             assert connection.wait_for_status(1) == 13
             other.send(http2.frame(http2.HEADERS, flags, 1, http2.call_headers("ModelInfer")))
-            server.signal(signal.SIGTERM)
+            server.begin_stop()
             for each in (connection, other):
                 assert each.wait_for_end(), "the server waits for a message that will not come"
             server.wait(0)

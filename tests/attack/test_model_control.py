@@ -7,7 +7,8 @@ from typing import Final
 import grpc
 import pytest
 from repositories import EXAMPLES, HELD, write_held
-from server_process import LOADED, ServerProcess, serving, started
+from server_here import serving_here, started_here
+from server_process import LOADED, ServerProcess
 from wire import Ask, Input, channel, http, http_infer, message, stub
 
 from attack.measuring import Limits, attacked
@@ -60,7 +61,7 @@ def test_inferences_while_a_model_loads(tmp_path: Path) -> None:
     """Not 404, which clients take for final."""
     gate = write_held(tmp_path, "late", loads=False)
     ask = Ask((Input("INPUT0", "INT32", (1, 1), bytes(4)),), model="late")
-    with started(tmp_path, environment=HELD) as server:
+    with started_here(tmp_path, environment=HELD) as server:
         assert http_infer(server.http_port, ask).status == 503
         with channel(server.grpc_port) as opened:
             with pytest.raises(grpc.RpcError) as raised:
@@ -87,7 +88,7 @@ def test_a_key_in_a_trailer_opens_nothing(path: str, body: bytes) -> None:
         chunks = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
         return statuses(exchange(port, head + header + b"\r\n" + chunks + trailer + b"\r\n"))
 
-    with serving(EXAMPLES, options=[RESTRICTED]) as server:
+    with serving_here(EXAMPLES, options=[RESTRICTED]) as server:
         shut = answered(server.http_port, b"", b"")
         assert shut == [403]
         assert answered(server.http_port, b"", b"key: secret\r\n") in (shut, [400])

@@ -16,6 +16,7 @@ import image_models
 import pytest
 import yaml
 from image_check import Client
+from server_here import started_here
 from server_process import started
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ def test_models_that_are_not_ready_are_named(tmp_path: Path) -> None:
     version = tmp_path / "broken" / "1"
     version.mkdir(parents=True)
     (version / "model.onnx").write_bytes(b"no model")
-    with started(tmp_path, options=["--exit-on-error=false"]) as server:
+    with started_here(tmp_path, options=["--exit-on-error=false"]) as server:
         server.wait_for("broken .*UNAVAILABLE")
         with pytest.raises(TimeoutError, match="broken"):
             Client(f"127.0.0.1:{server.http_port}").until_ready(seconds=0.0)

@@ -16,7 +16,8 @@ import pytest
 import yaml
 from custom_resources import ROOT, kserve_faults
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually, serving
 from sklearn.linear_model import LogisticRegression
 from wire import Answer, http
 
@@ -147,13 +148,13 @@ def repository(manifests: list[Object], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def iris(manifests: list[Object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def iris(manifests: list[Object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The storage initializer has copied the folder of one model, as KServe's examples have it."""
     models = tmp_path_factory.mktemp("mnt") / "models"
     models.mkdir()
     rows = np.array([[0.0, 0.0], [0.0, 1.0], [4.0, 4.0], [5.0, 4.0]])
     joblib.dump(LogisticRegression().fit(rows, [0, 0, 1, 1]), models / "model.joblib")
-    with serving(options=arguments(manifests, "modserve-model", "iris", models)) as running:
+    with serving_here(options=arguments(manifests, "modserve-model", "iris", models)) as running:
         yield running
 
 
@@ -173,7 +174,7 @@ def test_the_hook_drains(manifests: list[Object], repository: ServerProcess) -> 
     assert repository.running
 
 
-def test_one_model_has_the_services_name(iris: ServerProcess) -> None:
+def test_one_model_has_the_services_name(iris: Server) -> None:
     instances = [[0.0, 0.5], [4.5, 4.0]]
     answer = http(iris.http_port, "POST", "/v1/models/iris:predict", json.dumps({"instances": instances}).encode())
     assert [each["predict"] for each in answer.json["predictions"]] == [[0], [1]]
@@ -229,7 +230,7 @@ def test_many_models_come_and_go(manifests: list[Object], tmp_path: Path) -> Non
         answer = http(agent.port, "GET", f"/v2/models/{name}")
         return answer.json.get("versions") if answer.status == 200 else None
 
-    with serving(options=options, errors=[complaint]) as running:
+    with serving_here(options=options, errors=[complaint]) as running:
         agent.port = running.http_port
         assert ready() == 200  # or KServe would never write which models there are
         assert agent.add("simple", EXAMPLES / "simple").status == 200
@@ -239,7 +240,7 @@ def test_many_models_come_and_go(manifests: list[Object], tmp_path: Path) -> Non
         assert versions("simple") is None
         assert agent.add("simple", other).status == 200
         assert versions("simple") == ["7"]
-    with serving(options=options, errors=[complaint]) as running:
+    with serving_here(options=options, errors=[complaint]) as running:
         agent.port = running.http_port
         eventually(lambda: ready() == 200)
         assert (versions("simple"), versions("broken")) == (["7"], None)

@@ -15,7 +15,15 @@ class TritonPythonModel:
         return responses
 """
 
-SLOW = """
+_NOTE = """
+def note(text):
+    with open(PATH, "a") as file:
+        file.write(text)
+"""
+
+SLOW = (
+    _NOTE
+    + """
 import time
 
 class TritonPythonModel:
@@ -23,16 +31,19 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            open(PATH, "a").write("begun ")
+            note("begun ")
             end = time.monotonic() + float(value.ravel()[0]) / 1000
             while time.monotonic() < end and not request.is_cancelled():
                 time.sleep(0.005)
-            open(PATH, "a").write("cancelled " if request.is_cancelled() else "done ")
+            note("cancelled " if request.is_cancelled() else "done ")
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones_like(value))]))
         return responses
 """
+)
 
-COUNT = """
+COUNT = (
+    _NOTE
+    + """
 import time
 
 class TritonPythonModel:
@@ -42,7 +53,7 @@ class TritonPythonModel:
             (count,) = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             for number in range(count):
                 if sender.is_cancelled():
-                    open(PATH, "a").write("cancelled ")
+                    note("cancelled ")
                     break
                 if number == 13 and count <= 1000:
                     sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("13 is refused")))
@@ -52,6 +63,7 @@ class TritonPythonModel:
                     time.sleep(0.001)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+)
 
 CALLER = """
 import asyncio

@@ -14,8 +14,8 @@ import subprocess
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import CONFIG_TYPES
-from server_process import eventually, free_port, serving
+from server_here import serving_here
+from server_process import eventually, free_port
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from wire import HOST, SECONDS, http
 
@@ -119,8 +120,12 @@ def serving_python(
     options: Sequence[str] = (),
     errors: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    serving: Callable[..., AbstractContextManager[Any]] = serving_here,
 ) -> Iterator[Any]:
-    """A server with the models of `repository`; `errors` must be in its log, and no others."""
+    """A server with the models of `repository`; `errors` must be in its log, and no others.
+
+    `serving` starts it: `server_process.serving` for a log with what models print.
+    """
     if TRITON:
         triton = TritonProcess(repository, [option for option in options if not option.startswith("--metrics")])
         try:

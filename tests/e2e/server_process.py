@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,79 +32,62 @@ WORKERS = os.environ.get("MODSERVE_TEST_WORKERS", "")
 """How many workers each server has that the tests start, if not one."""
 
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
 
 
-class ServerProcess:
-    """Standard output and standard error are one log, in which `wait_for` waits for lines.
+def serve_words(repositories: Sequence[Path], options: Sequence[str]) -> list[str]:
+    """Words after ``serve``: free ports and a strict watchdog, unless the options say otherwise."""
+    words = [word for repository in repositories for word in ("--model-repository", str(repository))]
+    has_admin = any(option.startswith("--admin-address") for option in options)  # which has the metrics
+    for port in ("--http-port", "--grpc-port", *(() if has_admin else ("--metrics-port",))):
+        if not any(option.startswith(port) for option in options):
+            words += [port, "0"]
+    if not any(option.startswith("--event-loop-warning-ms") for option in options):
+        words += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
+    if WORKERS and not any(option.startswith("--workers") for option in options):
+        words += ["--workers", WORKERS]
+    return [*words, *options]
 
-    `environment` is added to that of the tests, of which what sets options of the server is left out. `before` is the
-    command that the server's command line is given to, which becomes the server; `program` stands before its options;
-    `directory` is where it runs, if not here.
-    """
 
-    def __init__(
-        self,
-        repositories: Sequence[Path],
-        options: Sequence[str] = (),
-        environment: Mapping[str, str] = _NOTHING,
-        before: Sequence[str] = (),
-        program: Sequence[str] = (),
-        directory: Path | None = None,
-    ) -> None:
-        # Tests put another interpreter into `sys.executable`.
-        command = [*before, *(program or (sys.executable, "-m", "modserve", "serve"))]
-        for repository in repositories:
-            command += ["--model-repository", str(repository)]
-        has_admin = any(option.startswith("--admin-address") for option in options)  # which has the metrics
-        for port in ("--http-port", "--grpc-port", *(() if has_admin else ("--metrics-port",))):
-            if not any(option.startswith(port) for option in options):
-                command += [port, "0"]
-        if not any(option.startswith("--event-loop-warning-ms") for option in options):
-            command += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
-        if WORKERS and not any(option.startswith("--workers") for option in options):
-            command += ["--workers", WORKERS]
-        self._process = subprocess.Popen(
-            [*command, *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=directory,
-            env={
-                **{name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")},
-                **environment,
-            },
-        )
+class Server(ABC):
+    """A server as tests see it. Standard output and standard error are one log, in which `wait_for` waits for lines."""
+
+    def __init__(self) -> None:
         self._lines: list[str] = []
+        self._begin = 0
+        """The first line of `log`."""
+        self._foreign: set[str] = set()
+        """Lines of `log` that may be another server's."""
         self._ended = False
         self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._changed:
-                self._lines.append(line)
-                self._changed.notify_all()
+    def _add_line(self, line: str) -> None:
+        with self._changed:
+            self._lines.append(line)
+            self._changed.notify_all()
+
+    def _end_log(self) -> None:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
+    @abstractmethod
+    def begin_stop(self) -> None:
+        """Begin an orderly stop."""
+
+    @abstractmethod
+    def _exit_code(self, seconds: float) -> int:
+        """Wait for the end, at most `seconds`, and until the log is whole."""
+
+    @abstractmethod
+    def dispose(self) -> None:
+        """Nothing of it is left, however the test went."""
+
     @property
     def log(self) -> str:
-        return "".join(self._lines)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+        return "".join(self._lines[self._begin :])
 
     def wait_for(self, pattern: str, seconds: float = _START_SECONDS) -> re.Match[str]:
         """The first place in the log that matches, once there is one."""
@@ -136,33 +120,94 @@ class ServerProcess:
     def admin_port(self) -> int:
         return self._port("admin")
 
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
     def wait(self, code: int, *, errors: Sequence[str] = (), seconds: float = _STOP_SECONDS) -> None:
-        """The process ends by itself within `seconds`, with `code`, and has logged no errors but `errors`.
+        """The server ends by itself within `seconds`, with `code`, and has logged no errors but `errors`.
 
         `errors` are patterns; each must be in the log. A callback that computes for more than 100 ms on the event
         loop's thread is an error too. Time that the machine gave to others does not count.
         """
-        ended = self._process.wait(seconds)
-        self._reader.join()
+        ended = self._exit_code(seconds)
         assert ended == code, f"exit code {ended}, expected {code}:\n{self.log}"
-        trouble = [line for line in self._lines if _TROUBLE.search(line) or _is_stall(line)]
+        self.check_log(errors)
+
+    def check_log(self, errors: Sequence[str]) -> None:
+        """`log` has `errors`, and no others."""
+        trouble = [line for line in self._lines[self._begin :] if _TROUBLE.search(line) or _is_stall(line)]
         if WORKERS:  # what the supervisor adds to what the worker says itself
             trouble = [line for line in trouble if not line.endswith(" during startup: the server stops\n")]
-        unexpected = [line for line in trouble if not any(re.search(pattern, line) for pattern in errors)]
+        own = [line for line in trouble if line not in self._foreign]
+        unexpected = [line for line in own if not any(re.search(pattern, line) for pattern in errors)]
         assert not unexpected, f"unexpected in the log: {unexpected}\n{self.log}"
         missing = [pattern for pattern in errors if not any(re.search(pattern, line) for line in trouble)]
         assert not missing, f"expected among the errors: {missing}\n{self.log}"
 
     def stop(self, *, errors: Sequence[str] = ()) -> None:
-        """SIGTERM, and an orderly end."""
-        self.signal(signal.SIGTERM)
+        """An orderly end."""
+        self.begin_stop()
         self.wait(0, errors=errors)
 
+
+class ServerProcess(Server):
+    """``python -m modserve serve``.
+
+    `environment` is added to that of the tests, of which what sets options of the server is left out. `before` is the
+    command that the server's command line is given to, which becomes the server; `program` stands before its options;
+    `directory` is where it runs, if not here.
+    """
+
+    def __init__(
+        self,
+        repositories: Sequence[Path],
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] = NO_VARIABLES,
+        before: Sequence[str] = (),
+        program: Sequence[str] = (),
+        directory: Path | None = None,
+    ) -> None:
+        super().__init__()
+        # Tests put another interpreter into `sys.executable`.
+        command = [*before, *(program or (sys.executable, "-m", "modserve", "serve"))]
+        self._process = subprocess.Popen(
+            [*command, *serve_words(repositories, options)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=directory,
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")},
+                **environment,
+            },
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._add_line(line)
+        self._end_log()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def begin_stop(self) -> None:
+        self.signal(signal.SIGTERM)
+
+    def _exit_code(self, seconds: float) -> int:
+        ended = self._process.wait(seconds)
+        self._reader.join()
+        return ended
+
     def dispose(self) -> None:
-        """Nothing of it is left, however the test went."""
         if self.running:
             self._process.kill()
             self._process.wait()
@@ -180,7 +225,7 @@ def _is_stall(line: str) -> bool:
 def started(
     *repositories: Path,
     options: Sequence[str] = (),
-    environment: Mapping[str, str] = _NOTHING,
+    environment: Mapping[str, str] = NO_VARIABLES,
     before: Sequence[str] = (),
     program: Sequence[str] = (),
     directory: Path | None = None,
@@ -198,7 +243,7 @@ def serving(
     *repositories: Path,
     options: Sequence[str] = (),
     errors: Sequence[str] = (),
-    environment: Mapping[str, str] = _NOTHING,
+    environment: Mapping[str, str] = NO_VARIABLES,
 ) -> Iterator[ServerProcess]:
     """A server that has loaded its models, stopped in order afterwards; `errors` as for `ServerProcess.wait`."""
     with started(*repositories, options=options, environment=environment) as server:

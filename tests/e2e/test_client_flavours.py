@@ -16,7 +16,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from numpy.typing import NDArray
 from repositories import EXAMPLES
-from server_process import ServerProcess
+from server_process import Server
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS
 
@@ -38,7 +38,7 @@ B = np.full((1, 16), 3, dtype=np.int32)
 class Client:
     """A client of any flavour as coroutines, answering with JSON objects where the flavour has a choice."""
 
-    def __init__(self, flavour: str, server: ServerProcess) -> None:
+    def __init__(self, flavour: str, server: Server) -> None:
         self.protocol = flavour.partition(".")[0]
         port = server.http_port if self.protocol == "http" else server.grpc_port
         self.tensors = MODULES[self.protocol]
@@ -81,7 +81,7 @@ def _numbers(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def opened(flavour: str, server: ServerProcess) -> AsyncIterator[Client]:
+async def opened(flavour: str, server: Server) -> AsyncIterator[Client]:
     client = Client(flavour, server)
     try:
         yield client
@@ -90,7 +90,7 @@ async def opened(flavour: str, server: ServerProcess) -> AsyncIterator[Client]:
 
 
 @pytest.fixture(params=FLAVOURS)
-async def client(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[Client]:
+async def client(request: pytest.FixtureRequest, server: Server) -> AsyncIterator[Client]:
     async with opened(request.param, server) as found:
         yield found
 
@@ -235,7 +235,7 @@ def test_the_versions_of_digits_differ(images: NDArray[np.float32]) -> None:
 
 
 @pytest.mark.parametrize("flavour", ["http", "grpc"])
-def test_asynchronous_calls_of_the_synchronous_clients(server: ServerProcess, flavour: str) -> None:
+def test_asynchronous_calls_of_the_synchronous_clients(server: Server, flavour: str) -> None:
     client = Client(flavour, server)
     inner = client._client
     if flavour == "http":

@@ -12,7 +12,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper, numpy_helper
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from tritonclient.utils import InferenceServerException
 from wire import HOST
 
@@ -29,7 +30,7 @@ dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 600
 
 
 @pytest.fixture(scope="module")
-def looking_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def looking_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("lookup")
     graph = helper.make_graph(
         [helper.make_node("Gather", ["table", "index"], ["entry"])],
@@ -42,11 +43,11 @@ def looking_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     (repository / "lookup" / "config.pbtxt").write_text(CONFIG)
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     onnx.save(model, repository / "lookup" / "1" / "model.onnx")
-    with serving(repository, errors=["onnxruntime refused the request"]) as running:
+    with serving_here(repository, errors=["onnxruntime refused the request"]) as running:
         yield running
 
 
-def over_http(server: ServerProcess, index: int) -> float | str:
+def over_http(server: Server, index: int) -> float | str:
     with httpclient.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
         given = httpclient.InferInput("index", [1, 1], "INT64")
         given.set_data_from_numpy(np.array([[index]], np.int64))
@@ -56,7 +57,7 @@ def over_http(server: ServerProcess, index: int) -> float | str:
             return f"{error.status()}"
 
 
-def over_grpc(server: ServerProcess, index: int) -> float | str:
+def over_grpc(server: Server, index: int) -> float | str:
     with grpcclient.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
         given = grpcclient.InferInput("index", [1, 1], "INT64")
         given.set_data_from_numpy(np.array([[index]], np.int64))
@@ -66,7 +67,7 @@ def over_grpc(server: ServerProcess, index: int) -> float | str:
             return f"{error.status()}"
 
 
-def statistics(server: ServerProcess) -> dict[str, Any]:
+def statistics(server: Server) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://{HOST}:{server.http_port}/v2/models/lookup/stats", timeout=20) as response:
         [model] = json.load(response)["model_stats"]
         found: dict[str, Any] = model
@@ -74,7 +75,7 @@ def statistics(server: ServerProcess) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rounds", [1, 60], ids=["at first", "when it is quick"])
-def test_an_index_that_is_out_of_range_is_one_clients_failure(looking_up: ServerProcess, rounds: int) -> None:
+def test_an_index_that_is_out_of_range_is_one_clients_failure(looking_up: Server, rounds: int) -> None:
     before = statistics(looking_up)
     with ThreadPoolExecutor(2) as clients:
         for _ in range(rounds):

@@ -7,7 +7,8 @@ import grpc
 import pytest
 from otlp_receiver import receiving
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, eventually
 from wire import HOST, SECONDS, Ask, binary_request, channel, http, infer_path, message, stub
 
 SECRET = "c0ffee-secret-5f3a"
@@ -29,7 +30,7 @@ OPTIONS = [
 ]
 
 
-def call_everything(server: ServerProcess, model: str) -> None:
+def call_everything(server: Server, model: str) -> None:
     """Calls that succeed, calls that fail, and some that are no calls."""
     port = server.http_port
     for name in (model, "no_such_model"):
@@ -63,7 +64,7 @@ def _outcome(call: Any, request: Any) -> None:
 def test_logs_and_traces_of_tritons_form(form: str, tmp_path: Path) -> None:
     log, traces = tmp_path / "log", tmp_path / "trace.json"
     options = [*OPTIONS, f"--trace-config=triton,file={traces}", f"--log-file={log}", f"--log-format={form}"]
-    with serving(EXAMPLES, options=options) as server:
+    with serving_here(EXAMPLES, options=options) as server:
         call_everything(server, "simple")
         eventually(lambda: "RepositoryIndex" in log.read_text())
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()} | {"standard error": server.log}
@@ -82,7 +83,7 @@ def test_spans() -> None:
             "--trace-config=opentelemetry,bsp_schedule_delay=20",
             f"--trace-config=opentelemetry,url={HOST}:{receiver.http_port}",
         ]
-        with serving(EXAMPLES, options=options) as server:
+        with serving_here(EXAMPLES, options=options) as server:
             call_everything(server, "simple")
             eventually(lambda: "RepositoryIndex" in server.log)
         spans = receiver.spans

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 from repositories import EXAMPLES, copy_example, write_identity
+from server_here import serving_here
 from server_process import eventually, serving
 from terminal_process import at_terminal
 from wire import http
@@ -84,7 +85,7 @@ def test_a_file_that_changes_is_loaded_again(tmp_path: Path) -> None:
 
 def test_a_file_is_loaded_by_name_in_mode_explicit(tmp_path: Path) -> None:
     file = Path(shutil.copy(SIMPLE, tmp_path / "sums.onnx"))
-    with serving(options=[str(file), "--model-control-mode=explicit"]) as server:
+    with serving_here(options=[str(file), "--model-control-mode=explicit"]) as server:
         port = server.http_port
         server.wait_for("^sums +1 +READY")
         assert http(port, "POST", "/v2/repository/models/sums/unload", b"{}").status == 200
@@ -142,7 +143,7 @@ def test_errors_name_the_file_itself(tmp_path: Path, name: str, content: str, pl
 def test_a_repository_of_which_nothing_is_served_says_so(tmp_path: Path) -> None:
     write_identity(tmp_path, "identity")
     (tmp_path / "identity" / "config.pbtxt").write_text("nonsense")
-    with serving(tmp_path, errors=["identity"]) as server:
+    with serving_here(tmp_path, errors=["identity"]) as server:
         server.wait_for("^No model has loaded: nothing is served. Ctrl-C ends the server")
         assert http(server.http_port, "GET", "/v2/health/live").status == 200
 

@@ -13,7 +13,8 @@ from repositories import EXAMPLES
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import HOST, Ask, binary_request, http, infer_path
 
 STRANGER, FRIEND, NAME = "evil.test", "friend.test", "models.test"
@@ -58,13 +59,13 @@ def pages() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def server(pages: int) -> Iterator[ServerProcess]:
+def server(pages: int) -> Iterator[Server]:
     options = [
         "--model-control-mode=explicit",
         f"--http-cors-allow-origin=http://{FRIEND}:{pages}",
         f"--http-allow-host={NAME}",
     ]
-    with serving(EXAMPLES, options=options) as running:
+    with serving_here(EXAMPLES, options=options) as running:
         yield running
 
 
@@ -92,15 +93,13 @@ def send(
     return status, text
 
 
-def loaded(server: ServerProcess) -> bool:
+def loaded(server: Server) -> bool:
     index = http(server.http_port, "POST", "/v2/repository/index", b"{}").json
     return any(entry["name"] == "simple" and entry.get("state") == "READY" for entry in index)
 
 
 @pytest.mark.parametrize("host", ["localhost", HOST])
-def test_a_stranger_s_page_orders_nothing(
-    browser: webdriver.Chrome, server: ServerProcess, pages: int, host: str
-) -> None:
+def test_a_stranger_s_page_orders_nothing(browser: webdriver.Chrome, server: Server, pages: int, host: str) -> None:
     """The requests are such as need no preflight, so that the browser sends them."""
     browser.get(f"http://{STRANGER}:{pages}/")
     there = f"http://{host}:{server.http_port}"
@@ -112,7 +111,7 @@ def test_a_stranger_s_page_orders_nothing(
     assert http(server.http_port, "GET", "/v2/logging").json == before
 
 
-def test_a_stranger_s_page_unloads_nothing(browser: webdriver.Chrome, server: ServerProcess, pages: int) -> None:
+def test_a_stranger_s_page_unloads_nothing(browser: webdriver.Chrome, server: Server, pages: int) -> None:
     path = "/v2/repository/models/simple"
     assert http(server.http_port, "POST", f"{path}/load", b"{}").status == 200
     browser.get(f"http://{STRANGER}:{pages}/")
@@ -123,15 +122,13 @@ def test_a_stranger_s_page_unloads_nothing(browser: webdriver.Chrome, server: Se
     assert not loaded(server)
 
 
-def test_another_port_of_this_machine_is_another_origin(
-    browser: webdriver.Chrome, server: ServerProcess, pages: int
-) -> None:
+def test_another_port_of_this_machine_is_another_origin(browser: webdriver.Chrome, server: Server, pages: int) -> None:
     browser.get(f"http://localhost:{pages}/")
     send(browser, f"http://localhost:{server.http_port}/v2/repository/models/simple/load", mode="no-cors")
     assert not loaded(server)
 
 
-def test_a_stranger_s_form_orders_nothing(browser: webdriver.Chrome, server: ServerProcess, pages: int) -> None:
+def test_a_stranger_s_form_orders_nothing(browser: webdriver.Chrome, server: Server, pages: int) -> None:
     browser.get(f"http://{STRANGER}:{pages}/")
     browser.execute_script(
         """
@@ -161,7 +158,7 @@ READ: list[tuple[str, str, dict[str, str]]] = [
 
 @pytest.mark.parametrize(("method", "path", "headers"), READ)
 def test_a_name_that_was_made_to_lead_here_reads_nothing(
-    browser: webdriver.Chrome, server: ServerProcess, method: str, path: str, headers: dict[str, str]
+    browser: webdriver.Chrome, server: Server, method: str, path: str, headers: dict[str, str]
 ) -> None:
     """DNS rebinding: the browser takes this server for the stranger's own."""
     browser.get(f"http://{STRANGER}:{server.http_port}/")
@@ -171,7 +168,7 @@ def test_a_name_that_was_made_to_lead_here_reads_nothing(
     assert not loaded(server)
 
 
-def test_nor_does_it_read_the_metrics_port(browser: webdriver.Chrome, server: ServerProcess) -> None:
+def test_nor_does_it_read_the_metrics_port(browser: webdriver.Chrome, server: Server) -> None:
     browser.get(f"http://{STRANGER}:{server.metrics_port}/metrics")
     assert f"--http-allow-host={STRANGER}" in browser.page_source
     browser.get(f"http://localhost:{server.metrics_port}/metrics")
@@ -179,14 +176,14 @@ def test_nor_does_it_read_the_metrics_port(browser: webdriver.Chrome, server: Se
 
 
 @pytest.mark.parametrize("host", ["localhost", HOST, NAME])
-def test_the_server_s_own_pages_order(browser: webdriver.Chrome, server: ServerProcess, host: str) -> None:
+def test_the_server_s_own_pages_order(browser: webdriver.Chrome, server: Server, host: str) -> None:
     browser.get(f"http://{host}:{server.http_port}/")
     WebDriverWait(browser, SECONDS).until(lambda browser: browser.find_elements(By.CSS_SELECTOR, "body[data-ready]"))
     status, text = send(browser, "/v2/repository/index")
     assert (status, json.loads(text)[0].keys() >= {"name"}) == (200, True)
 
 
-def test_a_page_that_is_let_in_reads_and_orders(browser: webdriver.Chrome, server: ServerProcess, pages: int) -> None:
+def test_a_page_that_is_let_in_reads_and_orders(browser: webdriver.Chrome, server: Server, pages: int) -> None:
     browser.get(f"http://{FRIEND}:{pages}/")
     there = f"http://localhost:{server.http_port}"
     for action in ("load", "unload"):
@@ -195,7 +192,7 @@ def test_a_page_that_is_let_in_reads_and_orders(browser: webdriver.Chrome, serve
         assert loaded(server) is (action == "load")
 
 
-def test_who_is_no_browser_notices_nothing(server: ServerProcess) -> None:
+def test_who_is_no_browser_notices_nothing(server: Server) -> None:
     """Whatever the name is by which it calls."""
     body, headers = binary_request(Ask())
     http(server.http_port, "POST", "/v2/repository/models/simple/load", b"{}")

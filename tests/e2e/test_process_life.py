@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 import pytest
 from repositories import EXAMPLES, HELD, Gate, write_held, write_identity
-from server_process import LOADED, ServerProcess, eventually, free_port, own_ports, refuses, serving, started
+from server_here import serving_here, started_here
+from server_process import LOADED, Server, ServerProcess, eventually, free_port, own_ports, refuses, serving, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
     HOST,
@@ -53,18 +54,18 @@ def repository(tmp_path: Path) -> Path:
     return found
 
 
-def by_http(server: ServerProcess) -> bytes:
+def by_http(server: Server) -> bytes:
     answer = http_infer(server.http_port, ASK)
     assert answer.status == 200, answer.body
     return binary_outputs(answer)["OUTPUT0"]
 
 
-def by_grpc(server: ServerProcess) -> bytes:
+def by_grpc(server: Server) -> bytes:
     return raw_outputs(grpc_infer(server.grpc_port, ASK))["OUTPUT0"]
 
 
 @contextmanager
-def under_way(server: ServerProcess, gate: Gate) -> Iterator[list["Future[bytes]"]]:
+def under_way(server: Server, gate: Gate) -> Iterator[list["Future[bytes]"]]:
     """A request over each protocol: one runs, until the gate opens, and the other waits for it."""
     with ThreadPoolExecutor(2) as threads:
         calls = [threads.submit(by_http, server), threads.submit(by_grpc, server)]
@@ -76,12 +77,12 @@ def under_way(server: ServerProcess, gate: Gate) -> Iterator[list["Future[bytes]
             raise
 
 
-def one_runs_and_one_waits(server: ServerProcess, gate: Gate) -> None:
+def one_runs_and_one_waits(server: Server, gate: Gate) -> None:
     eventually(lambda: gate.begun == 1)
     eventually(lambda: metric(server, "nv_inference_pending_request_count", model="model") == 1)
 
 
-def grpc_metadata(server: ServerProcess, model: str) -> service_pb2.ModelMetadataResponse:
+def grpc_metadata(server: Server, model: str) -> service_pb2.ModelMetadataResponse:
     with channel(server.grpc_port) as opened:
         return stub(opened).ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=SECONDS)
 
@@ -131,7 +132,7 @@ def test_while_a_model_loads(repository: Path) -> None:
 
 def test_ready_as_soon_as_the_last_model_is(repository: Path) -> None:
     gate = write_held(repository, "sluggish", loads=False)
-    with started(repository, environment=HELD) as server:
+    with started_here(repository, environment=HELD) as server:
         assert http(server.http_port, "GET", "/v2/health/ready").status == 400
         gate.let_load()
         server.wait_for(LOADED)
@@ -146,7 +147,7 @@ def test_a_port_in_use(name: str, address: str) -> None:
     with closing(socket.create_server(("0.0.0.0", 0))) as taken:
         port = taken.getsockname()[1]
         option = f"--{name.lower()}"
-        with started(EXAMPLES, options=[f"{option}-port={port}", f"{option}-address={address}"]) as server:
+        with started_here(EXAMPLES, options=[f"{option}-port={port}", f"{option}-address={address}"]) as server:
             server.wait(
                 1,
                 errors=[
@@ -161,15 +162,15 @@ def test_a_port_in_use(name: str, address: str) -> None:
 @pytest.mark.parametrize("name", ["HTTP", "gRPC", "metrics"])
 def test_an_address_of_another_machine(name: str) -> None:
     option = f"--{name.lower()}"
-    with started(EXAMPLES, options=[f"{option}-address=192.0.2.1", f"{option}-port={free_port()}"]) as server:
+    with started_here(EXAMPLES, options=[f"{option}-address=192.0.2.1", f"{option}-port={free_port()}"]) as server:
         server.wait(1, errors=[rf"cannot open the {name} port 192.0.2.1:\d+: this machine .*; '{option}-address' "])
         assert len(server.log.splitlines()) == 1, server.log
 
 
 def test_two_servers_do_not_share_a_port() -> None:
     """gRPC would let them by default, and half of the requests to one would be answered by the other."""
-    with serving(EXAMPLES) as first:
-        with started(EXAMPLES, options=[f"--grpc-port={first.grpc_port}"]) as second:
+    with serving_here(EXAMPLES) as first:
+        with started_here(EXAMPLES, options=[f"--grpc-port={first.grpc_port}"]) as second:
             second.wait(1, errors=["cannot open the gRPC port"])
         assert_serving(first)
 
@@ -177,7 +178,7 @@ def test_two_servers_do_not_share_a_port() -> None:
 @pytest.mark.parametrize("form", [[], ["--supervise"], ["--workers=2"]], ids=["alone", "supervised", "workers"])
 def test_a_second_server_says_how_it_can_start_beside_the_first(form: list[str]) -> None:
     """One error names all three ports, and the command line that it shows starts."""
-    with serving(EXAMPLES) as first:
+    with serving_here(EXAMPLES) as first:
         ports = {"http": first.http_port, "grpc": first.grpc_port, "metrics": first.metrics_port}
         options = [*form, *(f"--{name}-port={port}" for name, port in ports.items())]
         with started(EXAMPLES, options=options) as second:
@@ -186,7 +187,7 @@ def test_a_second_server_says_how_it_can_start_beside_the_first(form: list[str])
                 1,
                 errors=[
                     rf"cannot open the ports {place}{ports['http']} \(HTTP\), {place}{ports['grpc']} \(gRPC\) and "
-                    rf"{place}{ports['metrics']} \(metrics\): they are in use by process {first.pid} "
+                    rf"{place}{ports['metrics']} \(metrics\): they are in use by process {os.getpid()} "
                 ],
             )
             assert f"'modserve status --url http://127.0.0.1:{first.http_port}'" in second.log
@@ -204,7 +205,7 @@ def test_a_second_server_says_how_it_can_start_beside_the_first(form: list[str])
     [(["--allow-http=false"], "HTTP"), (["--allow-grpc=false"], "gRPC"), (["--allow-metrics=false"], "metrics")],
 )
 def test_a_front_end_switched_off(options: list[str], closed: str) -> None:
-    with serving(EXAMPLES, options=options) as server:
+    with serving_here(EXAMPLES, options=options) as server:
         assert f"{closed} listening" not in server.log
         assert server.log.count(" listening on ") == 2
 
@@ -241,14 +242,14 @@ def test_an_open_channel_gets_no_new_calls(repository: Path) -> None:
         async with grpc.aio.insecure_channel(f"{HOST}:{server.grpc_port}") as opened:
             ready: Any = service_pb2_grpc.GRPCInferenceServiceStub(opened).ServerReady
             assert (await ready(service_pb2.ServerReadyRequest(), timeout=SECONDS)).ready
-            server.signal(signal.SIGTERM)
+            server.begin_stop()
             # The server says goodbye on every connection, and a new one is not to be had.
             await asyncio.wait_for(opened.wait_for_state_change(grpc.ChannelConnectivity.READY), SECONDS)
             with pytest.raises(grpc.RpcError) as raised:
                 await ready(service_pb2.ServerReadyRequest(), timeout=SECONDS)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
-    with serving(repository, environment=HELD) as server, under_way(server, gate) as calls:
+    with serving_here(repository, environment=HELD) as server, under_way(server, gate) as calls:
         asyncio.run(told_to_go_away())
         assert not any(call.done() for call in calls)
         gate.open()
@@ -263,12 +264,12 @@ def test_requests_pipelined_behind_the_one_in_flight_are_answered(repository: Pa
     lines = [f"POST {infer_path('model')} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-    with serving(repository, options=own_ports(), environment=HELD) as server, ThreadPoolExecutor(1) as threads:
+    with serving_here(repository, options=own_ports(), environment=HELD) as server, ThreadPoolExecutor(1) as threads:
         with socket.create_connection((HOST, server.http_port), timeout=SECONDS) as connection:
             connection.sendall(request * 2)
             call = threads.submit(by_grpc, server)
             one_runs_and_one_waits(server, gate)
-            server.signal(signal.SIGTERM)
+            server.begin_stop()
             eventually(lambda: refuses(server.http_port))
             gate.open()
             answer = b""
@@ -325,10 +326,10 @@ def serving_until_late(repository: Path, *options: str) -> Iterator[ServerProces
             assert call.exception(timeout=SECONDS) is not None, "answered, although it had no time to be"
 
 
-def test_a_signal_to_an_idle_server_ends_it_though_clients_are_connected() -> None:
+def test_an_idle_server_ends_at_once_though_clients_are_connected() -> None:
     """Which have nothing in flight: it does not give them the time that it has for what is."""
     with (
-        serving(EXAMPLES, options=["--exit-timeout-secs=600"]) as server,
+        serving_here(EXAMPLES, options=["--exit-timeout-secs=600"]) as server,
         closing(connect(server.http_port)) as idle,
         channel(server.grpc_port) as opened,
     ):

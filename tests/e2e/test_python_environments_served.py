@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import http
 
 from modserve.backends.api import ModelSource
@@ -63,7 +64,7 @@ def lend_numpy(directory: Path) -> Path:
     return directory
 
 
-def facts(server: ServerProcess, model: str) -> dict[str, Any]:
+def facts(server: Server, model: str) -> dict[str, Any]:
     response = http(server.http_port, "POST", f"/v2/models/{model}/infer", REQUEST)
     assert response.status == 200, response.body
     decoded: dict[str, Any] = json.loads(json.loads(response.body)["outputs"][0]["data"][0])
@@ -106,7 +107,7 @@ def test_models_with_packages_of_their_own(tmp_path: Path, repository: Path) -> 
     source = ModelSource(ModelConfig(name="installed", backend="python"), 1, installed / "1" / "model.py", installed)
     backend = BackendOptions(install_requirements=True, environment_directory=str(tmp_path / "cache"))
     ready = prepare(source, ModelOptions(), backend, {**os.environ, **variables})
-    with serving(repository, options=options, environment=variables) as server:
+    with serving_here(repository, options=options, environment=variables) as server:
         assert facts(server, "plain") == {
             "prefix": sys.prefix,
             "LD_LIBRARY_PATH": "/nowhere",
@@ -136,7 +137,7 @@ def test_a_module_that_is_missing(repository: Path) -> None:
     directory = write(repository, "missing", imports="import not_there\n")
     (directory / "requirements.txt").write_text("not-there\n")
     options = ["--exit-on-error=false", "--strict-readiness=false"]
-    with serving(repository, options=options, errors=["Traceback", "No module named 'not_there'"]) as server:
+    with serving_here(repository, options=options, errors=["Traceback", "No module named 'not_there'"]) as server:
         index = json.loads(http(server.http_port, "POST", "/v2/repository/index", b"").body)
     assert index[0]["reason"] == (
         f"Internal: ModuleNotFoundError: No module named 'not_there'\n\nAt:\n  {directory}/1/model.py(1): <module>\n\n"

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from python_models import EVERY_MODE, MODES, PROTOCOLS, Stream, every_mode, infer, tensors, write_python
-from server_process import WORKERS, ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import WORKERS, Server, eventually
 from wire import HOST, http
 
 import modserve
@@ -103,16 +104,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving(repository, options=["--strict-readiness=false"], errors=ERRORS) as running:
+def server(repository: Path) -> Iterator[Server]:
+    with serving_here(repository, options=["--strict-readiness=false"], errors=ERRORS) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def frank(repository: Path) -> Iterator[ServerProcess]:
+def frank(repository: Path) -> Iterator[Server]:
     """A server whose clients get Triton's texts."""
     options = ["--strict-readiness=false", "--backend-config=python,full-errors=true"]
-    with serving(repository, options=options, errors=ERRORS) as running:
+    with serving_here(repository, options=options, errors=ERRORS) as running:
         yield running
 
 
@@ -135,7 +136,7 @@ def in_one_function(text: str) -> str:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @every_mode
-def test_an_exception_is_told_with_the_model_s_own_places(server: ServerProcess, protocol: str, mode: str) -> None:
+def test_an_exception_is_told_with_the_model_s_own_places(server: Server, protocol: str, mode: str) -> None:
     status, text = asked(server, protocol, f"singular_{mode}")
     assert status == {"http": "500", "grpc": "INTERNAL"}[protocol]
     assert in_one_function(text) == in_one_function(singular(mode))
@@ -143,7 +144,7 @@ def test_an_exception_is_told_with_the_model_s_own_places(server: ServerProcess,
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @every_mode
-def test_a_failed_call_of_another_model(server: ServerProcess, protocol: str, mode: str) -> None:
+def test_a_failed_call_of_another_model(server: Server, protocol: str, mode: str) -> None:
     _, text = asked(server, protocol, f"caller_{mode}")
     before = f"Failed to process the request(s) for model 'caller_{mode}', message: TritonModelException: "
     assert in_one_function(text) == in_one_function(f"{before}{singular(mode)}\n\nAt:\n  model.py(12): execute\n")
@@ -151,13 +152,13 @@ def test_a_failed_call_of_another_model(server: ServerProcess, protocol: str, mo
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @every_mode
-def test_a_decorated_function(server: ServerProcess, protocol: str, mode: str) -> None:
+def test_a_decorated_function(server: Server, protocol: str, mode: str) -> None:
     response = infer(server, protocol, f"decorated_{mode}", {"IN": ("INT64", np.array([1]))})
     assert re.fullmatch(r"JSONDecodeError: .*\n\nAt:\n  model\.py\(9\): OUT\n", response.message)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stream_that_breaks(server: ServerProcess, repository: Path, mode: str) -> None:
+def test_a_stream_that_breaks(server: Server, repository: Path, mode: str) -> None:
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
         stream = Stream(client)
         client.start_stream(stream.callback)
@@ -171,7 +172,7 @@ def test_a_stream_that_breaks(server: ServerProcess, repository: Path, mode: str
 
 
 @every_mode
-def test_the_log_has_all_of_it(server: ServerProcess, repository: Path, mode: str) -> None:
+def test_the_log_has_all_of_it(server: Server, repository: Path, mode: str) -> None:
     asked(server, "http", f"singular_{mode}")
     server.wait_for(rf"ERROR .*model 'singular_{mode}', .*Traceback.*LinAlgError: Singular matrix")
     (line, *_) = re.findall(rf"ERROR .*model 'singular_{mode}', .*", server.log)
@@ -182,9 +183,7 @@ def test_the_log_has_all_of_it(server: ServerProcess, repository: Path, mode: st
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @every_mode
-def test_with_full_errors_the_text_is_triton_s(
-    frank: ServerProcess, repository: Path, protocol: str, mode: str
-) -> None:
+def test_with_full_errors_the_text_is_triton_s(frank: Server, repository: Path, protocol: str, mode: str) -> None:
     version = repository / f"singular_{mode}" / "1"
     _, text = asked(frank, protocol, f"singular_{mode}")
     before, _, places = text.partition("\n\nAt:\n")
@@ -201,7 +200,7 @@ def test_with_full_errors_the_text_is_triton_s(
 
 
 @every_mode
-def test_a_model_that_cannot_be_loaded(server: ServerProcess, repository: Path, mode: str) -> None:
+def test_a_model_that_cannot_be_loaded(server: Server, repository: Path, mode: str) -> None:
     """The index and the log have all that an operator needs; whoever sends requests gets the error."""
     name = f"unloadable_{mode}"
     index = {each["name"]: each for each in http(server.http_port, "POST", "/v2/repository/index").json}
@@ -222,7 +221,7 @@ def test_a_model_that_cannot_be_loaded(server: ServerProcess, repository: Path, 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @every_mode
-def test_an_output_of_another_shape_is_passed_on(server: ServerProcess, protocol: str, mode: str) -> None:
+def test_an_output_of_another_shape_is_passed_on(server: Server, protocol: str, mode: str) -> None:
     for _ in range(2):
         assert infer(server, protocol, f"misfit_{mode}", {"IN": [1]})["OUT"] == [[0, 0]]
     text = (
@@ -235,7 +234,7 @@ def test_an_output_of_another_shape_is_passed_on(server: ServerProcess, protocol
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @every_mode
-def test_an_output_of_another_shape_in_an_ensemble(server: ServerProcess, protocol: str, mode: str) -> None:
+def test_an_output_of_another_shape_in_an_ensemble(server: Server, protocol: str, mode: str) -> None:
     assert asked(server, protocol, f"ensemble_{mode}") == (
         {"http": "500", "grpc": "INTERNAL"}[protocol],
         f"in ensemble 'ensemble_{mode}', model 'misfit_{mode}' (step 1 of 2) returned output 'OUT' with shape [1,2], "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 from python_models import MODES, TRITON, at_once, infer, serving_python, tensors, write_python
-from server_process import eventually
+from server_process import eventually, serving
 from wire import HOST, http
 
 NOTING = """
@@ -198,7 +198,8 @@ import time
 
 class TritonPythonModel:
     ASYNC def is_ready(self):
-        how = open(PATH).read()
+        with open(PATH) as file:
+            how = file.read()
         if how == "raise":
             raise ValueError("it is not")
         return {"yes": True, "no": False}.get(how, how)
@@ -240,7 +241,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Path:
 def server(repository: Path) -> Iterator[Any]:
     options = ["--model-control-mode=explicit", "--load-model=*", "--log-verbose=1"]
     errors = ["error of (process|thread)", "Traceback", "must return a bool"]
-    with serving_python(repository, options, errors) as running:
+    with serving_python(repository, options, errors, serving=serving) as running:
         yield running
 
 

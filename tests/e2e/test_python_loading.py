@@ -67,7 +67,8 @@ class TritonPythonModel:
 
     def files(self):
         config = json.dumps({"backend": "python", **TENSORS})
-        text = open(__file__.replace("loader_", "target_")).read().replace("self.answer]", "77]")
+        with open(__file__.replace("loader_", "target_")) as file:
+            text = file.read().replace("self.answer]", "77]")
         pb_utils.load_model("of_files_MODE", config=config, files={"file:1/model.py": text.encode()})
         answers = [call("of_files_MODE")]
         pb_utils.unload_model("of_files_MODE", unload_dependents=True)

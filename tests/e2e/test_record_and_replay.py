@@ -24,7 +24,8 @@ import tritonclient.utils.shared_memory as shm
 from minilm_folder import minilm
 from onnx import TensorProto, helper, numpy_helper
 from repositories import EXAMPLES, write_accumulator, write_identity
-from server_process import LOADED, ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import LOADED, Server, eventually, started
 from tritonclient.utils import InferenceServerException
 from wire import HOST, http, metric
 
@@ -61,7 +62,7 @@ def write_scale(repository: Path) -> None:
 
 
 class Place(NamedTuple):
-    server: ServerProcess
+    server: Server
     records: Path
     """A copy of the files when all was recorded: what is replayed is recorded again."""
     counts: Counter[str]
@@ -102,7 +103,7 @@ def call_over(module: Any, port: int, counts: Counter[str]) -> None:
     counts.update(scale=6, hidden=1, sums=3)
 
 
-def stream(server: ServerProcess) -> None:
+def stream(server: Server) -> None:
     """A request with three responses."""
     results: queue.Queue[Any] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
@@ -118,7 +119,7 @@ def stream(server: ServerProcess) -> None:
         client.stop_stream()
 
 
-def share(server: ServerProcess) -> None:
+def share(server: Server) -> None:
     """A request whose input is in shared memory, which the client overwrites as soon as it has the response."""
     client = tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}")
     region = shm.create_shared_memory_region("r", f"/modserve-record-{os.getpid()}", 16)
@@ -135,7 +136,7 @@ def share(server: ServerProcess) -> None:
         shm.destroy_shared_memory_region(region)
 
 
-def post_others(server: ServerProcess) -> None:
+def post_others(server: Server) -> None:
     """Calls that make requests of texts and of JSON of their own."""
     for path, body in (
         ("/v1/embeddings", {"model": "minilm", "input": ["A cat sleeps", "Rain is expected"]}),
@@ -162,7 +163,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "--http-header-forward-pattern=(?i)authorization|x-vis",
         "--grpc-header-forward-pattern=(?i)authorization|x-vis",
     ]
-    with serving(repository, options=options, environment={"MODSERVE_API_KEY": KEY}) as server:
+    with serving_here(repository, options=options, environment={"MODSERVE_API_KEY": KEY}) as server:
         counts: Counter[str] = Counter()
         call_over(tritonclient.http, server.http_port, counts)
         call_over(tritonclient.grpc, server.grpc_port, counts)
@@ -176,7 +177,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         assert stat.S_IMODE((folder / "live").stat().st_mode) == 0o700
 
 
-def recorded(server: ServerProcess) -> int:
+def recorded(server: Server) -> int:
     page = http(server.metrics_port, "GET", "/metrics").body.decode()
     return next(
         int(float(line.split()[1])) for line in page.splitlines() if line.startswith("modserve_recorded_requests_")
@@ -269,5 +270,5 @@ def test_a_full_disk_and_a_sudden_end(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with started(EXAMPLES, options=[f"--record=dir={tmp_path / 'file'}"]) as server:
+    with started_here(EXAMPLES, options=[f"--record=dir={tmp_path / 'file'}"]) as server:
         server.wait(1, errors=["requests cannot be recorded: .*file.*; '--record dir=DIR' names another folder"])

@@ -12,7 +12,8 @@ import pytest
 from authority import Authority
 from redis_process import RedisProcess, redis_server
 from repositories import copy_example, write_identity, write_onnx_identity
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, eventually, serving
 from wire import Ask, Input, binary_outputs, grpc_infer, http, http_infer, metric, raw_outputs, statistics
 
 from modserve.core.pip_command import pip_install
@@ -41,9 +42,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(repository: Path, redis: RedisProcess) -> Iterator[ServerProcess]:
+def server(repository: Path, redis: RedisProcess) -> Iterator[Server]:
     options = [redis.option(), "--model-control-mode=explicit", "--load-model=*"]
-    with serving(repository, options=options) as running:
+    with serving_here(repository, options=options) as running:
         yield running
 
 
@@ -52,12 +53,12 @@ def numbers(first: int, count: int = 4, id: str = "") -> Ask:
     return Ask((Input("INPUT0", "INT32", (1, count), data),), model="kept", id=id)
 
 
-def ask(server: ServerProcess, asked: Ask) -> None:
+def ask(server: Server, asked: Ask) -> None:
     answer = http_infer(server.http_port, asked)
     assert (answer.status, binary_outputs(answer)) == (200, {"OUTPUT0": asked.inputs[0].raw})
 
 
-def counts(server: ServerProcess, model: str = "kept") -> tuple[int, int]:
+def counts(server: Server, model: str = "kept") -> tuple[int, int]:
     """Hits and misses."""
     stats = statistics(server, model)["inference_stats"]
     return stats["cache_hit"]["count"], stats["cache_miss"]["count"]
@@ -67,12 +68,12 @@ def kept(redis: RedisProcess, count: int) -> list[str]:
     return eventually(lambda: redis.keys if len(redis.keys) == count else [])
 
 
-def test_two_servers_share_responses(repository: Path, server: ServerProcess, redis: RedisProcess) -> None:
+def test_two_servers_share_responses(repository: Path, server: Server, redis: RedisProcess) -> None:
     ask(server, numbers(1))
     (name,) = kept(redis, 1)
     assert name.startswith("modserve:1:kept:1:")
     assert 3590_000 < int(redis.client.pttl(name)) <= 3600_000
-    with serving(repository, options=[redis.option()]) as other:
+    with serving_here(repository, options=[redis.option()]) as other:
         ask(other, numbers(1, id="a"))
         answer = grpc_infer(other.grpc_port, numbers(1, id="b"))
         assert (answer.id, raw_outputs(answer)) == ("b", {"OUTPUT0": numbers(1).inputs[0].raw})
@@ -83,7 +84,7 @@ def test_two_servers_share_responses(repository: Path, server: ServerProcess, re
     assert len(redis.keys) == 1  # a server that ends leaves them
 
 
-def test_texts_and_large_responses(server: ServerProcess, redis: RedisProcess) -> None:
+def test_texts_and_large_responses(server: Server, redis: RedisProcess) -> None:
     raw = b"".join(len(each).to_bytes(4, "little") + each for each in (b"", b"\xff\0", b"x" * 100_000))
     texts = Ask((Input("INPUT0", "BYTES", (1, 3), raw),), model="texts")
     for number in range(2):
@@ -109,7 +110,7 @@ def test_a_model_with_other_content_gives_no_old_responses(tmp_path: Path, redis
     config.write_text((config.read_text() if config.exists() else "") + ENABLED)
     options = [redis.option(), "--model-control-mode=explicit", "--load-model=*"]
     load = "/v2/repository/models/kept/load"
-    with serving(tmp_path, options=options) as server:
+    with serving_here(tmp_path, options=options) as server:
         ask(server, numbers(1))
         (before,) = kept(redis, 1)
         with config.open("a") as file:
@@ -130,7 +131,7 @@ def test_an_ensemble_is_shared_until_one_of_its_models_changes(tmp_path: Path, r
     copy_example(tmp_path, "digits_pipeline", "digits_pipeline", ENABLED)
     responses = []
     for hits in ((0, 1), (1, 0), (0, 1)):
-        with serving(tmp_path, options=[redis.option()]) as server:
+        with serving_here(tmp_path, options=[redis.option()]) as server:
             responses.append(binary_outputs(http_infer(server.http_port, photo)))
             assert counts(server, "digits_pipeline") == hits
             eventually(lambda: redis.keys)
@@ -140,7 +141,7 @@ def test_an_ensemble_is_shared_until_one_of_its_models_changes(tmp_path: Path, r
     assert responses == responses[:1] * 3
 
 
-def test_foreign_values_are_misses(server: ServerProcess, redis: RedisProcess) -> None:
+def test_foreign_values_are_misses(server: Server, redis: RedisProcess) -> None:
     ask(server, numbers(1))
     (name,) = kept(redis, 1)
     whole = redis.client.get(name)
@@ -156,7 +157,7 @@ def test_foreign_values_are_misses(server: ServerProcess, redis: RedisProcess) -
 
 
 def test_it_goes_away_and_comes_back(repository: Path, redis: RedisProcess) -> None:
-    with serving(repository, options=[redis.option()]) as server:
+    with serving_here(repository, options=[redis.option()]) as server:
         ask(server, numbers(0))
         kept(redis, 1)
         redis.stop()
@@ -176,7 +177,7 @@ def test_it_goes_away_and_comes_back(repository: Path, redis: RedisProcess) -> N
 def test_one_that_is_away_from_the_start(repository: Path, redis: RedisProcess) -> None:
     redis.stop()
     try:
-        with serving(repository, options=[redis.option()]) as server:
+        with serving_here(repository, options=[redis.option()]) as server:
             for first in range(10):
                 ask(server, numbers(first))
             assert counts(server) == (0, 10)
@@ -186,7 +187,7 @@ def test_one_that_is_away_from_the_start(repository: Path, redis: RedisProcess) 
 
 def test_one_that_says_nothing(repository: Path, redis: RedisProcess) -> None:
     quick = redis.option().replace("socket_timeout=2000", "socket_timeout=50")
-    with serving(repository, options=[quick, "--log-verbose=1"]) as server:
+    with serving_here(repository, options=[quick, "--log-verbose=1"]) as server:
         redis.freeze(True)
         try:
             for first in range(30):
@@ -201,7 +202,7 @@ def test_one_that_says_nothing(repository: Path, redis: RedisProcess) -> None:
 def test_one_that_is_full(repository: Path, tmp_path: Path) -> None:
     with (
         redis_server(tmp_path, ["--maxmemory", "3mb", "--maxmemory-policy", "noeviction"]) as small,
-        serving(repository, options=[small.option()]) as server,
+        serving_here(repository, options=[small.option()]) as server,
     ):
         ask(server, numbers(1))
         kept(small, 1)
@@ -215,13 +216,13 @@ def test_one_that_is_full(repository: Path, tmp_path: Path) -> None:
 
 def test_a_wrong_password_and_the_right_one(repository: Path, tmp_path: Path) -> None:
     with redis_server(tmp_path, password="secret") as closed:
-        with serving(repository, options=[closed.option("password=wrong")]) as server:
+        with serving_here(repository, options=[closed.option("password=wrong")]) as server:
             for first in range(4):
                 ask(server, numbers(first))
             server.wait_for("response cache redis://.*: AuthenticationError: .*; requests run without it")
             assert "wrong," not in server.log
         environment = {"TRITONCACHE_REDIS_PASSWORD": "secret"}
-        with serving(repository, options=[closed.option()], environment=environment) as server:
+        with serving_here(repository, options=[closed.option()], environment=environment) as server:
             ask(server, numbers(1))
             kept(closed, 1)
             assert "secret" not in server.log
@@ -236,20 +237,20 @@ def test_over_tls(repository: Path, tmp_path: Path) -> None:
         trusted = private.option("tls_enabled=true", f"cacert={authority.certificate}")
         for option in (trusted, f"{trusted},cert={client.certificate},key={client.key},sni=localhost"):
             private.client.flushall()
-            with serving(repository, options=[option]) as server:
+            with serving_here(repository, options=[option]) as server:
                 ask(server, numbers(1))
                 kept(private, 1)
                 ask(server, numbers(1))
                 assert counts(server) == (1, 1)
         for option in (private.option("tls_enabled=true", f"cacert={other.certificate}"), f"{trusted},sni=elsewhere"):
-            with serving(repository, options=[option]) as server:
+            with serving_here(repository, options=[option]) as server:
                 for first in range(4):
                     ask(server, numbers(first))
                 server.wait_for("certificate verify failed.*; requests run without it")
                 assert counts(server) == (0, 4)
 
 
-def test_many_at_once(server: ServerProcess) -> None:
+def test_many_at_once(server: Server) -> None:
     """All correct, whoever computes what."""
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: ask(server, numbers(number % 5)), range(400)))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from repositories import EXAMPLES, copy_example, write_identity
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import Server, eventually
 from wire import http
 
 PROGRAM = b"""\
@@ -30,13 +31,13 @@ output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
 NOT_LOADED = "is not loaded"
 
 
-def index(server: ServerProcess) -> dict[str, tuple[str, str]]:
+def index(server: Server) -> dict[str, tuple[str, str]]:
     """State and reason by model."""
     rows = http(server.http_port, "POST", "/v2/repository/index", b"{}").json
     return {row["name"]: (row.get("state", ""), row.get("reason", "")) for row in rows}
 
 
-def load(server: ServerProcess, name: str, **parameters: Any) -> tuple[int, str]:
+def load(server: Server, name: str, **parameters: Any) -> tuple[int, str]:
     body = json.dumps({"parameters": parameters}).encode()
     response = http(server.http_port, "POST", f"/v2/repository/models/{name}/load", body)
     return response.status, response.body.decode()
@@ -63,7 +64,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_links_and_code(models: Path) -> None:
-    with serving(models, options=["--deny-code"], errors=[NOT_LOADED]) as server:
+    with serving_here(models, options=["--deny-code"], errors=[NOT_LOADED]) as server:
         states = index(server)
     assert states["simple"] == ("READY", "")
     state, reason = states["linked"]
@@ -78,7 +79,7 @@ def test_links_and_code(models: Path) -> None:
 
 def test_links_and_code_are_allowed(models: Path) -> None:
     (models.parent / "current").symlink_to(models)
-    with serving(models.parent / "current", options=["--allow-outside-symlinks"]) as server:
+    with serving_here(models.parent / "current", options=["--allow-outside-symlinks"]) as server:
         assert {state for state, _ in index(server).values()} == {"READY"}
     assert (models / "lines" / "1" / "ran").exists()
 
@@ -86,7 +87,7 @@ def test_links_and_code_are_allowed(models: Path) -> None:
 def test_calls_that_load_models_keep_the_rules(models: Path) -> None:
     write_identity(models, "other")
     options = ["--deny-code", "--model-control-mode=explicit"]
-    with serving(models, options=options, errors=[NOT_LOADED]) as server:
+    with serving_here(models, options=options, errors=[NOT_LOADED]) as server:
         assert load(server, "simple")[0] == 200
         config = json.dumps({"backend": "onnxruntime", "max_batch_size": 8})
         status, text = load(server, "linked", config=config)
@@ -117,7 +118,7 @@ def test_digests(tmp_path: Path) -> None:
         file.seek(100)
         file.write(b"\xff")
     options = ["--require-digests", "--model-control-mode=poll", "--repository-poll-secs=1"]
-    with serving(models, options=options, errors=[NOT_LOADED]) as server:
+    with serving_here(models, options=options, errors=[NOT_LOADED]) as server:
         states = index(server)
         assert states["good"] == ("READY", "")
         state, reason = states["damaged"]
@@ -146,7 +147,7 @@ def test_a_worker_that_is_started_again_runs_no_other_program(tmp_path: Path) ->
     (models / "lines" / "1" / "model.py").write_bytes(program)
     write_sums(models / "lines")
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
-    with serving(models, errors=["lines"]) as server:
+    with serving_here(models, errors=["lines"]) as server:
         (models / "lines" / "1" / "model.py").write_bytes(program.replace(b"_exit(1)", b"_exit(2)"))
         assert http(server.http_port, "POST", "/v2/models/lines/infer", body).status == 503
         server.wait_for("mismatched SHA256 of .*model.py")
@@ -157,10 +158,10 @@ def test_one_file_with_a_list_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     file = Path(shutil.copy(EXAMPLES / "simple" / "1" / "model.onnx", folder / "sums.onnx"))
-    with started(options=[str(file), "--require-digests"]) as server:
+    with started_here(options=[str(file), "--require-digests"]) as server:
         server.wait(1, errors=[NOT_LOADED, "no model has loaded"])
         assert "there is no SHA256 digest of: 1/sums.onnx" in server.log
         assert f"cd {folder} && find" in server.log
     write_sums(folder)
-    with serving(options=[str(file), "--require-digests"]) as server:
+    with serving_here(options=[str(file), "--require-digests"]) as server:
         assert index(server)["sums"] == ("READY", "")

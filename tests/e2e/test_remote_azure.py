@@ -15,7 +15,8 @@ import pytest
 from node_packages import NoPackagesError, node_modules
 from obstore.store import AzureStore
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import Server, eventually
 from wire import assert_serving, http
 
 pytestmark = pytest.mark.slow
@@ -84,14 +85,14 @@ def environment(port: int, key: str = KEY) -> dict[str, str]:
     return {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": key, "AZURE_STORAGE_ENDPOINT": endpoint}
 
 
-def ready(server: ServerProcess) -> list[str]:
+def ready(server: Server) -> list[str]:
     rows: list[dict[str, str]] = http(server.http_port, "POST", "/v2/repository/index").json
     return sorted(row["version"] for row in rows if row.get("state") == "READY")
 
 
 def test_models_in_a_container(port: int, store: AzureStore, tmp_path: Path) -> None:
     options = [f"--model-repository=as://{ACCOUNT}/container/models", f"--repository-cache-dir={tmp_path}", *OPTIONS]
-    with serving(options=options, environment=environment(port)) as server:
+    with serving_here(options=options, environment=environment(port)) as server:
         assert_serving(server)
         model = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
         obstore.put(store, "models/simple/2/model.onnx", model)
@@ -113,7 +114,7 @@ def test_models_in_a_container(port: int, store: AzureStore, tmp_path: Path) -> 
 def test_a_container_that_cannot_be_read(port: int, tmp_path: Path, key: str, container: str, said: str) -> None:
     wrong = base64.b64encode(key.encode()).decode() if key != KEY else key
     options = [f"--model-repository=as://{ACCOUNT}/{container}", f"--repository-cache-dir={tmp_path}"]
-    with started(options=options, environment=environment(port, wrong)) as server:
+    with started_here(options=options, environment=environment(port, wrong)) as server:
         server.wait(1, errors=["cannot read model repository 'as://"])
         assert said in server.log
         assert wrong not in server.log

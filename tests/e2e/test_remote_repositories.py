@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from repositories import EXAMPLES, write_identity
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import Server, eventually, serving, started
 from stores import Relay, Web, relay_to, web
 from wire import DIFFERENCE, SUM, Answer, Ask, Input, assert_serving, binary_outputs, http, http_infer, ints
 
@@ -57,7 +58,7 @@ def place(bucket: Bucket, relay: Relay | None = None) -> str:
     return f"--model-repository=s3://{server}/{bucket.name}/triton-repo"
 
 
-def index(server: ServerProcess) -> dict[tuple[str, str], tuple[str, str]]:
+def index(server: Server) -> dict[tuple[str, str], tuple[str, str]]:
     """State and reason by model and version."""
     rows = http(server.http_port, "POST", "/v2/repository/index").json
     return {
@@ -66,11 +67,11 @@ def index(server: ServerProcess) -> dict[tuple[str, str], tuple[str, str]]:
     }
 
 
-def ready(server: ServerProcess) -> set[tuple[str, str]]:
+def ready(server: Server) -> set[tuple[str, str]]:
     return {key for key, (state, _) in index(server).items() if state == "READY"}
 
 
-def infer_same(server: ServerProcess) -> Answer:
+def infer_same(server: Server) -> Answer:
     return http_infer(server.http_port, Ask((ROUNDS,), "same"))
 
 
@@ -82,7 +83,7 @@ def test_the_manifest_of_tutorials(bucket: Bucket, tmp_path: Path) -> None:
     """The arguments of a Deployment for Triton, and the server's address in the environment."""
     arguments = [f"--model-repository=s3://{bucket.name}/triton-repo", "--model-control-mode=poll"]
     environment = {**KEYS, "AWS_ENDPOINT_URL": bucket.url, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with serving(options=arguments, environment=environment) as server:
+    with serving_here(options=arguments, environment=environment) as server:
         assert_serving(server)
         assert ready(server) == {("simple", "1"), ("same", "1")}
         assert "downloading 1 file, " in server.log
@@ -96,7 +97,7 @@ def test_what_changes_in_the_bucket_is_followed(
     bucket.put("triton-repo/same/2/data", b"2")
     config = (tmp_path / "written" / "same" / "config.pbtxt").read_bytes()
     errors = ["model 'same' cannot be loaded"]
-    with serving(options=[place(bucket, relay), *options, *POLL], environment=KEYS, errors=errors) as server:
+    with serving_here(options=[place(bucket, relay), *options, *POLL], environment=KEYS, errors=errors) as server:
         assert ready(server) == {("simple", "1"), ("same", "2")}
         assert not any("same/1" in path for path in relay.paths())
         bucket.put("triton-repo/same/3/data", b"3")
@@ -123,7 +124,7 @@ def test_models_whose_files_tell_their_backend(bucket: Bucket, options: list[str
         bucket.put(f"triton-repo/{name}/1/model.onnx", model)
     bucket.put("triton-repo/sized/config.pbtxt", b"max_batch_size: 8")
     bucket.put("triton-repo/other/configs/large.pbtxt", b"max_batch_size: 16")
-    with serving(options=[place(bucket), *options, "--model-config-name=large"], environment=KEYS) as server:
+    with serving_here(options=[place(bucket), *options, "--model-config-name=large"], environment=KEYS) as server:
         assert ready(server) == {(name, "1") for name in ("simple", "same", "bare", "sized", "other")}
         for name, size in (("sized", 8), ("other", 16)):
             config = http(server.http_port, "GET", f"/v2/models/{name}/config").json
@@ -133,7 +134,7 @@ def test_models_whose_files_tell_their_backend(bucket: Bucket, options: list[str
 def test_the_second_start_downloads_nothing(bucket: Bucket, relay: Relay, options: list[str]) -> None:
     for start in range(2):
         relay.requests.clear()
-        with serving(options=[place(bucket, relay), *options], environment=KEYS) as server:
+        with serving_here(options=[place(bucket, relay), *options], environment=KEYS) as server:
             assert_serving(server)
         files = [path for path in relay.paths() if "triton-repo/" in path]
         assert (len(files) > 0) is (start == 0)
@@ -143,7 +144,7 @@ def test_mixed_with_a_directory_and_loaded_by_clients(bucket: Bucket, options: l
     local = tmp_path / "local"
     write_identity(local, "here")
     more = ["--model-control-mode=explicit", "--load-model=here"]
-    with serving(local, options=[place(bucket), *options, *more], environment=KEYS) as server:
+    with serving_here(local, options=[place(bucket), *options, *more], environment=KEYS) as server:
         assert ready(server) == {("here", "1")}
         assert {"here", "simple", "same"} == {name for name, _ in index(server)}
         for _ in range(2):
@@ -170,7 +171,7 @@ def test_a_bucket_that_is_gone_for_a_while(bucket: Bucket, relay: Relay, options
             else:
                 failures.append(answer)
 
-    with serving(
+    with serving_here(
         local, options=[place(bucket, relay), *options, *POLL], environment=KEYS, errors=["loaded models stay"]
     ) as server:
         callers = [threading.Thread(target=ask, args=(server.http_port,)) for _ in range(2)]
@@ -211,7 +212,7 @@ def test_a_download_that_fails(bucket: Bucket, relay: Relay, options: list[str],
     """The failure of that model alone, until it goes."""
     bucket.put("triton-repo/same/1/data", bytes(range(200)) * 10_000)
     relay.faults["same/1/data"] = fault
-    with started(options=[place(bucket, relay), *options, *POLL], environment=KEYS) as server:
+    with started_here(options=[place(bucket, relay), *options, *POLL], environment=KEYS) as server:
         server.wait_for(reason, 60)
         server.wait_for("^model +version +state", 60)
         assert ready(server) == {("simple", "1")}
@@ -245,7 +246,7 @@ def test_a_client_loads_what_is_elsewhere_during_an_outage(
     local = tmp_path / "local"
     write_identity(local, "here")
     more = ["--model-control-mode=explicit", "--load-model=simple"]
-    with serving(local, options=[place(bucket, relay), *options, *more], environment=KEYS) as server:
+    with serving_here(local, options=[place(bucket, relay), *options, *more], environment=KEYS) as server:
         relay.faults[""] = "down"
         assert http(server.http_port, "POST", "/v2/repository/models/here/load").status == 200
         refusal = http(server.http_port, "POST", "/v2/repository/models/same/load")
@@ -258,7 +259,7 @@ def test_a_client_loads_what_is_elsewhere_during_an_outage(
 
 def test_a_store_that_lies_about_sizes(bucket: Bucket, relay: Relay, options: list[str]) -> None:
     relay.faults["list-type=2"] = "more"
-    with started(options=[place(bucket, relay), *options], environment=KEYS) as server:
+    with started_here(options=[place(bucket, relay), *options], environment=KEYS) as server:
         server.wait_for(r"the store lists \d+ bytes, but would send \d+")
         server.wait_for("^model +version +state")
         assert ready(server) == set()
@@ -268,7 +269,7 @@ def test_a_store_that_lies_about_sizes(bucket: Bucket, relay: Relay, options: li
 def test_a_key_that_is_a_trick(bucket: Bucket, options: list[str]) -> None:
     for key in ("bad//1/x", "worse/../1/x", "ugly\\1\\x"):
         bucket.put(f"triton-repo/{key}", b"x")
-    with serving(options=[place(bucket), *options], environment=KEYS, errors=["rename or delete it"]) as server:
+    with serving_here(options=[place(bucket), *options], environment=KEYS, errors=["rename or delete it"]) as server:
         assert_serving(server)
         assert {name for name, _ in index(server)} == {"simple", "same", "bad", "worse"}
         assert "a key of the model cannot be a file below its folder" in str(index(server)["bad", ""])
@@ -292,7 +293,7 @@ def test_a_bucket_that_cannot_be_read_at_the_start(
     if "fault" in change:
         relay.faults[""] = change["fault"]
     repository = f"--model-repository=s3://{relay.address}/{change.get('bucket', bucket.name)}/triton-repo"
-    with started(options=[repository, *options], environment=KEYS) as server:
+    with started_here(options=[repository, *options], environment=KEYS) as server:
         server.wait(1, errors=["cannot read model repository 's3://"], seconds=60)
         assert said in server.log
 
@@ -304,7 +305,7 @@ def test_wrong_credentials(tmp_path: Path, options: list[str]) -> None:
     with moto({"INITIAL_NO_AUTH_ACTION_COUNT": "2"}) as url:
         bucket = Bucket(url, "guarded")
         bucket.upload(tmp_path / "files", "triton-repo/m/1")
-        with started(options=[place(bucket), *options], environment=KEYS) as server:
+        with started_here(options=[place(bucket), *options], environment=KEYS) as server:
             server.wait(1, errors=["permission denied .InvalidAccessKeyId: "])
             assert "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in server.log
             assert not any(KEYS[name] in server.log for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
@@ -316,7 +317,7 @@ def test_the_credential_file_of_triton(bucket: Bucket, relay: Relay, options: li
     repository = f"s3://http://{relay.address}/{bucket.name}/triton-repo"
     file.write_text(json.dumps({"s3": {"": {"key_id": "OTHER", "secret_key": "x"}, f"s3://{relay.address}": keys}}))
     environment = {**KEYS, "TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
-    with serving(options=[f"--model-repository={repository}", *options], environment=environment) as server:
+    with serving_here(options=[f"--model-repository={repository}", *options], environment=environment) as server:
         assert_serving(server)
         assert "FROMFILE" not in server.log
     signed = [headers for _, headers in relay.requests]
@@ -338,7 +339,7 @@ def test_a_profile_of_boto3(bucket: Bucket, relay: Relay, options: list[str], tm
         "AWS_CONFIG_FILE": str(tmp_path / "config"),
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    with serving(options=[place(bucket, relay), *options], environment=environment) as server:
+    with serving_here(options=[place(bucket, relay), *options], environment=environment) as server:
         assert_serving(server)
     assert all("Credential=OFTEAM/" in _lower(headers)["authorization"] for _, headers in relay.requests)
 
@@ -356,7 +357,7 @@ def test_google_cloud_storage(bucket: Bucket, relay: Relay, options: list[str]) 
     relay.as_google = True
     environment = {"GOOGLE_BASE_URL": f"http://{relay.address}", "GOOGLE_BEARER_TOKEN": "hiddenToken"}
     repository = f"--model-repository=gs://{bucket.name}/triton-repo"
-    with serving(options=[repository, *options, *POLL], environment=environment) as server:
+    with serving_here(options=[repository, *options, *POLL], environment=environment) as server:
         assert_serving(server)
         bucket.put("triton-repo/same/2/data", b"2")
         eventually(lambda: ("same", "2") in ready(server))
@@ -426,7 +427,7 @@ def test_an_archive(site: Web, models: Path, options: list[str], kind: str) -> N
     site.files[f"a/models.{kind}"] = packed(models, kind)
     site.password = "hidden word"
     repository = f"--model-repository=http://me:hidden%20word@{site.address}/a/models.{kind}?signature=hidden"
-    with serving(
+    with serving_here(
         options=[repository, *options, *POLL], environment={"no_proxy": "*"}, errors=["loaded models stay"]
     ) as server:
         assert_serving(server)
@@ -462,7 +463,7 @@ def test_an_archive_that_cannot_be_read(
         site.files["m.zip"] = content
     site.password = password
     repository = f"--model-repository=http://me:mine@{site.address}/m.zip"
-    with started(options=[repository, *options], environment={"no_proxy": "*"}) as server:
+    with started_here(options=[repository, *options], environment={"no_proxy": "*"}) as server:
         server.wait(1, errors=["cannot read model repository 'http://127.0.0.1:"])
         assert said in server.log
         assert "mine@" not in server.log
@@ -475,6 +476,6 @@ def test_an_archive_that_leads_out_of_itself(site: Web, options: list[str], tmp_
         archive.writestr("../../escaped", b"x")
     site.files["m.zip"] = made.getvalue()
     repository = f"--model-repository=http://{site.address}/m.zip"
-    with started(options=[repository, *options], environment={"no_proxy": "*"}) as server:
+    with started_here(options=[repository, *options], environment={"no_proxy": "*"}) as server:
         server.wait(1, errors=["which leads out of it"])
     assert not list(tmp_path.rglob("escaped"))

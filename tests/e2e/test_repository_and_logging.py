@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from test_client_flavours import FLAVOURS, Client, opened
 
 START = {
@@ -24,17 +25,17 @@ NO_CONTROL = (
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Not shared with other modules: log settings are the server's. One of its models is broken."""
     repository = tmp_path_factory.mktemp("repository")
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "config.pbtxt").write_text('backend: "nosuch"\n', encoding="utf-8")
-    with serving(EXAMPLES, repository, errors=["broken"]) as running:
+    with serving_here(EXAMPLES, repository, errors=["broken"]) as running:
         yield running
 
 
 @pytest.fixture(params=FLAVOURS)
-async def client(request: pytest.FixtureRequest, own_server: ServerProcess) -> AsyncIterator[Client]:
+async def client(request: pytest.FixtureRequest, own_server: Server) -> AsyncIterator[Client]:
     async with opened(request.param, own_server) as found:
         yield found
 
@@ -107,7 +108,7 @@ async def test_settings_act_at_once(tmp_path: Path, flavour: str) -> None:
         ({"log_format": "default"}, r'^I\d{4} [\d:.]+ \d+ drain\.py:\d+\] "stopping: no new requests'),
         ({"log_info": False}, None),
     ):
-        with serving(EXAMPLES) as running:
+        with serving_here(EXAMPLES) as running:
             async with opened(flavour, running) as client:
                 await client.call("update_log_settings", settings)
         if said is None:
@@ -117,7 +118,7 @@ async def test_settings_act_at_once(tmp_path: Path, flavour: str) -> None:
 
 
 async def test_the_format_at_the_start() -> None:
-    with serving(EXAMPLES, options=["--log-format=default"]) as running:
+    with serving_here(EXAMPLES, options=["--log-format=default"]) as running:
         running.wait_for(r'^I\d{4} [\d:.]+ \d+ manager\.py:\d+\] "model \'simple\', version 1: ')
         async with opened("http", running) as client:
             assert (await client.call("get_log_settings"))["log_format"] == "default"

@@ -10,13 +10,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from python_models import MODES, write_python
 from repositories import EXAMPLES
+from server_here import serving_here
 from server_process import ServerProcess, eventually, serving
 from tritonclient.grpc import service_pb2
 from wire import SECONDS, Answer, Ask, Input, binary_request, channel, http, infer_path, ints, message, stub
@@ -83,10 +84,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextmanager
-def served_with(folder: Path, *options: str) -> Iterator[Served]:
+def served_with(
+    folder: Path, *options: str, start: Callable[..., AbstractContextManager[Any]] = serving
+) -> Iterator[Served]:
     write_python(folder / "models", "failing", FAILING, CONFIG)
     file = folder / "log"
-    with serving(EXAMPLES, folder / "models", options=["--log-format=json", f"--log-file={file}", *options]) as server:
+    with start(EXAMPLES, folder / "models", options=["--log-format=json", f"--log-file={file}", *options]) as server:
         yield Served(server, file)
 
 
@@ -374,7 +377,7 @@ def workers_of(file: Path) -> set[int]:
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """With the log as it is by default."""
-    with served_with(tmp_path_factory.mktemp("usual")) as running:
+    with served_with(tmp_path_factory.mktemp("usual"), start=serving_here) as running:
         yield running
 
 

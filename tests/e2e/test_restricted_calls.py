@@ -9,7 +9,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, binary_request, channel, connect, http, infer_path, message, send, stub
 
@@ -23,12 +24,12 @@ GRPC_ADMIN = {"triton-grpc-protocol-admin-key": "a=b:c"}
 
 
 @pytest.fixture(scope="module")
-def restricted() -> Iterator[ServerProcess]:
+def restricted() -> Iterator[Server]:
     groups = ("inference,health:infer-key=infer-value", "model-repository,logging:admin-key=a=b:c")
     options = [
         f"--{option}={group}" for option in ("http-restricted-api", "grpc-restricted-protocol") for group in groups
     ]
-    with serving(EXAMPLES, options=options) as running:
+    with serving_here(EXAMPLES, options=options) as running:
         yield running
 
 
@@ -42,7 +43,7 @@ def given(module: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_our_client(restricted: ServerProcess, scheme: str) -> None:
+def test_our_client(restricted: Server, scheme: str) -> None:
     port = restricted.http_port if scheme == "http" else restricted.grpc_port
     with modserve.connect(f"{scheme}://{HOST}:{port}", headers=KEY | ADMIN) as client:
         assert client.live()
@@ -50,7 +51,7 @@ def test_our_client(restricted: ServerProcess, scheme: str) -> None:
         assert client.infer("simple", dict.fromkeys(("INPUT0", "INPUT1"), [1] * 16))["OUTPUT0"].tolist() == [[2] * 16]
 
 
-def test_http(restricted: ServerProcess) -> None:
+def test_http(restricted: Server) -> None:
     refused = r"This API is restricted, expecting header 'infer-key'"
     with tritonclient.http.InferenceServerClient(f"{HOST}:{restricted.http_port}") as client:
         tensors = given(tritonclient.http)
@@ -69,7 +70,7 @@ def test_http(restricted: ServerProcess) -> None:
         assert client.get_inference_statistics("simple")
 
 
-def test_grpc(restricted: ServerProcess) -> None:
+def test_grpc(restricted: Server) -> None:
     refused = r"This protocol is restricted, expecting header 'triton-grpc-protocol-infer-key'"
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{restricted.grpc_port}") as client:
         tensors = given(tritonclient.grpc)
@@ -85,7 +86,7 @@ def test_grpc(restricted: ServerProcess) -> None:
         assert client.get_server_metadata()
 
 
-def test_grpc_streams(restricted: ServerProcess) -> None:
+def test_grpc_streams(restricted: Server) -> None:
     with channel(restricted.grpc_port) as opened:
         calls = stub(opened)
         with pytest.raises(grpc.RpcError) as raised:
@@ -99,7 +100,7 @@ def test_grpc_streams(restricted: ServerProcess) -> None:
         assert not answer.error_message
 
 
-def test_a_connection_that_was_let_in_once_needs_the_header_again(restricted: ServerProcess) -> None:
+def test_a_connection_that_was_let_in_once_needs_the_header_again(restricted: Server) -> None:
     body, headers = binary_request(Ask())
     path = infer_path("simple")
     connection = connect(restricted.http_port)

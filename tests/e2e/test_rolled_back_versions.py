@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from python_models import tensors
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, eventually, serving
 from wire import HOST, Answer, http
 
 MODEL = """
@@ -46,12 +47,12 @@ def configured() -> str:
     return f"parameters {{ key: \"routing\" value {{ string_value: '{json.dumps(ROUTING)}' }} }}"
 
 
-def routing(server: ServerProcess, method: str = "GET", document: object = None) -> Answer:
+def routing(server: Server, method: str = "GET", document: object = None) -> Answer:
     body = b"" if document is None else json.dumps(document).encode()
     return http(server.http_port, method, "/v2/models/m/routing", body)
 
 
-def outcomes(server: ServerProcess, times: int = 20) -> Counter[str]:
+def outcomes(server: Server, times: int = 20) -> Counter[str]:
     """The versions that responded to requests that name none, and the failures."""
     document = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}]}
     answers = [
@@ -60,7 +61,7 @@ def outcomes(server: ServerProcess, times: int = 20) -> Counter[str]:
     return Counter(answer.json["model_version"] if answer.status == 200 else "failed" for answer in answers)
 
 
-def command(*words: str, server: ServerProcess, second: ServerProcess | None = None) -> Any:
+def command(*words: str, server: Server, second: Server | None = None) -> Any:
     urls = ",".join(f"http://{HOST}:{each.http_port}" for each in (server, second) if each is not None)
     done = subprocess.run(
         [sys.executable, "-m", "modserve", *words, "--url", urls], capture_output=True, text=True, check=False
@@ -70,11 +71,11 @@ def command(*words: str, server: ServerProcess, second: ServerProcess | None = N
 
 def test_a_canary_of_the_configuration_stays_rolled_back(tmp_path: Path) -> None:
     file = write(tmp_path, "version_policy { all { } }", configured())
-    with serving(tmp_path, errors=FAILURES) as server:
+    with serving_here(tmp_path, errors=FAILURES) as server:
         assert outcomes(server, 40)["failed"] == 5
         eventually(file.exists)
         assert json.loads(file.read_text())["2"]["reason"] == REASON
-    with serving(tmp_path, errors=FAILURES) as server:
+    with serving_here(tmp_path, errors=FAILURES) as server:
         assert outcomes(server) == {"1": 20}
         report = routing(server).json
         assert report["routes"][1]["rolled_back"]["reason"] == report["rolled_back"]["2"]["reason"] == REASON
@@ -89,11 +90,11 @@ def test_a_canary_of_the_configuration_stays_rolled_back(tmp_path: Path) -> None
 
 def test_a_canary_of_a_client_does_not_become_the_latest_version(tmp_path: Path) -> None:
     file = write(tmp_path, "version_policy { all { } }")
-    with serving(tmp_path, errors=FAILURES) as server:
+    with serving_here(tmp_path, errors=FAILURES) as server:
         assert routing(server, "POST", ROUTING).status == 200
         assert outcomes(server, 40)["failed"] == 5
         eventually(file.exists)
-    with serving(tmp_path, errors=FAILURES) as server:
+    with serving_here(tmp_path, errors=FAILURES) as server:
         assert outcomes(server) == {"1": 20}
         assert routing(server).json["rolled_back"]["2"]["reason"] == REASON
         assert routing(server, "POST", {"split": {"2": 1}}).status == 200
@@ -123,7 +124,7 @@ def test_a_rollout_that_went_back_survives_a_restart(tmp_path: Path) -> None:
     config = tmp_path / "m" / "config.pbtxt"
     text = config.read_text()
     config.write_text(text + "\nversion_policy { specific { versions: 1 } }")
-    with serving(tmp_path, options=options) as first, serving(tmp_path, options=options) as second:
+    with serving_here(tmp_path, options=options) as first, serving_here(tmp_path, options=options) as second:
         config.write_text(text)
         words = ["rollout", "m:2", "--yes", "--watch=0.2"]
         code, out = command(*words, server=first, second=second)
@@ -131,7 +132,7 @@ def test_a_rollout_that_went_back_survives_a_restart(tmp_path: Path) -> None:
         assert "had 0 requests" in json.loads(file.read_text())["2"]["reason"]
         assert outcomes(second) == {"1": 20}
     failing: Any = {"options": options, "errors": FAILURES}
-    with serving(tmp_path, **failing) as first, serving(tmp_path, **failing) as second:
+    with serving_here(tmp_path, **failing) as first, serving_here(tmp_path, **failing) as second:
         assert outcomes(first) == outcomes(second) == {"1": 20}
         assert "version 2 was rolled back" in command("models", "m", server=first)[1]
         first.wait_for("model 'm': version 2 was rolled back, and is not served")
@@ -144,7 +145,7 @@ def test_a_rollout_that_went_back_survives_a_restart(tmp_path: Path) -> None:
 def test_a_bad_file_is_ignored_and_named(tmp_path: Path, content: str) -> None:
     file = write(tmp_path, "version_policy { all { } }")
     file.write_text(content)
-    with serving(tmp_path, errors=FAILURES) as server:
+    with serving_here(tmp_path, errors=FAILURES) as server:
         server.wait_for(rf"WARNING .*'{file}' is ignored, and no version counts as rolled back: ")
         assert outcomes(server, 2) == {"failed": 2}
 
@@ -156,7 +157,7 @@ def test_where_nothing_can_be_written_the_log_and_the_command_say_what_to_do(tmp
         "options": ["--model-control-mode=explicit", "--load-model=*"],
         "errors": ["cannot be written"],
     }
-    with serving(tmp_path, **failing) as first, serving(tmp_path, **failing) as second:
+    with serving_here(tmp_path, **failing) as first, serving_here(tmp_path, **failing) as second:
         code, out = command("rollout", "m:2", "--yes", "--watch=0.2", server=first, second=second)
         assert code == 1
         advice = f"'{file}' cannot be written: Is a directory: remove '{file.parent / '2'}', or a restart of this or"

@@ -15,7 +15,8 @@ import tritonclient.grpc
 import tritonclient.http
 from python_models import tensors
 from repositories import write_accumulator
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here
+from server_process import Server, eventually, started
 from tritonclient.utils import InferenceServerException
 from wire import HOST, Answer, http
 
@@ -76,32 +77,32 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
+def server(repository: Path) -> Iterator[Server]:
     options = ["--model-control-mode=explicit", "--load-model=*", "--http-header-forward-pattern=(?i)x-.*"]
-    with serving(repository, options=options, errors=[r"model 'failing'", "Traceback"]) as running:
+    with serving_here(repository, options=options, errors=[r"model 'failing'", "Traceback"]) as running:
         yield running
 
 
-def call(server: ServerProcess, method: str, path: str, document: object = None, **headers: str) -> Answer:
+def call(server: Server, method: str, path: str, document: object = None, **headers: str) -> Answer:
     body = b"" if document is None else json.dumps(document).encode()
     return http(server.http_port, method, path, body, headers)
 
 
-def route(server: ServerProcess, model: str, document: object) -> dict[str, Any]:
+def route(server: Server, model: str, document: object) -> dict[str, Any]:
     answer = call(server, "POST", f"/v2/models/{model}/routing", document)
     assert answer.status == 200, answer.body
     report: dict[str, Any] = answer.json
     return report
 
 
-def report(server: ServerProcess, model: str) -> dict[str, Any]:
+def report(server: Server, model: str) -> dict[str, Any]:
     answer = call(server, "GET", f"/v2/models/{model}/routing")
     assert answer.status == 200, answer.body
     found: dict[str, Any] = answer.json
     return found
 
 
-def infer(server: ServerProcess, path: str, value: float = 0.0, parameters: Any = None, **headers: str) -> Answer:
+def infer(server: Server, path: str, value: float = 0.0, parameters: Any = None, **headers: str) -> Answer:
     document: dict[str, Any] = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
     if parameters:
         document["parameters"] = parameters
@@ -116,7 +117,7 @@ def version(answer: Answer) -> str:
 SPLIT = {"labels": {"stable": 1, "canary": 2}, "split": {"stable": 90, "canary": 10}}
 
 
-def test_the_shares_of_a_split(server: ServerProcess) -> None:
+def test_the_shares_of_a_split(server: Server) -> None:
     route(server, "plain", SPLIT)
     versions = Counter(version(infer(server, "plain")) for _ in range(100))
     assert versions == {"1": 90, "2": 10}
@@ -137,7 +138,7 @@ def test_the_shares_of_a_split(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "/ready", "/config", "/stats", "/engine"])
-def test_labels_in_paths(server: ServerProcess, suffix: str) -> None:
+def test_labels_in_paths(server: Server, suffix: str) -> None:
     assert call(server, "GET", f"/v2/models/plain/versions/stable{suffix}").json == {"error": "Not Found"}
     route(server, "plain", SPLIT)
     assert call(server, "GET", f"/v2/models/plain/versions/stable{suffix}").status == 200
@@ -150,7 +151,7 @@ def test_labels_in_paths(server: ServerProcess, suffix: str) -> None:
     call(server, "DELETE", "/v2/models/plain/routing")
 
 
-def test_labels_of_inferences_over_both_protocols(server: ServerProcess) -> None:
+def test_labels_of_inferences_over_both_protocols(server: Server) -> None:
     route(server, "plain", SPLIT)
     for label, home in (("stable", "1"), ("canary", "2")):
         assert version(infer(server, f"plain/versions/{label}")) == home
@@ -186,7 +187,7 @@ def test_labels_of_inferences_over_both_protocols(server: ServerProcess) -> None
             opened.infer("plain", [tensor], model_version="canary")
 
 
-def test_labels_in_tensorflow_servings_paths(server: ServerProcess) -> None:
+def test_labels_in_tensorflow_servings_paths(server: Server) -> None:
     path, body = "/v1/models/plain/labels/stable", {"instances": [0.0]}
     assert call(server, "GET", path).status == 404
     route(server, "plain", SPLIT)
@@ -199,7 +200,7 @@ def test_labels_in_tensorflow_servings_paths(server: ServerProcess) -> None:
     call(server, "DELETE", "/v2/models/plain/routing")
 
 
-def test_a_configured_routing_is_sticky_by_a_parameter(server: ServerProcess) -> None:
+def test_a_configured_routing_is_sticky_by_a_parameter(server: Server) -> None:
     shown = report(server, "configured")
     assert (shown["source"], shown["routing"]) == ("config", json.loads(CONFIGURED))
     homes: dict[str, str] = {}
@@ -216,13 +217,13 @@ def test_a_configured_routing_is_sticky_by_a_parameter(server: ServerProcess) ->
     assert version(infer(server, "configured", parameters={"user": "u1"})) == homes["u1"]
 
 
-def test_the_steps_of_ensembles_are_routed(server: ServerProcess) -> None:
+def test_the_steps_of_ensembles_are_routed(server: Server) -> None:
     values = Counter(infer(server, "whole").json["outputs"][0]["data"][0] for _ in range(40))
     assert set(values) == {1.0, 2.0}
     assert 29 <= values[1.0] <= 31
 
 
-def test_sticky_by_a_forwarded_header(server: ServerProcess) -> None:
+def test_sticky_by_a_forwarded_header(server: Server) -> None:
     route(server, "plain", {**SPLIT, "split": {"stable": 1, "canary": 1}, "sticky": "header:X-User"})
     homes = {
         name: {version(infer(server, "plain", 0.0, None, **{"X-USER": name})) for _ in range(5)}
@@ -235,7 +236,7 @@ def test_sticky_by_a_forwarded_header(server: ServerProcess) -> None:
     call(server, "DELETE", "/v2/models/plain/routing")
 
 
-def test_sequences_stay_where_they_began(server: ServerProcess) -> None:
+def test_sequences_stay_where_they_began(server: Server) -> None:
     def step(client: Any, id: int, value: int, **flags: bool) -> tuple[str, int]:
         tensor = tritonclient.http.InferInput("INPUT", [1, 1], "INT32")
         tensor.set_data_from_numpy(np.full((1, 1), value, np.int32))
@@ -267,7 +268,7 @@ def test_a_version_that_the_policy_leaves_out_is_said(tmp_path: Path) -> None:
     config = tmp_path / "m" / "config.pbtxt"
     config.write_text(config.read_text().replace("version_policy { all { } }", ""))
     left_out = "version 1 in the model's folder is not served: version_policy selects 2; version_policy { all { } } in"
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         answer = infer(server, "m/versions/1")
         assert (answer.status, left_out in answer.json["error"]) == (404, True)
         answer = call(server, "GET", "/v2/models/m/versions/1/ready")
@@ -277,7 +278,7 @@ def test_a_version_that_the_policy_leaves_out_is_said(tmp_path: Path) -> None:
         assert left_out not in infer(server, "m/versions/3").json["error"]
 
 
-def test_a_canary_that_fails_is_rolled_back(server: ServerProcess) -> None:
+def test_a_canary_that_fails_is_rolled_back(server: Server) -> None:
     rollback = {"version": "canary", "error_share": 0.2, "least_requests": 5}
     route(server, "failing", {**SPLIT, "split": {"stable": 1, "canary": 1}, "rollback": rollback})
     statuses = [infer(server, "failing").status for _ in range(60)]
@@ -292,7 +293,7 @@ def test_a_canary_that_fails_is_rolled_back(server: ServerProcess) -> None:
     assert infer(server, "failing/versions/canary").status == 500
 
 
-def test_a_canary_that_is_slow_is_rolled_back(server: ServerProcess) -> None:
+def test_a_canary_that_is_slow_is_rolled_back(server: Server) -> None:
     rollback = {"version": "canary", "p95_ms": 20, "last_requests": 20, "least_requests": 5}
     route(server, "slow", {**SPLIT, "split": {"stable": 1, "canary": 1}, "rollback": rollback})
     for _ in range(30):
@@ -302,7 +303,7 @@ def test_a_canary_that_is_slow_is_rolled_back(server: ServerProcess) -> None:
     assert canary["requests"] == 5
 
 
-def test_a_shadow_is_compared(server: ServerProcess) -> None:
+def test_a_shadow_is_compared(server: Server) -> None:
     shadow = {"version": "canary", "share": 1, "tolerance": 1e-4}
     route(server, "differing", {"labels": {"canary": 2}, "split": {"1": 1}, "shadow": shadow})
     for value in (1.0, 2.0, -1.0, 3.0):
@@ -317,7 +318,7 @@ def test_a_shadow_is_compared(server: ServerProcess) -> None:
     call(server, "DELETE", "/v2/models/differing/routing")
 
 
-def shadowed(server: ServerProcess) -> dict[str, int]:
+def shadowed(server: Server) -> dict[str, int]:
     shadow = report(server, "differing")["shadow"]
     return {outcome: shadow[outcome] for outcome in ("same", "different", "failed", "dropped")}
 
@@ -336,21 +337,21 @@ def shadowed(server: ServerProcess) -> dict[str, int]:
         ([1], "attempt to access JSON non-object as object"),
     ],
 )
-def test_what_is_wrong_is_refused(server: ServerProcess, document: object, text: str) -> None:
+def test_what_is_wrong_is_refused(server: Server, document: object, text: str) -> None:
     answer = call(server, "POST", "/v2/models/plain/routing", document)
     assert answer.status == 400
     assert text in answer.json["error"]
     assert call(server, "GET", "/v2/models/plain/routing").status == 404
 
 
-def test_a_version_that_is_to_come_is_accepted_where_the_routing_says_so(server: ServerProcess) -> None:
+def test_a_version_that_is_to_come_is_accepted_where_the_routing_says_so(server: Server) -> None:
     answer = route(server, "plain", {"split": {"1": 9, "7": 1}, "allow_missing": True})
     assert answer["routes"][1]["not_ready"]
     assert version(infer(server, "plain")) == "1"
     call(server, "DELETE", "/v2/models/plain/routing")
 
 
-def test_reloads_under_a_routing(server: ServerProcess, repository: Path) -> None:
+def test_reloads_under_a_routing(server: Server, repository: Path) -> None:
     """The routing outlives loads of its versions; one that goes away leaves its share to the others."""
     route(server, "plain", {**SPLIT, "split": {"stable": 1, "canary": 1}})
     stop = False
@@ -413,7 +414,7 @@ def test_workers_share_a_routing(repository: Path) -> None:
 
 def test_restricted_with_the_repository(repository: Path) -> None:
     options = ["--http-restricted-api=model-repository:admin=secret", "--model-control-mode=explicit"]
-    with serving(repository, options=[*options, "--load-model=plain"]) as server:
+    with serving_here(repository, options=[*options, "--load-model=plain"]) as server:
         for method in ("GET", "POST", "DELETE"):
             answer = call(server, method, "/v2/models/plain/routing", SPLIT if method == "POST" else None)
             assert answer.status == 403

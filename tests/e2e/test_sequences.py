@@ -3,7 +3,6 @@
 import itertools
 import queue
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import write_accumulator, write_sequence_echo, write_text_keeper
-from server_process import LOADED, ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import LOADED, Server, eventually
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, http, metric, statistics
 
@@ -28,7 +28,7 @@ SUMS = [1, 3, 33]
 
 
 @pytest.fixture(scope="module")
-def sequences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`sum_…` add up, `echo…` tell what they are told, `text` keeps strings; `brief` forgets after 50 ms.
 
     The others forget nothing while a test runs, but for `usual`, which says nothing of that.
@@ -46,7 +46,7 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     write_sequence_echo(repository, "echo", f"{half} {PATIENT}")
     write_sequence_echo(repository, "echo_text", f"{DIRECT} {PATIENT}", id_type="BYTES")
     write_text_keeper(repository, "text", PATIENT)
-    with serving(repository, options=["--log-verbose=1"]) as running:
+    with serving_here(repository, options=["--log-verbose=1"]) as running:
         yield running
 
 
@@ -59,7 +59,7 @@ def given(client: Any, *values: Any, shape: tuple[int, ...] = (1, 1), datatype: 
 class Http:
     """One request after the other."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: Server) -> None:
         self._client = tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}", network_timeout=SECONDS)
 
     def __call__(self, model: str, value: Any, id: Any, **how: Any) -> Any:
@@ -72,7 +72,7 @@ class Http:
 class Stream:
     """A gRPC stream, of which the answer is awaited each time."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: Server) -> None:
         self._client = tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}")
         self._told: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
         self._client.start_stream(lambda result, error: self._told.put((result, error)))
@@ -98,14 +98,14 @@ class Stream:
 
 
 @pytest.fixture(params=[Http, Stream], ids=["http", "stream"])
-def ask(request: pytest.FixtureRequest, sequences: ServerProcess) -> Iterator[Any]:
+def ask(request: pytest.FixtureRequest, sequences: Server) -> Iterator[Any]:
     client = request.param(sequences)
     yield client
     client.close()
 
 
 @pytest.fixture
-def stream(sequences: ServerProcess) -> Iterator[Stream]:
+def stream(sequences: Server) -> Iterator[Stream]:
     client = Stream(sequences)
     yield client
     client.close()
@@ -130,7 +130,7 @@ def test_a_start_begins_anew(ask: Any) -> None:
     assert value(ask("sum_direct", 5, 8, sequence_end=True)) == 10
 
 
-def test_many_sequences_at_once_each_have_their_sum(sequences: ServerProcess, stream: Stream) -> None:
+def test_many_sequences_at_once_each_have_their_sum(sequences: Server, stream: Stream) -> None:
     before = statistics(sequences, "sum_direct")["inference_count"]
     count = 9  # more than there are places for
     for each, how in STEPS:
@@ -144,7 +144,7 @@ def test_many_sequences_at_once_each_have_their_sum(sequences: ServerProcess, st
     assert statistics(sequences, "sum_direct")["inference_count"] - before == count * len(STEPS)
 
 
-def test_the_controls_of_each_row_and_the_rows_of_absent_sequences(sequences: ServerProcess, stream: Stream) -> None:
+def test_the_controls_of_each_row_and_the_rows_of_absent_sequences(sequences: Server, stream: Stream) -> None:
     """Two of four rows are enough to run; nobody counts the fillers."""
     told = []
     for pair in ((11, 12), (13, 14)):  # of three that come at once, all may run, and a fourth alone would wait
@@ -181,7 +181,7 @@ def test_a_state_from_a_file(ask: Any) -> None:
     assert value(ask("from_file", 1, 3, sequence_start=True, sequence_end=True)) == 101
 
 
-def test_a_growing_state_of_strings(sequences: ServerProcess) -> None:
+def test_a_growing_state_of_strings(sequences: Server) -> None:
     with tritonclient.http.InferenceServerClient(f"{HOST}:{sequences.http_port}") as client:
         for number, text in enumerate(["second", "third"]):
             inputs = given(tritonclient.http, text, shape=(1,), datatype="BYTES")
@@ -189,7 +189,7 @@ def test_a_growing_state_of_strings(sequences: ServerProcess) -> None:
     assert result.as_numpy("OUTPUT").tolist() == [b"first", b"second", b"third"]
 
 
-def test_a_silent_sequence_is_forgotten(sequences: ServerProcess, stream: Stream) -> None:
+def test_a_silent_sequence_is_forgotten(sequences: Server, stream: Stream) -> None:
     ids = itertools.count(21)
 
     def remembered() -> int:
@@ -211,7 +211,7 @@ def test_a_silent_sequence_is_forgotten(sequences: ServerProcess, stream: Stream
     assert caught.value.message() == NO_START.format(id, "brief")
 
 
-def test_a_client_that_vanishes_takes_its_waiting_sequence_along(sequences: ServerProcess, stream: Stream) -> None:
+def test_a_client_that_vanishes_takes_its_waiting_sequence_along(sequences: Server, stream: Stream) -> None:
     """It waits for others to run with, for longer than this test."""
     gone = Stream(sequences)
     gone.send("echo", 1, 31, sequence_start=True)
@@ -231,7 +231,7 @@ def test_a_client_that_vanishes_takes_its_waiting_sequence_along(sequences: Serv
     assert eventually(refused)
 
 
-def test_a_batch_of_two_is_refused(sequences: ServerProcess) -> None:
+def test_a_batch_of_two_is_refused(sequences: Server) -> None:
     with tritonclient.http.InferenceServerClient(f"{HOST}:{sequences.http_port}") as client:
         inputs = given(tritonclient.http, 1, 2, shape=(2, 1))
         with pytest.raises(InferenceServerException) as caught:
@@ -246,11 +246,11 @@ def test_a_batch_of_two_is_refused(sequences: ServerProcess) -> None:
 
 def test_at_shutdown_open_sequences_go_on_over_their_stream(tmp_path: Path) -> None:
     write_accumulator(tmp_path, "sum", DIRECT, PATIENT)
-    with started(tmp_path) as server:
+    with started_here(tmp_path) as server:
         server.wait_for(LOADED)
         client = Stream(server)
         assert value(client("sum", 1, 5, sequence_start=True)) == 1
-        server.signal(signal.SIGTERM)
+        server.begin_stop()
         server.wait_for("stopping: no new requests")
 
         def refusal() -> str:
@@ -273,7 +273,7 @@ def test_at_shutdown_open_sequences_go_on_over_their_stream(tmp_path: Path) -> N
 def test_at_a_reload_open_sequences_go_on_in_the_old_model(tmp_path: Path) -> None:
     write_accumulator(tmp_path, "sum", DIRECT, PATIENT)
     load = "/v2/repository/models/sum/load"
-    with started(tmp_path, options=["--model-control-mode=explicit", "--load-model=sum"]) as server:
+    with started_here(tmp_path, options=["--model-control-mode=explicit", "--load-model=sum"]) as server:
         server.wait_for(LOADED)
         client, ask = Stream(server), Http(server)
         assert value(client("sum", 1, 5, sequence_start=True)) == 1
@@ -291,7 +291,7 @@ def test_at_a_reload_open_sequences_go_on_in_the_old_model(tmp_path: Path) -> No
         ]
         assert value(ask("sum", 1, 6, sequence_end=True)) == 12
         ask.close()
-        server.signal(signal.SIGTERM)
+        server.begin_stop()
         server.wait_for("stopping: no new requests")
         assert [value(client("sum", 1, 5)), value(client("sum", 1, 5, sequence_end=True))] == [2, 3]
         with pytest.raises(InferenceServerException, match="GRPC server is shutting down"):

@@ -1,7 +1,6 @@
 """ModelStreamInfer with the streaming clients of `tritonclient`, and with a plain stub where they hide things."""
 
 import queue
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 from repositories import HELD, write_held, write_identity
-from server_process import LOADED, ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import LOADED, Server, eventually
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, Input, channel, ints, message, metric, stub
@@ -24,14 +24,14 @@ NO_MODEL = "Request for unknown model: 'nosuch' is not found"
 
 
 @pytest.fixture(scope="module")
-def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`quick`, `slow` (a second each), and `stuck`, which waits for a batch that never gets full."""
     repository = tmp_path_factory.mktemp("streaming")
     write_identity(repository, "quick")
     write_identity(repository, "slow", parameters={"execute_delay_ms": 1000})
     batching = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000 }"
     write_identity(repository, "stuck", extra=batching)
-    with serving(repository) as running:
+    with serving_here(repository) as running:
         yield running
 
 
@@ -80,14 +80,14 @@ class Stream:
 
 
 @contextmanager
-def stream(server: ServerProcess, **how: Any) -> Iterator[Stream]:
+def stream(server: Server, **how: Any) -> Iterator[Stream]:
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
         found = Stream(client)
         client.start_stream(found.callback, **how)
         yield found
 
 
-def pending(server: ServerProcess, model: str) -> float:
+def pending(server: Server, model: str) -> float:
     return metric(server, "nv_inference_pending_request_count", model=model)
 
 
@@ -98,7 +98,7 @@ def raw(model: str, id: str, *values: int) -> service_pb2.ModelInferRequest:
 # tritonclient.grpc
 
 
-def test_many_requests_come_back_in_order(streaming: ServerProcess) -> None:
+def test_many_requests_come_back_in_order(streaming: Server) -> None:
     count = 2000  # more than a stream may have outstanding
     with stream(streaming) as opened:
         for number in range(count):
@@ -110,7 +110,7 @@ def test_many_requests_come_back_in_order(streaming: ServerProcess) -> None:
         assert opened.quiet
 
 
-def test_a_quick_model_waits_for_the_slow_one_before_it(streaming: ServerProcess) -> None:
+def test_a_quick_model_waits_for_the_slow_one_before_it(streaming: Server) -> None:
     with stream(streaming) as opened:
         opened.send("slow", "first", 1)
         opened.send("quick", "second", 2, enable_empty_final_response=True)
@@ -119,7 +119,7 @@ def test_a_quick_model_waits_for_the_slow_one_before_it(streaming: ServerProcess
         assert opened.quiet
 
 
-def test_errors_leave_the_stream_open(streaming: ServerProcess) -> None:
+def test_errors_leave_the_stream_open(streaming: Server) -> None:
     with stream(streaming) as opened:
         opened.send("nosuch", "x", 1)
         opened.send("quick", "good", 2)
@@ -131,7 +131,7 @@ def test_errors_leave_the_stream_open(streaming: ServerProcess) -> None:
         assert opened.quiet
 
 
-def test_hard_errors_end_it(streaming: ServerProcess) -> None:
+def test_hard_errors_end_it(streaming: Server) -> None:
     with stream(streaming, headers={"triton_grpc_error": "true"}) as opened:
         opened.send("quick", "good", 1)
         opened.send("nosuch", "x", 2)
@@ -143,7 +143,7 @@ def test_hard_errors_end_it(streaming: ServerProcess) -> None:
         assert opened.quiet
 
 
-def test_a_cancelled_stream_takes_its_requests_with_it(streaming: ServerProcess) -> None:
+def test_a_cancelled_stream_takes_its_requests_with_it(streaming: Server) -> None:
     with stream(streaming) as opened:
         for number in range(3):
             opened.send("stuck", str(number), number)
@@ -153,7 +153,7 @@ def test_a_cancelled_stream_takes_its_requests_with_it(streaming: ServerProcess)
         eventually(lambda: pending(streaming, "stuck") == 0)
 
 
-def test_a_stream_that_takes_too_long(streaming: ServerProcess) -> None:
+def test_a_stream_that_takes_too_long(streaming: Server) -> None:
     with stream(streaming, stream_timeout=0.3) as opened:
         opened.send("slow", "x", 1)
         opened.send("slow", "y", 1)
@@ -168,14 +168,14 @@ def test_a_stream_that_takes_too_long(streaming: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_a_compressed_stream(streaming: ServerProcess, algorithm: str) -> None:
+def test_a_compressed_stream(streaming: Server, algorithm: str) -> None:
     with stream(streaming, compression_algorithm=algorithm) as opened:
         opened.send("quick", "x", *[7] * 1000)
         assert opened.next() == Told("x", [7] * 1000)
         opened.client.stop_stream()
 
 
-def test_two_streams_do_not_wait_for_each_other(streaming: ServerProcess) -> None:
+def test_two_streams_do_not_wait_for_each_other(streaming: Server) -> None:
     with stream(streaming) as waits, stream(streaming) as runs:
         waits.send("stuck", "x", 1)
         eventually(lambda: pending(streaming, "stuck") == 1)
@@ -188,7 +188,7 @@ def test_two_streams_do_not_wait_for_each_other(streaming: ServerProcess) -> Non
 # tritonclient.grpc.aio
 
 
-async def aio_stream(server: ServerProcess, *asks: tuple[str, str, int], **how: Any) -> list[Told]:
+async def aio_stream(server: Server, *asks: tuple[str, str, int], **how: Any) -> list[Told]:
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for model, id, value in asks:
             yield {"model_name": model, "inputs": given(value), "request_id": id}
@@ -200,7 +200,7 @@ async def aio_stream(server: ServerProcess, *asks: tuple[str, str, int], **how: 
     return found
 
 
-async def test_the_aio_client(streaming: ServerProcess) -> None:
+async def test_the_aio_client(streaming: Server) -> None:
     asks = [("slow", "a", 1), ("nosuch", "b", 2), ("quick", "c", 3)]
     assert await aio_stream(streaming, *asks) == [
         Told("a", [1]),
@@ -209,7 +209,7 @@ async def test_the_aio_client(streaming: ServerProcess) -> None:
     ]
 
 
-async def test_the_aio_client_with_hard_errors(streaming: ServerProcess) -> None:
+async def test_the_aio_client_with_hard_errors(streaming: Server) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:  # this client hands it on as it is
         await aio_stream(streaming, ("nosuch", "b", 2), headers={"triton_grpc_error": "true"})
     assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.NOT_FOUND, NO_MODEL)
@@ -218,7 +218,7 @@ async def test_the_aio_client_with_hard_errors(streaming: ServerProcess) -> None
 # A plain stub
 
 
-def test_the_answer_to_a_refused_request(streaming: ServerProcess) -> None:
+def test_the_answer_to_a_refused_request(streaming: Server) -> None:
     with channel(streaming.grpc_port) as opened:
         answers = list(stub(opened).ModelStreamInfer(iter([raw("nosuch", "x", 1)]), timeout=SECONDS))
     assert answers == [
@@ -228,14 +228,14 @@ def test_the_answer_to_a_refused_request(streaming: ServerProcess) -> None:
     ]
 
 
-def test_a_stream_without_requests(streaming: ServerProcess) -> None:
+def test_a_stream_without_requests(streaming: Server) -> None:
     with channel(streaming.grpc_port) as opened:
         call = stub(opened).ModelStreamInfer(iter([]), timeout=SECONDS)
         assert list(call) == []
         assert call.code() is grpc.StatusCode.OK
 
 
-def test_a_client_that_disappears(streaming: ServerProcess) -> None:
+def test_a_client_that_disappears(streaming: Server) -> None:
     """Its connection is closed with requests outstanding, and answers on their way."""
     opened = channel(streaming.grpc_port)
     requests = [raw("quick", str(number), number) for number in range(50)] + [raw("stuck", "x", 1)]
@@ -261,14 +261,14 @@ def test_a_client_that_disappears(streaming: ServerProcess) -> None:
 
 def test_shutdown_answers_what_was_taken_and_ends_every_stream(tmp_path: Path) -> None:
     gate = write_held(tmp_path, "held")
-    with started(tmp_path, environment=HELD) as server:
+    with started_here(tmp_path, environment=HELD) as server:
         server.wait_for(LOADED)
         with stream(server) as idle, stream(server) as busy:
             busy.send("held", "a", 1)
             busy.send("held", "b", 2)
             eventually(lambda: gate.begun == 1)
             eventually(lambda: pending(server, "held") == 1)
-            server.signal(signal.SIGTERM)
+            server.begin_stop()
             ended = Told(error=("StatusCode.UNAVAILABLE", STOPPING))
             assert idle.next() == ended
             assert busy.quiet

@@ -13,7 +13,8 @@ import pytest
 from foreign_clients import PYTHON, run_client
 from minilm_folder import classifier, minilm, ranker, tagger
 from numpy.typing import NDArray
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server, serving
 from tokenizers import Tokenizer
 from wire import HOST, http
 
@@ -73,9 +74,9 @@ def bare() -> Bare:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server() -> Iterator[Server]:
     models = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}", f"tagger={tagger()}"]
-    with serving(options=models) as running:
+    with serving_here(options=models) as running:
         yield running
 
 
@@ -85,18 +86,18 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return chances
 
 
-def post(server: ServerProcess, path: str, **body: Any) -> Any:
+def post(server: Server, path: str, **body: Any) -> Any:
     response = http(server.http_port, "POST", path, json.dumps(body).encode())
     assert response.status == 200, response.body
     return json.loads(response.body)
 
 
-def embed(server: ServerProcess, texts: Sequence[str]) -> NDArray[np.float64]:
+def embed(server: Server, texts: Sequence[str]) -> NDArray[np.float64]:
     data = post(server, "/v1/embeddings", model="minilm", input=list(texts))["data"]
     return np.array([each["embedding"] for each in data])
 
 
-def test_embeddings_are_those_of_the_model_called_bare(server: ServerProcess, bare: Bare) -> None:
+def test_embeddings_are_those_of_the_model_called_bare(server: Server, bare: Bare) -> None:
     """Texts of all lengths from many clients at once, so that they share batches, and one that is cut."""
     texts = [" ".join(WORDS[:count]) for count in range(1, len(WORDS) + 1)] * 3
     texts += ["word " * 1000, "naïve café ☕ 東京", "x"]
@@ -107,7 +108,7 @@ def test_embeddings_are_those_of_the_model_called_bare(server: ServerProcess, ba
     np.testing.assert_allclose(embed(server, texts), embeddings, atol=1e-5)
 
 
-def test_texts_share_batches_without_a_configuration(server: ServerProcess) -> None:
+def test_texts_share_batches_without_a_configuration(server: Server) -> None:
     def counts() -> tuple[int, int]:
         (row,) = json.loads(http(server.http_port, "GET", "/v2/models/minilm/stats").body)["model_stats"]
         return int(row["inference_count"]), int(row["execution_count"])
@@ -121,7 +122,7 @@ def test_texts_share_batches_without_a_configuration(server: ServerProcess) -> N
     assert config["parameters"]["padding.mask"]["string_value"] == "attention_mask"
 
 
-def test_the_ranking_of_200_pairs_is_that_of_the_model_called_bare(server: ServerProcess, bare: Bare) -> None:
+def test_the_ranking_of_200_pairs_is_that_of_the_model_called_bare(server: Server, bare: Bare) -> None:
     places = np.random.default_rng(1).choice(len(WORDS) ** 3, 200, replace=False)
     triples = np.stack(np.unravel_index(places, (len(WORDS),) * 3), axis=1)
     pairs = [(WORDS[a], f"{WORDS[b]} {WORDS[c].lower()}") for a, b, c in triples]
@@ -132,7 +133,7 @@ def test_the_ranking_of_200_pairs_is_that_of_the_model_called_bare(server: Serve
     assert np.argsort(ours).tolist() == np.argsort(theirs).tolist()
 
 
-def test_a_ranker_and_a_classifier(server: ServerProcess) -> None:
+def test_a_ranker_and_a_classifier(server: Server) -> None:
     network = Bare(ranker(), "model.onnx")
     query, documents = WORDS[0], list(WORDS[1:])
     logits = [float(network.run(query, document)[0]) for document in documents]
@@ -148,7 +149,7 @@ def test_a_ranker_and_a_classifier(server: ServerProcess) -> None:
     np.testing.assert_allclose([each["score"] for each in predictions], sorted(probabilities)[::-1], atol=1e-5)
 
 
-def test_the_model_still_takes_tensors(server: ServerProcess, bare: Bare) -> None:
+def test_the_model_still_takes_tensors(server: Server, bare: Bare) -> None:
     tensor = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [101, 7592, 102]}
     body = post(server, "/v2/models/minilm/infer", inputs=[tensor])
     (output,) = body["outputs"]
@@ -156,7 +157,7 @@ def test_the_model_still_takes_tensors(server: ServerProcess, bare: Bare) -> Non
     np.testing.assert_allclose(np.array(output["data"]).reshape(3, 384), bare.run("hello"), atol=1e-4)
 
 
-def test_the_clients_of_other_projects(server: ServerProcess, bare: Bare) -> None:
+def test_the_clients_of_other_projects(server: Server, bare: Bare) -> None:
     texts = list(WORDS[:4])
     run = run_client([PYTHON, Path(__file__).parent / "text_client.py", f"http://{HOST}:{server.http_port}", *texts])
     assert run.returncode == 0, run.stderr
@@ -190,7 +191,7 @@ def test_the_clients_of_other_projects(server: ServerProcess, bare: Bare) -> Non
         )
 
 
-def test_nothing_of_a_text_is_in_the_log(server: ServerProcess) -> None:
+def test_nothing_of_a_text_is_in_the_log(server: Server) -> None:
     http(server.http_port, "POST", "/embed", b'{"model": "minilm", "inputs": ["xylophone", ""]}')
     http(server.http_port, "POST", "/v1/embeddings", b'{"model": "ranker", "input": "xylophone"}')
     assert "xylophone" not in server.log

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from minilm_folder import minilm, ranker
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, eventually
 from text_models import FUNCTIONS, Pace, write_speaker
 from wire import HOST, SECONDS, http, metric
 
@@ -37,11 +38,11 @@ def pace(repository: Path) -> Iterator[Pace]:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, pace: Pace) -> Iterator[ServerProcess]:
+def server(repository: Path, pace: Pace) -> Iterator[Server]:
     write_speaker(repository / "models")
     functions = repository / "functions.py"
     functions.write_text(FUNCTIONS)
-    with serving(repository / "models", options=[f"{functions}:endless", "--access-log=all"]) as process:
+    with serving_here(repository / "models", options=[f"{functions}:endless", "--access-log=all"]) as process:
         yield process
 
 
@@ -63,7 +64,7 @@ def read(port: int, data: bytes, size: int) -> bytes:
         return answer
 
 
-def held(server: ServerProcess) -> float:
+def held(server: Server) -> float:
     page = http(server.metrics_port, "GET", "/metrics").body.decode()
     return next(
         float(line.split()[1]) for line in page.splitlines() if line.startswith("modserve_request_memory_bytes ")
@@ -82,7 +83,7 @@ def held(server: ServerProcess) -> float:
         *(("chat", "endless", 40), ("completions", "endless", 40), ("responses", "endless", 40)),
     ],
 )
-def test_clients_leave_after_every_byte(server: ServerProcess, stream: str, model: str, step: int) -> None:
+def test_clients_leave_after_every_byte(server: Server, stream: str, model: str, step: int) -> None:
     """The endless model has one instance: each generation ends before the next one begins, which takes a while."""
     path, fields = STREAMS[stream]
     body = request(path, {"model": model, **fields, "stream": True})
@@ -109,7 +110,7 @@ def test_clients_leave_after_every_byte(server: ServerProcess, stream: str, mode
     ],
 )
 def test_a_generation_takes_no_second_step_for_a_client_that_has_gone(
-    server: ServerProcess, pace: Pace, path: str, body: dict[str, Any]
+    server: Server, pace: Pace, path: str, body: dict[str, Any]
 ) -> None:
     """The model is within a step when the server sees that the client has gone: that step is the last one."""
     gone = f'POST {path}" model=paced version=1 status=499'
@@ -166,7 +167,7 @@ def test_no_text_is_in_logs_traces_and_the_console(tmp_path: Path) -> None:
         *("--log-verbose=9", "--access-log=all", f"--trace-config=triton,file={traces}"),
         *("--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", f"minilm={minilm()}", f"ranker={ranker()}"),
     ]
-    with serving(tmp_path / "models", options=options) as server:
+    with serving_here(tmp_path / "models", options=options) as server:
         for path, body, status in CALLS:
             answer = http(server.http_port, "POST", path, json.dumps(body).encode())
             assert answer.status == status, (path, body, answer.body)

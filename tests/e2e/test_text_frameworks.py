@@ -10,7 +10,8 @@ import pytest
 from foreign_clients import PYTHON, run_client
 from minilm_folder import minilm
 from node_packages import node_modules
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from text_models import FUNCTIONS, write_speaker
 from wire import HOST, http
 
@@ -37,29 +38,29 @@ AGENT = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("frameworks")
     write_speaker(folder / "models")
     functions = folder / "functions.py"
     functions.write_text(FUNCTIONS)
-    with serving(folder / "models", options=[f"{functions}:endless", f"minilm={minilm()}"]) as process:
+    with serving_here(folder / "models", options=[f"{functions}:endless", f"minilm={minilm()}"]) as process:
         yield process
 
 
-def answers(server: ServerProcess, *command: str | Path) -> Any:
+def answers(server: Server, *command: str | Path) -> Any:
     done = run_client([*command, f"http://{HOST}:{server.http_port}", *TEXTS])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def embeddings(server: ServerProcess) -> Any:
+def embeddings(server: Server) -> Any:
     """Which are those of the model called bare: `test_text.py`."""
     body = {"model": "minilm", "input": TEXTS}
     data = http(server.http_port, "POST", "/v1/embeddings", json.dumps(body).encode()).json["data"]
     return [each["embedding"] for each in data]
 
 
-def test_langchain(server: ServerProcess) -> None:
+def test_langchain(server: Server) -> None:
     found = answers(server, PYTHON, Path(__file__).with_name("langchain_client.py"))
     vectors = found.pop("embeddings")
     np.testing.assert_allclose(vectors["documents"], embeddings(server), atol=1e-6)
@@ -72,11 +73,11 @@ def test_langchain(server: ServerProcess) -> None:
     }
 
 
-def test_agents(server: ServerProcess) -> None:
+def test_agents(server: Server) -> None:
     assert answers(server, PYTHON, Path(__file__).with_name("agents_client.py")) == {"responses": AGENT, "chat": AGENT}
 
 
-def test_node(server: ServerProcess) -> None:
+def test_node(server: Server) -> None:
     module = node_modules("openai") / "openai" / "index.mjs"
     found = answers(server, "node", Path(__file__).with_name("openai_client.mjs"), module)
     np.testing.assert_allclose(found.pop("embeddings"), embeddings(server), atol=1e-6)
@@ -93,7 +94,7 @@ def test_node(server: ServerProcess) -> None:
     }
 
 
-def test_nobody_is_left(server: ServerProcess) -> None:
+def test_nobody_is_left(server: Server) -> None:
     """Node's client has abandoned a stream: the next one of the only instance is served."""
     body = {"model": "endless", "messages": [{"role": "user", "content": "a"}], "stop": "a a"}
     assert http(server.http_port, "POST", "/v1/chat/completions", json.dumps(body).encode()).status == 200

@@ -3,8 +3,8 @@
 import os
 import re
 import shutil
-import signal
 import socket
+import signal
 import ssl
 import subprocess
 import time
@@ -23,7 +23,8 @@ import tritonclient.http
 import tritonclient.http.aio
 from authority import Authority, Pair
 from repositories import EXAMPLES
-from server_process import LOADED, ServerProcess, eventually, own_ports, refuses, serving, started
+from server_here import serving_here, started_here
+from server_process import LOADED, Server, eventually, own_ports, refuses, serving, started
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, UNLIMITED, Ask, binary_request, http, infer_path, send, stub
@@ -64,14 +65,14 @@ def files_of(pair: Pair, protocol: str = "grpc") -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def secure(authority: Authority) -> Iterator[ServerProcess]:
+def secure(authority: Authority) -> Iterator[Server]:
     options = ["--grpc-use-ssl=true", "--http-use-ssl=true", *files_of(authority.issue("server"))]
     with serving(EXAMPLES, options=options) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def mutual(authority: Authority) -> Iterator[ServerProcess]:
+def mutual(authority: Authority) -> Iterator[Server]:
     options = [
         "--grpc-use-ssl-mutual=true",
         "--http-use-ssl-mutual=true",
@@ -85,7 +86,7 @@ def mutual(authority: Authority) -> Iterator[ServerProcess]:
 # The clients
 
 
-def http_client(server: ServerProcess, root: Path, pair: Pair | None = None) -> Any:
+def http_client(server: Server, root: Path, pair: Pair | None = None) -> Any:
     options = {"ca_certs": str(root)}
     if pair is not None:
         options |= {"certfile": str(pair.certificate), "keyfile": str(pair.key)}
@@ -99,7 +100,7 @@ def grpc_arguments(root: Path, pair: Pair | None = None) -> dict[str, Any]:
     return found
 
 
-def grpc_client(server: ServerProcess, root: Path, pair: Pair | None = None) -> Any:
+def grpc_client(server: Server, root: Path, pair: Pair | None = None) -> Any:
     return tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}", **grpc_arguments(root, pair))
 
 
@@ -122,13 +123,13 @@ def given(module: Any) -> list[Any]:
 SUM = [2 * number for number in range(16)]
 
 
-def check_infer_over_both(server: ServerProcess, root: Path, pair: Pair | None = None) -> None:
+def check_infer_over_both(server: Server, root: Path, pair: Pair | None = None) -> None:
     with http_client(server, root, pair) as by_http, grpc_client(server, root, pair) as by_grpc:
         for client, module in ((by_http, tritonclient.http), (by_grpc, tritonclient.grpc)):
             assert client.infer("simple", given(module)).as_numpy("OUTPUT0").ravel().tolist() == SUM
 
 
-async def check_infer_over_both_aio(server: ServerProcess, root: Path, pair: Pair | None = None) -> None:
+async def check_infer_over_both_aio(server: Server, root: Path, pair: Pair | None = None) -> None:
     http_aio, grpc_aio = tritonclient.http.aio, tritonclient.grpc.aio
     arguments = grpc_arguments(root, pair)
     async with (
@@ -142,7 +143,7 @@ async def check_infer_over_both_aio(server: ServerProcess, root: Path, pair: Pai
             assert result.as_numpy("OUTPUT0").ravel().tolist() == SUM
 
 
-def refused_over_both(server: ServerProcess, root: Path, pair: Pair | None = None) -> None:
+def refused_over_both(server: Server, root: Path, pair: Pair | None = None) -> None:
     connection = HTTPSConnection(HOST, server.http_port, context=context_for(root, pair))
     with closing(connection), pytest.raises((ssl.SSLError, ConnectionError)):
         send(connection, "GET", "/v2/health/live")
@@ -151,16 +152,16 @@ def refused_over_both(server: ServerProcess, root: Path, pair: Pair | None = Non
     assert raised.value.status() == "StatusCode.UNAVAILABLE"
 
 
-async def test_every_client_with_the_root_certificate(secure: ServerProcess, authority: Authority) -> None:
+async def test_every_client_with_the_root_certificate(secure: Server, authority: Authority) -> None:
     check_infer_over_both(secure, authority.certificate)
     await check_infer_over_both_aio(secure, authority.certificate)
 
 
-def test_a_client_that_trusts_another(secure: ServerProcess, stranger: Authority) -> None:
+def test_a_client_that_trusts_another(secure: Server, stranger: Authority) -> None:
     refused_over_both(secure, stranger.certificate)
 
 
-def test_clients_without_tls(secure: ServerProcess, authority: Authority) -> None:
+def test_clients_without_tls(secure: Server, authority: Authority) -> None:
     with socket.create_connection((HOST, secure.http_port), timeout=SECONDS) as plain:
         plain.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP/1.1" not in plain.recv(1000)
@@ -170,7 +171,7 @@ def test_clients_without_tls(secure: ServerProcess, authority: Authority) -> Non
     check_infer_over_both(secure, authority.certificate)
 
 
-def test_the_metrics_port_is_plain(secure: ServerProcess) -> None:
+def test_the_metrics_port_is_plain(secure: Server) -> None:
     answer = http(secure.metrics_port, "GET", "/metrics")
     assert answer.status == 200
     ends = re.findall(r'^modserve_certificate_end_timestamp_seconds{file="\S+"} (\S+)$', answer.body.decode(), re.M)
@@ -178,11 +179,11 @@ def test_the_metrics_port_is_plain(secure: ServerProcess) -> None:
     assert min(map(float, ends)) > time.time()
 
 
-def test_the_start_says_how_to_call(secure: ServerProcess) -> None:
+def test_the_start_says_how_to_call(secure: Server) -> None:
     secure.wait_for(rf"^  modserve infer \S+ --sample --url https://localhost:{secure.http_port}")
 
 
-def test_large_and_pipelined_requests_over_tls(secure: ServerProcess, authority: Authority) -> None:
+def test_large_and_pipelined_requests_over_tls(secure: Server, authority: Authority) -> None:
     body, headers = binary_request(Ask())
     lines = [f"POST {infer_path('simple')} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -208,24 +209,22 @@ def test_large_and_pipelined_requests_over_tls(secure: ServerProcess, authority:
 # Clients' certificates
 
 
-async def test_clients_with_a_certificate(mutual: ServerProcess, authority: Authority, client_pair: Pair) -> None:
+async def test_clients_with_a_certificate(mutual: Server, authority: Authority, client_pair: Pair) -> None:
     check_infer_over_both(mutual, authority.certificate, client_pair)
     await check_infer_over_both_aio(mutual, authority.certificate, client_pair)
 
 
-def test_probes_without_a_certificate_ask_the_metrics_port(mutual: ServerProcess) -> None:
+def test_probes_without_a_certificate_ask_the_metrics_port(mutual: Server) -> None:
     for name in ("live", "ready"):
         answer = http(mutual.metrics_port, "GET", f"/v2/health/{name}")
         assert (answer.status, answer.json) == (200, {name: True})
 
 
-def test_clients_without_a_certificate(mutual: ServerProcess, authority: Authority) -> None:
+def test_clients_without_a_certificate(mutual: Server, authority: Authority) -> None:
     refused_over_both(mutual, authority.certificate)
 
 
-def test_clients_with_a_stranger_s_certificate(
-    mutual: ServerProcess, authority: Authority, stranger: Authority
-) -> None:
+def test_clients_with_a_stranger_s_certificate(mutual: Server, authority: Authority, stranger: Authority) -> None:
     refused_over_both(mutual, authority.certificate, stranger.issue("stranger_s"))
 
 
@@ -243,7 +242,7 @@ def test_a_new_certificate_is_for_new_connections(tmp_path: Path, authority: Aut
     install(first, live)
     options = ["--grpc-use-ssl=1", "--http-use-ssl=1", *files_of(live)]
     unusable = rf"ERROR .*cannot use private key '{live.key}': it holds no PEM-encoded private key"
-    with serving(EXAMPLES, options=options, errors=[unusable]) as server:
+    with serving_here(EXAMPLES, options=options, errors=[unusable]) as server:
         context = context_for(authority.certificate)
         opened = grpc.secure_channel(
             f"{HOST}:{server.grpc_port}",
@@ -278,7 +277,7 @@ def test_new_roots_for_clients(tmp_path: Path, authority: Authority, stranger: A
     root = tmp_path / "root.pem"
     shutil.copyfile(stranger.certificate, root)
     options = ["--grpc-use-ssl-mutual=1", "--http-use-ssl-mutual=1", f"--grpc-root-cert={root}"]
-    with serving(EXAMPLES, options=[*options, *files_of(authority.issue("rooted"))]) as server:
+    with serving_here(EXAMPLES, options=[*options, *files_of(authority.issue("rooted"))]) as server:
         refused_over_both(server, authority.certificate, client_pair)
         root.write_bytes(stranger.certificate.read_bytes() + authority.certificate.read_bytes())
         check_infer_over_both(server, authority.certificate, client_pair)
@@ -293,10 +292,12 @@ def test_the_server_does_not_start_with_files_it_can_not_use(tmp_path: Path, aut
     pair = authority.issue("unused")
     absent = tmp_path / "absent.pem"
     options = ["--grpc-use-ssl=1", f"--grpc-server-cert={absent}", f"--grpc-server-key={pair.key}"]
-    with started(EXAMPLES, options=options) as server:
+    with started_here(EXAMPLES, options=options) as server:
         server.wait(1, errors=[rf"ERROR .*cannot read certificate '{absent}': No such file or directory"])
         assert "Traceback" not in server.log
-    with started(EXAMPLES, options=["--http-use-ssl=1", *files_of(Pair(pair.key, pair.certificate), "http")]) as server:
+    with started_here(
+        EXAMPLES, options=["--http-use-ssl=1", *files_of(Pair(pair.key, pair.certificate), "http")]
+    ) as server:
         server.wait(1, errors=[rf"cannot use certificate '{pair.key}': it holds no PEM-encoded certificate"])
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from repositories import EXAMPLES
-from server_process import LOADED, ServerProcess, eventually, serving, started
+from server_here import serving_here
+from server_process import LOADED, Server, eventually, started
 from test_client_flavours import FLAVOURS, A, B, Client, opened
 from wire import http
 
@@ -93,10 +94,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own_server(file: Path) -> Iterator[ServerProcess]:
+def own_server(file: Path) -> Iterator[Server]:
     """Traces nothing yet."""
     options = [f"--trace-config=triton,file={file}", "--trace-config=rate=1"]
-    with serving(EXAMPLES, options=options) as running:
+    with serving_here(EXAMPLES, options=options) as running:
         yield running
 
 
@@ -111,7 +112,7 @@ async def settings(client: Client, method: str, **named: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-async def test_settings(own_server: ServerProcess, file: Path, flavour: str) -> None:
+async def test_settings(own_server: Server, file: Path, flavour: str) -> None:
     start = {
         "trace_level": ["OFF"],
         "trace_rate": "1",
@@ -152,7 +153,7 @@ async def test_settings(own_server: ServerProcess, file: Path, flavour: str) -> 
         )
 
 
-async def test_requests_of_all_clients(own_server: ServerProcess, file: Path) -> None:
+async def test_requests_of_all_clients(own_server: Server, file: Path) -> None:
     async with opened("http", own_server) as control:
         await control.call("update_trace_settings", settings={"trace_level": ["TIMESTAMPS", "TENSORS"]})
         for flavour in FLAVOURS:
@@ -185,7 +186,7 @@ async def test_requests_of_all_clients(own_server: ServerProcess, file: Path) ->
         assert trace.activities == ends[:2] + ends[-2:]
 
 
-def infer(server: ServerProcess, times: int) -> None:
+def infer(server: Server, times: int) -> None:
     tensors = [
         {"name": name, "shape": [1, 16], "datatype": "INT32", "data": list(range(16))} for name in ("INPUT0", "INPUT1")
     ]
@@ -213,5 +214,5 @@ def test_a_place_that_can_not_be_written_to(tmp_path: Path) -> None:
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=1",
     ]
-    with serving(EXAMPLES, options=options, errors=["a trace cannot be written.*nosuch"]) as server:
+    with serving_here(EXAMPLES, options=options, errors=["a trace cannot be written.*nosuch"]) as server:
         infer(server, 3)

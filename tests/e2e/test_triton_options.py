@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from repositories import write_identity
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here, started_here
+from server_process import Server, eventually
 from wire import Ask, Input, http, http_infer
 
 DELAY_MS = 60
@@ -31,23 +32,23 @@ def numbers(model: str) -> Ask:
     return Ask((Input("INPUT0", "INT32", (1, 4), np.arange(4, dtype=np.int32).tobytes()),), model=model)
 
 
-def ask(server: ServerProcess, model: str) -> None:
+def ask(server: Server, model: str) -> None:
     assert http_infer(server.http_port, numbers(model)).status == 200
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("shared")
     for name in ("a", "b"):
         limited(repository, name, 'resources [ { name: "R" count: 4 } ]')
     limited(repository, "small", 'resources [ { name: "S" global: true count: 1 } ] priority: 2')
     limited(repository, "greedy", 'resources [ { name: "R" count: 5 } ]')
     options = ["--rate-limit=execution_count", "--rate-limit-resource=R:4:0", "--rate-limit-resource", "S:3"]
-    with serving(repository, options=options, errors=["Resource count for"]) as running:
+    with serving_here(repository, options=options, errors=["Resource count for"]) as running:
         yield running
 
 
-def at_once(server: ServerProcess, *models: str) -> float:
+def at_once(server: Server, *models: str) -> float:
     """Seconds that requests to these models take, sent at the same time."""
     with ThreadPoolExecutor(len(models)) as pool:
         start = time.monotonic()
@@ -55,15 +56,15 @@ def at_once(server: ServerProcess, *models: str) -> float:
         return time.monotonic() - start
 
 
-def test_models_that_share_a_resource_take_turns(shared: ServerProcess) -> None:
+def test_models_that_share_a_resource_take_turns(shared: Server) -> None:
     assert at_once(shared, "a", "b", "a", "b") >= 4 * DELAY_MS / 1e3
 
 
-def test_another_resource_does_not_wait(shared: ServerProcess) -> None:
+def test_another_resource_does_not_wait(shared: Server) -> None:
     eventually(lambda: at_once(shared, "a", "small") < 2 * DELAY_MS / 1e3)
 
 
-def test_a_model_that_could_never_run_does_not_load(shared: ServerProcess) -> None:
+def test_a_model_that_could_never_run_does_not_load(shared: Server) -> None:
     index = http(shared.http_port, "POST", "/v2/repository/index").json
     reason = next(entry["reason"] for entry in index if entry["name"] == "greedy")
     assert 'Resource count for "R" is limited to 4' in reason
@@ -81,11 +82,11 @@ def test_a_named_configuration(tmp_path: Path) -> None:
         (tmp_path / name / "configs").mkdir()
         (tmp_path / name / "configs" / file).write_text(text)
     for options, size in (([], 8), (["--model-config-name=h100"], 32), (["--model-config-name", "other"], 8)):
-        with serving(tmp_path, options=options) as server:
+        with serving_here(tmp_path, options=options) as server:
             configs = [http(server.http_port, "GET", f"/v2/models/{name}/config").json for name in ("custom", "plain")]
             assert [each["max_batch_size"] for each in configs] == [size, 8]
     (tmp_path / "custom" / "configs" / "h100.pbtxt").write_text("odd: 1")
-    with serving(
+    with serving_here(
         tmp_path, options=["--model-config-name=h100"], errors=["1 problem in the configuration of model 'custom'"]
     ) as server:
         assert "custom/configs/h100.pbtxt:1:1: unknown field 'odd'" in server.log
@@ -95,7 +96,7 @@ def test_what_the_metrics_page_has(tmp_path: Path) -> None:
     write_identity(tmp_path, "m", extra="response_cache { enable: true }")
     pages = []
     for options in ([], ["--metrics-config=counter_latencies=false", "--metrics-config=histogram_latencies=false"]):
-        with serving(tmp_path, options=["--cache-config=local,size=10000", *options]) as server:
+        with serving_here(tmp_path, options=["--cache-config=local,size=10000", *options]) as server:
             ask(server, "m")
             page = http(server.metrics_port, "GET", "/metrics").body.decode()
             pages.append({line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")})
@@ -147,7 +148,7 @@ SAID = {
 
 def test_a_copied_command_line_starts(tmp_path: Path) -> None:
     write_identity(tmp_path, "m")
-    with serving(tmp_path, options=COPIED) as server:
+    with serving_here(tmp_path, options=COPIED) as server:
         ask(server, "m")
         said = [line for line in server.log.splitlines() if " has no effect " in line]
     assert len(said) == len(SAID)
@@ -163,6 +164,6 @@ def test_what_must_not_be_ignored_is_refused(tmp_path: Path) -> None:
         ("--rate-limit=sometimes", "Input should be 'off' or 'execution_count', got: sometimes"),
         ("--http-adress=127.0.0.1", "unknown option '--http-adress'; did you mean '--http-address'?"),
     ):
-        with started(tmp_path, options=[option]) as server:
+        with started_here(tmp_path, options=[option]) as server:
             server.wait(2)
             assert text in server.log

@@ -17,7 +17,8 @@ import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, eventually, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST
 
@@ -28,7 +29,7 @@ tenants:
 
 
 class Place(NamedTuple):
-    server: ServerProcess
+    server: Server
     secrets: dict[str, str]
 
 
@@ -41,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         output = subprocess.run([*command, "--file", str(file)], check=True, capture_output=True, text=True).stdout
         secrets[name] = output.splitlines()[-1]
     file.write_text(file.read_text() + LIMITS)
-    with serving(EXAMPLES, options=[f"--auth-file={file}", "--allow-client-shm=true"]) as server:
+    with serving_here(EXAMPLES, options=[f"--auth-file={file}", "--allow-client-shm=true"]) as server:
         yield Place(server, secrets)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from python_models import MODES, tensors, write_python
 from repositories import write_accumulator, write_onnx_identity
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, eventually
 from wire import http, metric, statistics
 
 COUNTER = """
@@ -73,11 +74,11 @@ def lines(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def report(server: ServerProcess, model: str) -> Any:
+def report(server: Server, model: str) -> Any:
     return http(server.http_port, "GET", f"/v2/models/{model}/engine").json.get("warm_up")
 
 
-def infer(server: ServerProcess, model: str, *values: float) -> Any:
+def infer(server: Server, model: str, *values: float) -> Any:
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": values}]}
     return http(server.http_port, "POST", f"/v2/models/{model}/infer", json.dumps(body).encode()).json
 
@@ -88,7 +89,7 @@ def test_every_instance_runs_every_sample_before_the_model_is_ready(tmp_path: Pa
     write_python(tmp_path, "counts", COUNTER, config, modes=[mode])
     name = f"counts_{mode}"
     write_files(tmp_path / name, 1.5, 2.5)
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         executions = lines(tmp_path / name)
         assert len({each["instance"] for each in executions}) == 2
         for instance in {each["instance"] for each in executions}:
@@ -115,7 +116,7 @@ def test_a_sequence_model_sees_a_sequence_of_one_request_a_row(tmp_path: Path) -
     ] }
     """
     write_python(tmp_path, "seq", COUNTER, SHAPES + controls + sample("w", ZEROS, "batch_size: 2"), modes=["process"])
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         (execution,) = lines(tmp_path / "seq_process")
         row = {"IN": [[0, 0]], "START": [[1]], "END": [[1]]}
         assert execution["rows"] == [{**row, "ID": [[1]]}, {**row, "ID": [[2]]}]
@@ -128,7 +129,7 @@ def test_states_begin_anew_for_each_row_and_execution(tmp_path: Path) -> None:
     config = tmp_path / "sum" / "config.pbtxt"
     values = {"INPUT": "data_type: TYPE_INT32 dims: 1 random_data: true"}
     config.write_text(config.read_text() + "\n" + sample("w", values, "batch_size: 3 count: 2"))
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         assert [[each["count"] for each in ran] for ran in report(server, "sum")["instances"].values()] == [[2]]
         ask = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [5]}
         body = {"inputs": [ask], "parameters": {"sequence_id": 1, "sequence_start": True, "sequence_end": True}}
@@ -144,7 +145,7 @@ def test_onnx(tmp_path: Path) -> None:
         + TWO
         + sample("w", {"INPUT0": "data_type: TYPE_FP32 dims: 5 random_data: true"}, "batch_size: 1 count: 3")
     )
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         assert [[each["count"] for each in ran] for ran in report(server, "onnx")["instances"].values()] == [[3], [3]]
         assert statistics(server, "onnx")["inference_count"] == 0
 
@@ -154,7 +155,7 @@ def test_a_failing_sample_is_a_failed_load_with_its_reason(tmp_path: Path) -> No
     for mode in MODES:
         write_files(tmp_path / f"bad_{mode}", 13, 1)
     write_python(tmp_path, "unread", COUNTER, SHAPES + sample("files", FILES), modes=["process"])
-    with serving(tmp_path, errors=["failed", "Traceback", "problems in the configuration"]) as server:
+    with serving_here(tmp_path, errors=["failed", "Traceback", "problems in the configuration"]) as server:
         index = {row["name"]: row for row in http(server.http_port, "POST", "/v2/repository/index").json}
         for mode in MODES:
             reason = index[f"bad_{mode}"]["reason"]
@@ -172,7 +173,7 @@ def test_the_old_version_serves_while_the_new_one_is_warmed(tmp_path: Path) -> N
     directory = tmp_path / "m_process"
     write_files(directory, 1, 2)
     options = ["--model-control-mode", "explicit", "--load-model", "m_process"]
-    with serving(tmp_path, options=options, errors=["failed", "Traceback"]) as server:
+    with serving_here(tmp_path, options=options, errors=["failed", "Traceback"]) as server:
         write_files(directory, 13, 2)
         (directory / "config.pbtxt").write_text((directory / "config.pbtxt").read_text() + "# another\n")
         loaded = http(server.http_port, "POST", "/v2/repository/models/m_process/load", b"{}")
@@ -186,7 +187,7 @@ def test_the_old_version_serves_while_the_new_one_is_warmed(tmp_path: Path) -> N
 
 def test_an_instance_that_is_made_anew_is_warmed_again(tmp_path: Path) -> None:
     write_python(tmp_path, "m", COUNTER, SHAPES + sample("w", ZEROS), modes=["process"])
-    with serving(tmp_path, errors=["was lost"]) as server:
+    with serving_here(tmp_path, errors=["was lost"]) as server:
         (first,) = lines(tmp_path / "m_process")
         os.kill(first["pid"], signal.SIGKILL)
         eventually(lambda: len(lines(tmp_path / "m_process")) == 2)
@@ -200,10 +201,10 @@ def test_an_instance_that_is_made_anew_is_warmed_again(tmp_path: Path) -> None:
 def test_off_and_auto(tmp_path: Path) -> None:
     write_python(tmp_path, "m", COUNTER, SHAPES, modes=["process"])
     write_python(tmp_path, "says", COUNTER, SHAPES + sample("w", ZEROS), modes=["process"])
-    with serving(tmp_path, options=["--warmup=off"]) as server:
+    with serving_here(tmp_path, options=["--warmup=off"]) as server:
         assert (lines(tmp_path / "m_process"), lines(tmp_path / "says_process")) == ([], [])
         assert report(server, "says_process") is None
-    with serving(tmp_path, options=["--warmup=auto"]) as server:
+    with serving_here(tmp_path, options=["--warmup=auto"]) as server:
         assert [len(each["rows"]) for each in lines(tmp_path / "m_process")] == [1, 4]
         assert [len(each["rows"]) for each in lines(tmp_path / "says_process")] == [1]
         server.wait_for(r"warm-up sample 'generated, 4 rows' ran once in ")

@@ -20,13 +20,14 @@ from repositories import (
     write_sequence_echo,
     write_text_keeper,
 )
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import SECONDS, assert_serving, http
 
 LINE = r"^Try it:\n  ((?:curl|modserve infer) .*)$"
 
 
-def pasted(server: ServerProcess, pattern: str = LINE) -> tuple[str, Any]:
+def pasted(server: Server, pattern: str = LINE) -> tuple[str, Any]:
     """The line, and the JSON that it answers; of a stream, that of the first message."""
     line = server.wait_for(pattern)[1]
     if line.startswith("curl"):
@@ -41,7 +42,7 @@ def pasted(server: ServerProcess, pattern: str = LINE) -> tuple[str, Any]:
     return line, json.loads(first.removeprefix("data: "))
 
 
-def answered(server: ServerProcess, model: str) -> list[Any]:
+def answered(server: Server, model: str) -> list[Any]:
     """The elements of the first output, from `model`."""
     _, answer = pasted(server)
     assert answer["model_name"] == model, answer
@@ -57,7 +58,7 @@ OUTPUTS = ("OUTPUT0", "OUTPUT", "OUT")
 
 
 def test_the_examples() -> None:
-    with serving(EXAMPLES) as server:
+    with serving_here(EXAMPLES) as server:
         line, answer = pasted(server)
         assert answer["model_name"] in line
         assert answer["outputs"]
@@ -66,7 +67,7 @@ def test_the_examples() -> None:
 @pytest.mark.parametrize("example", ["digits", "repeat"])
 def test_each_kind_of_example(tmp_path: Path, example: str) -> None:
     copy_example(tmp_path, example, example)
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         answered(server, example)
 
 
@@ -74,27 +75,27 @@ def test_each_kind_of_example(tmp_path: Path, example: str) -> None:
 def test_datatypes(tmp_path: Path, datatype: str) -> None:
     """In dimensions of any size."""
     write_onnx_identity(tmp_path, "model", datatype)
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         assert answered(server, "model") == [{"BOOL": True, "BYTES": "text 0"}.get(datatype, 0)]
 
 
 @pytest.mark.parametrize("id_type", ["UINT64", "BYTES"])
 def test_a_sequence(tmp_path: Path, id_type: str) -> None:
     write_sequence_echo(tmp_path, "model", "direct { }", id_type=id_type)
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         assert answered(server, "model") == [0]
         assert answered(server, "model") == [0]  # it ends with the request, and may begin again
 
 
 def test_states(tmp_path: Path) -> None:
     write_accumulator(tmp_path, "sum", "oldest { }")
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         answered(server, "sum")
 
 
 def test_a_model_without_batches(tmp_path: Path) -> None:
     write_text_keeper(tmp_path, "keeper")
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         assert answered(server, "keeper") == ["first", "text 0"]
 
 
@@ -105,7 +106,7 @@ def test_pictures(tmp_path: Path, dims: str) -> None:
     ]
     (tmp_path / "image" / "1").mkdir(parents=True)
     (tmp_path / "image" / "config.pbtxt").write_text("\n".join(['backend: "identity"\nmax_batch_size: 2', *tensors]))
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         line, answer = pasted(server)
         assert "infer image @picture.jpg" in line
         assert answer["outputs"][0]["shape"] == [1, 3, 224, 224]
@@ -113,7 +114,7 @@ def test_pictures(tmp_path: Path, dims: str) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.2", "::1", "::", "localhost"])
 def test_addresses(address: str) -> None:
-    with serving(EXAMPLES, options=[f"--http-address={address}"]) as server:
+    with serving_here(EXAMPLES, options=[f"--http-address={address}"]) as server:
         assert ("localhost" in pasted(server)[0]) == (address in ("0.0.0.0", "localhost"))
 
 
@@ -123,7 +124,7 @@ def test_tls(tmp_path: Path, address: str) -> None:
     certificate, key = Authority(tmp_path, "authority").issue("server")
     options = [f"--http-address={address}", "--http-use-ssl=true"]
     options += [f"--http-server-cert={certificate}", f"--http-server-key={key}"]
-    with serving(EXAMPLES, options=options) as server:
+    with serving_here(EXAMPLES, options=options) as server:
         assert "https://" in pasted(server)[0]
 
 
@@ -136,7 +137,7 @@ def test_tls(tmp_path: Path, address: str) -> None:
     ],
 )
 def test_nothing_is_printed_that_would_not_work(options: Sequence[str]) -> None:
-    with serving(EXAMPLES, options=options) as server:
+    with serving_here(EXAMPLES, options=options) as server:
         pass
     assert "Try it" not in server.log
     assert "SECRET" not in server.log
@@ -144,21 +145,21 @@ def test_nothing_is_printed_that_would_not_work(options: Sequence[str]) -> None:
 
 def test_models_that_wait_to_be_loaded() -> None:
     """Only what is there is loaded, and the line loads the first of them."""
-    with serving(EXAMPLES, options=["--model-control-mode=explicit"]) as server:
+    with serving_here(EXAMPLES, options=["--model-control-mode=explicit"]) as server:
         line, _ = pasted(server, r"^\d models wait for a load call: .*\n  (curl .*)$")
         assert "/models/digits/load" in line
         assert http(server.http_port, "GET", "/v2/models/digits/ready").status == 200
 
 
 def test_an_empty_repository(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         server.wait_for(rf"^There are no models in {tmp_path}\.")
 
 
 def test_a_start_says_what_it_does(tmp_path: Path) -> None:
     write_identity(tmp_path, "model")
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         server.wait_for(r"modserve\.repository\.control: loading 1 model$")
-    with serving(EXAMPLES) as server:
+    with serving_here(EXAMPLES) as server:
         server.wait_for(r"modserve\.repository\.control: loading 5 models$")
         assert_serving(server)

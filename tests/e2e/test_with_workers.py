@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
 
 SELECTED = (
-    *("test_client_flavours.py", "test_first_calls.py"),
-    "test_tls.py::test_every_client_with_the_root_certificate",
+    "test_client_flavours.py",
+    "test_first_calls.py::test_the_metrics_page_has_every_version_once",
     "test_tls.py::test_clients_with_a_certificate",
-    "test_tls.py::test_clients_without_a_certificate",
-    *("test_model_control.py", "test_restricted_calls.py", "test_sequences.py"),
+    *("test_model_control.py", "test_sequences.py"),
     *("test_shared_memory_regions.py", "test_repository_and_logging.py"),
 )
+"""Those with calls that workers answer together (`FleetServer`), and the options that they are handed."""
 
 NOT_OF_SEVERAL = (
     "test_model_control.py::test_a_swap_under_traffic",  # counts lines in the log

@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 from typing import Any, NamedTuple
 
 import grpc
-from server_process import ServerProcess
+from server_process import Server
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 HOST = "127.0.0.1"
@@ -199,7 +199,7 @@ def grpc_infer(port: int, ask: Ask) -> service_pb2.ModelInferResponse:
         return stub(opened).ModelInfer(message(ask), timeout=SECONDS)
 
 
-def assert_serving(server: ServerProcess) -> None:
+def assert_serving(server: Server) -> None:
     """A good request gets its answer over both protocols."""
     answer = http_infer(server.http_port, Ask())
     assert answer.status == 200
@@ -207,7 +207,7 @@ def assert_serving(server: ServerProcess) -> None:
     assert raw_outputs(grpc_infer(server.grpc_port, Ask())) == {"OUTPUT0": SUM, "OUTPUT1": DIFFERENCE}
 
 
-def metric(server: ServerProcess, name: str, **labels: str) -> float:
+def metric(server: Server, name: str, **labels: str) -> float:
     """One sample of the metrics page."""
     page = http(server.metrics_port, "GET", "/metrics").body.decode()
     for line in page.splitlines():
@@ -217,6 +217,6 @@ def metric(server: ServerProcess, name: str, **labels: str) -> float:
     raise AssertionError(f"no {name} with {labels} in:\n{page}")
 
 
-def statistics(server: ServerProcess, model: str) -> Any:
+def statistics(server: Server, model: str) -> Any:
     """The statistics of a model's latest version."""
     return http(server.http_port, "GET", f"/v2/models/{model}/stats").json["model_stats"][-1]

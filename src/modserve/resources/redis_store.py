@@ -89,7 +89,7 @@ class RedisStore:
                 return count
 
     async def close(self) -> None:
-        await self._tried(self._client.aclose)
+        await self._tried(partial(self._client.aclose, close_connection_pool=True))  # else only a pool of its own
 
     async def _tried(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:

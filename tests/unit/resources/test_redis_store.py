@@ -36,8 +36,8 @@ class FakeClient:
         self.calls.append(("unlink", keys))
         return len(keys)
 
-    async def aclose(self) -> None:
-        self.calls.append(("close", None))
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        self.calls.append(("close", close_connection_pool))
 
 
 def store(client: FakeClient) -> RedisStore:
@@ -56,6 +56,13 @@ async def test_values() -> None:
     client.failure = OSError("gone")
     with pytest.raises(CacheStoreError, match="OSError: gone"):
         await kept.get("a")
+
+
+async def test_closing_closes_the_connections() -> None:
+    """The pool is not the client's own, which by itself would close none."""
+    client = FakeClient([])
+    await store(client).close()
+    assert client.calls == [("close", True)]
 
 
 async def test_a_purge_takes_what_begins_so_and_nothing_else() -> None:
