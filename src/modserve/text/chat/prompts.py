@@ -46,7 +46,7 @@ class TextModel:
         if request.logprobs is not None and not self.contract.gives_logprobs:
             raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
         for parameter, value in request.sampling.items():
-            if value != fields.CONSTRAINTS.get(parameter, value) and not self.contract.takes(parameter):
+            if fields.is_demand(parameter, value) and not self.contract.takes(parameter):
                 field = request.structure_field if parameter == STRUCTURE else parameter
                 raise field_error(
                     field,

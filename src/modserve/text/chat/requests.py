@@ -8,7 +8,6 @@ from . import fields
 from .errors import field_error
 from .fields import STRUCTURE
 from .messages import read_messages
-from .refusals import CHAT, COMPLETIONS, check_names
 from .tools import ToolChoice, read_tools
 
 _MOST_PROMPTS: Final = 256
@@ -104,7 +103,7 @@ class CompletionRequest:
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:
     """The request of ``chat/completions``. Raises `RequestFieldError`."""
-    check_names(CHAT, document, _CHAT_FIELDS)
+    fields.check_names(fields.CHAT, document, _CHAT_FIELDS)
     logprobs = fields.whole_number(document, "top_logprobs", 0, 20)
     if fields.boolean(document, "logprobs"):
         logprobs = logprobs or 0
@@ -134,7 +133,7 @@ def template_arguments(document: Mapping[str, Any], effort: object, field: str) 
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     """The request of ``completions``. Raises `RequestFieldError`."""
-    check_names(COMPLETIONS, document, _COMPLETION_FIELDS)
+    fields.check_names(fields.COMPLETIONS, document, _COMPLETION_FIELDS)
     if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
         document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
     logprobs = fields.whole_number(document, "logprobs", 0, 20)
@@ -210,13 +209,10 @@ def structure(
     rule = _format(fields.mapping({field: format}, field), field, nested)
     if rule:
         forms.append(TextForm(field, rule))
-    rule = fields.mapping(document, STRUCTURE) or {}
-    if any(value not in (None, False) for value in rule.values()):
-        forms.append(TextForm(STRUCTURE, rule))
-    for name, member in fields.GUIDED.items():
-        value = document.get(name)
-        if value is not None and value is not False:
-            forms.append(TextForm(name, {member: value}))
+    for name, member in fields.FORMS.items():
+        rule = {member: document.get(name)} if member else fields.mapping(document, name) or {}
+        if any(value is not None and value is not False for value in rule.values()):
+            forms.append(TextForm(name, rule))
     if len(forms) > 1:
         one, other = forms[0].field, forms[1].field
         raise field_error(other, f"'{other}' and '{one}' exclude each other: each says what the text has to be")

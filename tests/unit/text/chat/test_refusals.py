@@ -147,7 +147,8 @@ def test_values_that_ask_for_nothing(function: TextModel, call: str) -> None:
         "tool_choice": "auto",
         "tools": [],
         "use_beam_search": False,
-        **fields.CONSTRAINTS,
+        **{name: each.neutral for name, each in fields.FIELDS.items() if isinstance(each, fields.Parameter)},
+        fields.STRUCTURE: {},
     }
     function.check(READ[call](nothing))
 
