@@ -50,6 +50,10 @@ def say(content: Any = "a", **more: Any) -> dict[str, Any]:
     return {"model": "speaker", "messages": [{"role": "user", "content": content}], **more}
 
 
+def not_held(field: str, input: str) -> str:
+    return f"model 'shout' cannot be held to '{field}': it has no input 'sampling_parameters' or '{input}'; leave it out"
+
+
 def embed(input: Any, **more: Any) -> dict[str, Any]:
     return {"model": "minilm", "input": input, **more}
 
@@ -433,7 +437,7 @@ ROWS: dict[str, Row] = {
         CHAT,
         say(model="shout", response_format={"type": "json_object"}),
         400,
-        "model 'shout' cannot be held to 'response_format': it has no input 'sampling_parameters' or 'structured_outputs'; leave it out",
+        not_held("response_format", "structured_outputs"),
         param="response_format",
     ),
     "chat: functions of before": Row(
@@ -443,7 +447,7 @@ ROWS: dict[str, Row] = {
         CHAT,
         say(model="shout", min_tokens=5),
         400,
-        "model 'shout' cannot be held to 'min_tokens': it has no input 'sampling_parameters' or 'min_tokens'; leave it out",
+        not_held("min_tokens", "min_tokens"),
         param="min_tokens",
     ),
     "chat: two forms": Row(
