@@ -51,7 +51,9 @@ def say(content: Any = "a", **more: Any) -> dict[str, Any]:
 
 
 def not_held(field: str, input: str) -> str:
-    return f"model 'shout' cannot be held to '{field}': it has no input 'sampling_parameters' or '{input}'; leave it out"
+    return (
+        f"model 'shout' cannot be held to '{field}': it has no input 'sampling_parameters' or '{input}'; leave it out"
+    )
 
 
 def embed(input: Any, **more: Any) -> dict[str, Any]:

@@ -103,13 +103,12 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), f"the number {value}" if isinstance(value, int | float) else "that")
 
 
-def _number(
-    document: Mapping[str, Any], name: str, least: float, most: float, *, is_above: bool = False
-) -> int | float | None:
+def _number(document: Mapping[str, Any], name: str, least: float, most: float, *, is_above: bool = False) -> float:
     """A number from `least` to `most`; `is_above`: without `least`, at which an engine samples nothing, or divides."""
     value = document.get(name)
     if type(value) is not int and type(value) is not float:
         raise wrong_type(name, "a number", value)
+    assert isinstance(value, int | float), "one of these types: this is a bug"
     if is_above and value <= least:
         raise field_error(name, f"'{name}' must be above {least} and at most {most}, not {value}")
     if not least <= value <= most:
@@ -191,7 +190,6 @@ FIELDS: Final[Mapping[str, Parameter | Form | Refused]] = {
     "audio": Refused("models give text alone"),
     "best_of": Refused("ask for 'n' choices and take the best of them", (1,)),
     "chat_template": Refused("set the parameter 'chat_template' of the model"),
-    "continue_final_message": Refused("send the whole prompt to completions"),
     "documents": Refused("send 'chat_template_kwargs' with a member 'documents'"),
     "ebnf": Refused(_STRUCTURE),
     "echo": Refused("send the request to completions"),
@@ -223,6 +221,7 @@ FIELDS: Final[Mapping[str, Parameter | Form | Refused]] = {
 _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
     CHAT: {},
     COMPLETIONS: {
+        "continue_final_message": Refused("a prompt is always continued"),
         "instructions": Refused("write it into the prompt"),
         "max_output_tokens": Refused("send 'max_tokens'"),
         "tool_choice": Refused(_CHATS, ("auto", "none")),
@@ -231,6 +230,7 @@ _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
     },
     RESPONSES: {
         "background": Refused("responses are not stored"),
+        "continue_final_message": Refused(_CHATS),
         "conversation": Refused(_STATELESS),
         "logprobs": Refused("send 'top_logprobs'"),
         "max_completion_tokens": Refused("send 'max_output_tokens'"),

@@ -14,9 +14,11 @@ _MOST_PROMPTS: Final = 256
 _USUAL_MAX_TOKENS: Final = 16
 """Of completions, as in OpenAI's API; how long chats are is up to the model."""
 
+CONTINUE: Final = "continue_final_message"
+
 _CHAT_FIELDS = fields.COMMON | {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
-    *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt"),
+    *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt", CONTINUE),
 }
 _COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "response_format"}
 
@@ -75,7 +77,9 @@ class TextRequest:
 
 
 class ChatRequest:
-    __slots__ = ("add_generation_prompt", "messages", "template_arguments", "text", "tools")
+    """`continued` is the text of the last message if the model is to go on with it; else empty."""
+
+    __slots__ = ("add_generation_prompt", "continued", "messages", "template_arguments", "text", "tools")
 
     def __init__(
         self,
@@ -84,12 +88,14 @@ class ChatRequest:
         tools: ToolChoice,
         template_arguments: Mapping[str, Any],
         add_generation_prompt: bool = True,
+        continued: str = "",
     ) -> None:
         self.text = text
         self.messages = messages
         self.tools = tools
         self.template_arguments = template_arguments
         self.add_generation_prompt = add_generation_prompt
+        self.continued = continued
 
 
 class CompletionRequest:
@@ -109,14 +115,28 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
         logprobs = logprobs or 0
     elif logprobs is not None:
         raise field_error("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
-    tools = read_tools(document)
+    tools, messages = read_tools(document), read_messages(document)
+    continued = _continued(document, messages[-1])
     return ChatRequest(
         text_request(document, logprobs, structure(document, tools)),
-        read_messages(document),
+        messages,
         tools,
         template_arguments(document, document.get("reasoning_effort"), "reasoning_effort"),
-        fields.boolean(document, "add_generation_prompt", True),
+        fields.boolean(document, "add_generation_prompt", not continued),
+        continued,
     )
+
+
+def _continued(document: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """The text of the last message, if that is to be continued (vLLM's ``continue_final_message``)."""
+    if not fields.boolean(document, CONTINUE):
+        return ""
+    if document.get("add_generation_prompt"):
+        raise field_error(CONTINUE, f"'{CONTINUE}' and 'add_generation_prompt' exclude each other")
+    text = last["content"]
+    if not text or not text.strip():
+        raise field_error(CONTINUE, f"'{CONTINUE}': the last message has no text")
+    return str(text)
 
 
 def template_arguments(document: Mapping[str, Any], effort: object, field: str) -> Mapping[str, Any]:
