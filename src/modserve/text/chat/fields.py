@@ -135,10 +135,10 @@ class Parameter(NamedTuple):
 
     read: Callable[[Mapping[str, Any], str], object]
     demand: bool = False
-    neutral: object = None
+    neutral: Any = None
 
 
-class Form(NamedTuple):
+class FormMember(NamedTuple):
     """A form of the text, as a member of `STRUCTURE`; empty for that itself."""
 
     member: str
@@ -162,7 +162,7 @@ _SYSTEM: Final = "write it into a message of the role system"
 _NO_BEAMS: Final = "there is no beam search: send 'n' and choose"
 _CHATS: Final = "send the conversation to chat/completions"
 
-FIELDS: Final[Mapping[str, Parameter | Form | Refused]] = {
+FIELDS: Final[Mapping[str, Parameter | FormMember | Refused]] = {
     "temperature": Parameter(partial(_number, least=0, most=2)),
     "top_p": Parameter(partial(_number, least=0, most=1, is_above=True)),
     "min_p": Parameter(partial(_number, least=0, most=1)),
@@ -181,12 +181,12 @@ FIELDS: Final[Mapping[str, Parameter | Form | Refused]] = {
     "skip_special_tokens": Parameter(boolean, True, True),
     "spaces_between_special_tokens": Parameter(boolean, True, True),
     "stop_token_ids": Parameter(_TOKENS, True, []),
-    STRUCTURE: Form(""),
-    "guided_json": Form("json"),
-    "guided_json_object": Form("json_object"),
-    "guided_regex": Form("regex"),
-    "guided_choice": Form("choice"),
-    "guided_grammar": Form("grammar"),
+    STRUCTURE: FormMember(""),
+    "guided_json": FormMember("json"),
+    "guided_json_object": FormMember("json_object"),
+    "guided_regex": FormMember("regex"),
+    "guided_choice": FormMember("choice"),
+    "guided_grammar": FormMember("grammar"),
     "audio": Refused("models give text alone"),
     "best_of": Refused("ask for 'n' choices and take the best of them", (1,)),
     "chat_template": Refused("set the parameter 'chat_template' of the model"),
@@ -244,7 +244,9 @@ _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
 }
 """What one call refuses, or in other words."""
 _PARAMETERS: Final = {name: field for name, field in FIELDS.items() if isinstance(field, Parameter)}
-FORMS: Final[Mapping[str, str]] = {name: field.member for name, field in FIELDS.items() if isinstance(field, Form)}
+FORMS: Final[Mapping[str, str]] = {
+    name: field.member for name, field in FIELDS.items() if isinstance(field, FormMember)
+}
 PARAMETERS: frozenset[str] = frozenset({*_PARAMETERS, STRUCTURE, "stop"})
 """Sampling parameters by the names that models have for them."""
 SAMPLING: frozenset[str] = PARAMETERS | {*FORMS, "n", "logprobs", "max_completion_tokens"}
