@@ -36,7 +36,8 @@ def packaged(package: str, entry: str, folder: Path) -> Path:
 
 
 def minilm(folder: Path) -> Path:
-    return (folder / "model.onnx").hardlink_to(real_encoder.model_file()) or folder / "model.onnx"
+    (folder / "model.onnx").write_bytes(real_encoder.model_file().read_bytes())
+    return folder / "model.onnx"
 
 
 def layers(count: int, width: int, dtype: str, folder: Path, *, external: bool = False) -> Path:

@@ -103,8 +103,13 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), f"the number {value}" if isinstance(value, int | float) else "that")
 
 
-def _number(document: Mapping[str, Any], name: str, least: float, most: float, *, is_above: bool = False) -> float:
-    """A number from `least` to `most`; `is_above`: without `least`, at which an engine samples nothing, or divides."""
+def _number(
+    document: Mapping[str, Any], name: str, least: int | float, most: int | float, *, is_above: bool = False
+) -> object:
+    """A number from `least` to `most`; `is_above`: without `least`, at which an engine samples nothing, or divides.
+
+    The bounds are not just `float`, of which the compiled form would make floats, also in its messages.
+    """
     value = document.get(name)
     if type(value) is not int and type(value) is not float:
         raise wrong_type(name, "a number", value)
