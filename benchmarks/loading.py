@@ -225,7 +225,8 @@ def models_table(folder: Path) -> list[str]:
 
 def _alone(*words: str) -> list[Any]:
     output = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE).stdout
-    return json.loads(output.splitlines()[-1])
+    row: list[Any] = json.loads(output.splitlines()[-1])
+    return row
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ MANY = 500_000
 
 
 def model(node: Any, *initializers: Any) -> bytes:
-    ends = ([helper.make_tensor_value_info(name, TensorProto.INT64, ["n"])] for name in ("x", "y"))
-    graph = helper.make_graph([node], "graph", *ends, list(initializers))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in ("x", "y"))
+    graph = helper.make_graph([node], "graph", [x], [y], list(initializers))
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     made: bytes = helper.make_model(graph, opset_imports=opsets).SerializeToString()
     return made
@@ -76,9 +76,9 @@ def test_long_lists_take_no_time(content: bytes) -> None:
 )
 @pytest.mark.parametrize("kind", [TensorProto.INT32, TensorProto.INT64])
 def test_divisors_that_are_no_raw_bytes(kind: int, values: Sequence[int], is_harmless: bool) -> None:
-    ends = [[helper.make_tensor_value_info(name, kind, ["n"])] for name in ("x", "y")]
+    x, y = (helper.make_tensor_value_info(name, kind, ["n"]) for name in ("x", "y"))
     divisor = helper.make_tensor("w", kind, [len(values)], values)
-    graph = helper.make_graph([helper.make_node("Div", ["x", "w"], ["y"])], "graph", *ends, [divisor])
+    graph = helper.make_graph([helper.make_node("Div", ["x", "w"], ["y"])], "graph", [x], [y], [divisor])
     content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
     assert not onnx.load_from_string(content).graph.initializer[0].raw_data
     assert (guarded(content) is None) == is_harmless
