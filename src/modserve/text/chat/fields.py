@@ -159,7 +159,6 @@ class Refused(NamedTuple):
     neutral: tuple[object, ...] = ()
 
 
-_COUNT: Final = partial(whole_number, least=0, most=2**31 - 1)
 _TOKENS: Final = partial(_list_of, kind=int, expected="token id")
 _STATELESS: Final = "nothing is stored, so send the whole conversation"
 _STRUCTURE: Final = "send 'structured_outputs', an object with one of json, regex, choice and grammar"
@@ -182,7 +181,7 @@ FIELDS: Final[Mapping[str, Parameter | FormMember | Refused]] = {
     "bad_words": Parameter(partial(_list_of, kind=str, expected="string"), True, []),
     "ignore_eos": Parameter(boolean, True, False),
     "logit_bias": Parameter(mapping, True, {}),
-    "min_tokens": Parameter(_COUNT, True, 0),
+    "min_tokens": Parameter(partial(whole_number, least=0, most=2**31 - 1), True, 0),
     "skip_special_tokens": Parameter(boolean, True, True),
     "spaces_between_special_tokens": Parameter(boolean, True, True),
     "stop_token_ids": Parameter(_TOKENS, True, []),
@@ -247,11 +246,12 @@ _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
         "response_format": Refused("send 'text' with a member 'format'"),
     },
 }
-"""What one call refuses, or in other words."""
+"""What one call refuses, or for another reason than the others."""
 _PARAMETERS: Final = {name: field for name, field in FIELDS.items() if isinstance(field, Parameter)}
 FORMS: Final[Mapping[str, str]] = {
     name: field.member for name, field in FIELDS.items() if isinstance(field, FormMember)
 }
+"""Fields that hold the text to a form → the member of `STRUCTURE` that they are."""
 PARAMETERS: frozenset[str] = frozenset({*_PARAMETERS, STRUCTURE, "stop"})
 """Sampling parameters by the names that models have for them."""
 SAMPLING: frozenset[str] = PARAMETERS | {*FORMS, "n", "logprobs", "max_completion_tokens"}
