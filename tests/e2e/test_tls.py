@@ -3,8 +3,8 @@
 import os
 import re
 import shutil
-import socket
 import signal
+import socket
 import ssl
 import subprocess
 import time

@@ -452,6 +452,26 @@ async def test_a_chat_by_the_template_of_the_file(client: httpx.AsyncClient) -> 
     assert answer["usage"]["completion_tokens"] > 16
 
 
+async def test_the_last_message_is_continued(client: httpx.AsyncClient) -> None:
+    """The same text as with the prompt that the template makes, up to the end of the message."""
+    messages = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "It is"},
+    ]
+    body = {"model": "smol", "temperature": 0, "max_tokens": 8}
+    chat = await client.post(
+        "/v1/chat/completions", json={**body, "messages": messages, "continue_final_message": True}
+    )
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    turns = [("system", system), ("user", messages[0]["content"]), ("assistant", "It is")]
+    prompt = "<|im_end|>\n".join(f"<|im_start|>{role}\n{text}" for role, text in turns)
+    completion = await client.post("/v1/completions", json={**body, "prompt": prompt})
+    assert (chat.status_code, completion.status_code) == (200, 200), (chat.text, completion.text)
+    said = chat.json()["choices"][0]["message"]["content"]
+    assert said == completion.json()["choices"][0]["text"] != ""
+    assert chat.json()["usage"] == completion.json()["usage"]
+
+
 async def test_refusals_of_the_engine_as_openais_clients_read_them(client: httpx.AsyncClient) -> None:
     format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}
     for stream in (False, True):

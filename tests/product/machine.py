@@ -11,6 +11,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from .chats import FORMS
 from .keys import CHANGES as CHANGES_OF_KEYS
 from .keys import DAMAGES, POSTS
 from .keys import NAMES as NAMES_OF_KEYS
@@ -229,10 +230,11 @@ class ProductMachine(RuleBasedStateMachine):
         choices=st.integers(1, 2),
         timeout_s=st.sampled_from((0.0, 0.0, 0.3)),
         has_items=st.booleans(),
+        form=st.sampled_from(FORMS),
         after=AFTER,
     )
-    def chat(self, stream: bool, choices: int, timeout_s: float, has_items: bool, after: str) -> None:
-        self.world.chat("chat", stream=stream, choices=choices, timeout_s=timeout_s, has_items=has_items)
+    def chat(self, stream: bool, choices: int, timeout_s: float, has_items: bool, form: str, after: str) -> None:
+        self.world.chat("chat", stream=stream, choices=choices, timeout_s=timeout_s, has_items=has_items, form=form)
         self.after(after)
 
     @precondition(lambda self: any(not each.post.over for each in self.world.texts))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from .chats import FORMS
 from .world import World
 
 
@@ -47,12 +48,13 @@ def test_every_chat_ends(event: str, first: bool, turns: int) -> None:
             world.run()
             world.finish()
             world.run()
+        plain, thinking, endless = FORMS
         clients = [
-            world.chat("chat", stream=True, choices=2),
+            world.chat("chat", stream=True, choices=2, form=thinking),
             world.chat("chat", stream=True),
-            world.chat("chat", timeout_s=0.3),
-            world.chat("chat", stream=True, has_items=True),
-            world.chat("chat", has_items=True),
+            world.chat("chat", timeout_s=0.3, form=thinking),
+            world.chat("chat", stream=True, has_items=True, form=endless),
+            world.chat("chat", has_items=True, form=(plain, thinking, endless)[turns % 3]),
         ]
         for _ in range(turns):
             world.turn()

@@ -37,7 +37,7 @@ from modserve.repository.manager import ModelManager
 from modserve.server import DrainPhase, DrainReport
 from text_folders import write_folder
 
-from .chats import ChatClient
+from .chats import FORMS, ChatClient
 from .keys import KeyFile
 from .ledger import Entry, Ledger, SinkError
 from .models import MODELS, TENANTS, Variation
@@ -407,13 +407,20 @@ class World:
         return self._begin(TextClient(model, counts, timeout_s, **self._way))
 
     def chat(
-        self, model: str, *, stream: bool = False, choices: int = 1, timeout_s: float = 0.0, has_items: bool = False
+        self,
+        model: str,
+        *,
+        stream: bool = False,
+        choices: int = 1,
+        timeout_s: float = 0.0,
+        has_items: bool = False,
+        form: str = FORMS[0],
     ) -> ChatClient:
         """Begin a chat, as a client over HTTP does."""
         self.need(model)
         client = ChatClient(
             model,
-            f"<{len(self.texts)}>",
+            form.replace("{}", str(len(self.texts))),
             stream=stream,
             choices=choices,
             timeout_s=timeout_s,

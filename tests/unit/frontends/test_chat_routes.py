@@ -30,7 +30,7 @@ from text_folders import write_folder
 from work_threads import Threads
 
 TEMPLATE = (
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content if message.content != 'shy' }}{% endfor %}"
     "{% if messages[0].content == 'odd' %}{{ raise_exception('secret: ' ~ messages[0].content) }}{% endif %}"
     "{% if messages[0].content == 'long' %}"
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -419,6 +419,76 @@ async def test_a_thought_in_a_whole_response(talk: Talk, text: str, thought: str
     (choice,) = json.loads((await talk.answer()).body)["choices"]
     assert (choice["message"].get("reasoning_content"), choice["message"]["content"]) == (thought, content)
     assert choice["finish_reason"] == "length"
+
+
+async def test_tokens_of_a_thought(talk: Talk) -> None:
+    await talk.chat(stream=True, stream_options={"include_usage": True})
+    for piece in ("<think>", "One", "</think>", "Two", ""):
+        talk.say(piece, final=not piece, wrote=2)
+    usage = (await talk.events())[-2]["usage"]
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (10, {"reasoning_tokens": 6})
+
+
+async def test_tokens_of_a_thought_without_an_answer(talk: Talk) -> None:
+    await talk.chat(path="/v1/responses", input="hi", reasoning={"effort": "high"})
+    talk.say("One", final=True)
+    usage = json.loads((await talk.answer()).body)["usage"]
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (1, {"reasoning_tokens": 1})
+
+
+async def test_tokens_of_a_thought_that_the_server_counts(talk: Talk) -> None:
+    await talk.chat(model="words")
+    talk.say("<think>hello world</think>hello", final=True)
+    usage = json.loads((await talk.answer()).body)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        ("It is", b"<user>hi<assistant>It is"),
+        (" It is \n", b"<user>hi<assistant> It is \n"),
+        ("<think>One", b"<user>hi<assistant><think>One"),
+    ],
+)
+async def test_the_last_message_is_continued(talk: Talk, content: str, prompt: bytes) -> None:
+    messages = [*HI, {"role": "assistant", "content": content}]
+    await talk.chat(messages=messages, continue_final_message=True, reasoning_effort="high")
+    assert talk.inputs()["text_input"] == prompt  # without what the template has behind it
+    talk.say(" two</think>3", final=True)
+    message = json.loads((await talk.answer()).body)["choices"][0]["message"]
+    thinks = content.startswith("<think>")
+    assert (message.get("reasoning_content"), message["content"]) == (
+        ("two", "3") if thinks else (None, " two</think>3")
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"add_generation_prompt": True}, "'continue_final_message' and 'add_generation_prompt' exclude each other"),
+        ({"messages": [{"role": "user", "content": " "}]}, "'continue_final_message': the last message has no text"),
+        (
+            {"model": "recite"},
+            "'continue_final_message' is not for model 'recite', which takes messages",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "shy"}]},
+            "'continue_final_message': the chat template leaves the last message out, or changes it",
+        ),
+    ],
+)
+async def test_a_last_message_that_cannot_be_continued(talk: Talk, fields: dict[str, Any], message: str) -> None:
+    body = {"model": "speaker", "messages": HI, "continue_final_message": True, **fields}
+    await talk.post("/v1/chat/completions", body)
+    status, error = await talk.error()
+    assert (status, error["param"], error["message"]) == (400, "continue_final_message", message)
+
+
+async def test_a_last_message_is_continued_without_a_template(talk: Talk) -> None:
+    messages = [*HI, {"role": "assistant", "content": "It is"}]
+    await talk.chat(model="function", messages=messages, continue_final_message=True)
+    assert talk.inputs()["prompt"] == b"user: hi\nassistant: It is"
 
 
 async def test_completions_are_given_as_they_are(talk: Talk) -> None:

@@ -82,17 +82,14 @@ def _ensemble(forest: Forest) -> bytes:
     keys = np.array(list(COMPARISONS), np.int64)
     positions = np.searchsorted(keys, np.where(leaf, keys[0], arrays["comparison"]))
     names: list[bytes] = np.where(leaf, b"LEAF", modes[positions]).tolist()
+    written = {name: bytes_field(onnx.ATTRIBUTE_STRINGS, name) for name in set(names)}
     targets = _targets(forest, tree_of_node[leaf], number_in_tree[leaf])
     content = [
         _integers("nodes_treeids", tree_of_node),
         _integers("nodes_nodeids", number_in_tree),
         _integers("nodes_featureids", np.where(leaf, 0, arrays["split"])),
         _floats("nodes_values", np.where(leaf, np.float32(0), _thresholds(forest, np.array(names, object)))),
-        onnx.attribute(
-            "nodes_modes",
-            b"".join([bytes_field(onnx.ATTRIBUTE_STRINGS, name) for name in names]),
-            onnx.STRINGS,
-        ),
+        onnx.attribute("nodes_modes", b"".join(map(written.__getitem__, names)), onnx.STRINGS),
         _integers("nodes_truenodeids", np.where(leaf, 0, arrays["left"])),
         _integers("nodes_falsenodeids", np.where(leaf, 0, arrays["right"])),
         _integers("nodes_missing_value_tracks_true", np.where(leaf, 0, arrays["default_left"])),

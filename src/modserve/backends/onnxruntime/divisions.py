@@ -109,8 +109,7 @@ class _Writer:
         for part in of(self._data, outer, onnx.NODE_ATTRIBUTE):
             graphs = [
                 (graph, field_of(graph.number, self.with_guards(graph, onnx.GRAPH_NODE)))
-                for graph in fields(self._data, part.start, part.end)
-                if graph.number in (onnx.ATTRIBUTE_GRAPH, onnx.ATTRIBUTE_GRAPHS)
+                for graph in onnx.graphs_of(self._data, part)
             ]
             if graphs:
                 content = edited(self._data, part.start, part.end, graphs)

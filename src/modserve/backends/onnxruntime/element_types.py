@@ -7,8 +7,10 @@ The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import WireField, fields, integers
+from modserve.core.wire.protobuf_wire import WireField, fields, varint
 
 from . import onnx_file as onnx
 from .onnx_file import Node, number_of, of, read_node, text, texts
@@ -17,6 +19,8 @@ UNKNOWN: Final = 0
 FLOAT, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9
 INTEGER_BYTES: Final[Mapping[int, int]] = {2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 12: 4, 13: 8}
 """The types of integers, by the numbers of ``TensorProto.DataType``, with the bytes of an element."""
+_STRING: Final = 8
+_MINUS_ONE: Final = varint(2**64 - 1)
 _UNSIGNED: Final = frozenset({2, 4, 12, 13})
 _DIVIDED_AS_INTEGERS: Final = frozenset({UNKNOWN, *INTEGER_BYTES})
 
@@ -24,6 +28,8 @@ Divisions: TypeAlias = dict[int, set[int]]
 """By where nodes begin: the types that they divide. A function's node may have several."""
 
 _Types: TypeAlias = Sequence[int]
+_Constants: TypeAlias = dict[str, WireField]
+"""The tensors of values that no request changes. Only divisors are read: weights are large."""
 _LIKE_EITHER: Final = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean", "Concat", "PRelu"))
 """All their inputs are of one type, which is that of the output."""
 _FIXED: Final[Mapping[str, _Types]] = {
@@ -84,7 +90,7 @@ def divisions(model: Buffer) -> Divisions:
 
 
 class _GraphReader:
-    """Goes through graphs in the order of their nodes. `types` are of the values by name, `safe` the safe divisors."""
+    """Goes through graphs in the order of their nodes. `types` are of the values by name, and so are `constants`."""
 
     def __init__(self, model: Buffer) -> None:
         self._data = model
@@ -96,7 +102,7 @@ class _GraphReader:
         self,
         graph: WireField,
         outer: Mapping[str, int],
-        outer_safe: Mapping[str, bool],
+        outer_constants: _Constants,
         outer_attributes: Mapping[str, WireField],
         arguments: _Types,
         depth: int,
@@ -105,15 +111,16 @@ class _GraphReader:
         if depth > _DEEPEST:
             raise ValueError("graphs are nested too deeply")
         data = self._data
-        types, safe = dict(outer), dict(outer_safe)
+        types, constants = dict(outer), dict(outer_constants)
         nodes, inputs, outputs = [], [], []
         for part in fields(data, graph.start, graph.end):
             if part.number == onnx.GRAPH_NODE:
                 nodes.append(part)
             elif part.number == onnx.GRAPH_INITIALIZER:
-                name = text(data, part, onnx.TENSOR_NAME)
-                types[name] = number_of(data, part, onnx.TENSOR_TYPE)
-                safe[name] = self._is_safe(part)
+                type_ = number_of(data, part, onnx.TENSOR_TYPE)
+                if type_ != _STRING:  # whose name follows its texts, each a field
+                    name = text(data, part, onnx.TENSOR_NAME)
+                    types[name], constants[name] = type_, part
             elif part.number in (onnx.GRAPH_INPUT, onnx.GRAPH_OUTPUT, onnx.GRAPH_VALUE):
                 name = text(data, part, onnx.VALUE_NAME)
                 types[name] = self._declared(part) or types.get(name, UNKNOWN)
@@ -124,16 +131,16 @@ class _GraphReader:
         for name, argument in zip(inputs, arguments, strict=False):
             types[name] = types[name] or argument
         for name in inputs:
-            safe[name] = False  # a request, or a loop, may give another value than the file does
+            constants.pop(name, None)  # a request, or a loop, may give another value than the file does
         for node in nodes:
-            self._node(read_node(data, node), types, safe, outer_attributes, depth)
+            self._node(read_node(data, node), types, constants, outer_attributes, depth)
         return [types.get(name, UNKNOWN) for name in outputs]
 
     def _node(
         self,
         node: Node,
         types: dict[str, int],
-        safe: dict[str, bool],
+        constants: _Constants,
         outer_attributes: Mapping[str, WireField],
         depth: int,
     ) -> None:
@@ -143,21 +150,20 @@ class _GraphReader:
         if function is not None:
             made = self._call(function, inputs, attributes, depth)
         else:
-            made = self._graphs_of(node, attributes, inputs, types, safe, depth)
+            made = self._graphs_of(node, attributes, inputs, types, constants, depth)
             if node.domain in onnx.OWN_DOMAINS and not made:
                 made = self._made(node, inputs, attributes)
         for name, one in zip(node.outputs, [*made, *[UNKNOWN] * len(node.outputs)], strict=False):
             types[name] = types.get(name, UNKNOWN) or one
-            safe[name] = False
+            constants.pop(name, None)
         if node.domain not in onnx.OWN_DOMAINS:
             return
         if node.op_type == "Constant" and "value" in attributes:
-            safe[node.outputs[0]] = self._is_safe(
-                next(of(self._data, attributes["value"], onnx.ATTRIBUTE_TENSOR), None)
-            )
+            for tensor in of(self._data, attributes["value"], onnx.ATTRIBUTE_TENSOR):
+                constants[node.outputs[0]] = tensor
             return
         is_division = node.op_type == "Div" or (node.op_type == "Mod" and not self._named(attributes, "fmod", 0))
-        if is_division and not safe.get(node.inputs[1]):
+        if is_division and not self._is_safe(constants.get(node.inputs[1])):
             self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
 
     def _resolved(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
@@ -183,9 +189,9 @@ class _GraphReader:
                 text(data, each, onnx.ATTRIBUTE_NAME): each for each in of(data, function, onnx.FUNCTION_DEFAULT)
             }
             types = dict(zip(texts(data, function, onnx.FUNCTION_INPUT), inputs, strict=False))
-            safe: dict[str, bool] = {}
+            constants: _Constants = {}
             for node in of(data, function, onnx.FUNCTION_NODE):
-                self._node(read_node(data, node), types, safe, {**defaults, **attributes}, depth + 1)
+                self._node(read_node(data, node), types, constants, {**defaults, **attributes}, depth + 1)
             self._calls[key] = [types.get(name, UNKNOWN) for name in texts(data, function, onnx.FUNCTION_OUTPUT)]
         return self._calls[key]
 
@@ -195,17 +201,16 @@ class _GraphReader:
         attributes: Mapping[str, WireField],
         inputs: _Types,
         types: Mapping[str, int],
-        safe: Mapping[str, bool],
+        constants: _Constants,
         depth: int,
     ) -> list[int]:
         """The types of the outputs of a node with graphs inside; none for other nodes."""
         arguments = [INT64, BOOL, *inputs[2:]] if node.op_type == "Loop" else inputs
         made: list[int] = []
         for attribute in attributes.values():
-            for field in fields(self._data, attribute.start, attribute.end):
-                if field.number in (onnx.ATTRIBUTE_GRAPH, onnx.ATTRIBUTE_GRAPHS):
-                    of_graph = self.graph(field, types, safe, attributes, arguments, depth + 1)
-                    made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
+            for field in onnx.graphs_of(self._data, attribute):
+                of_graph = self.graph(field, types, constants, attributes, arguments, depth + 1)
+                made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
         return made[1:] if node.op_type == "Loop" else made  # whose graph gives the condition as well
 
     def _made(self, node: Node, inputs: _Types, attributes: Mapping[str, WireField]) -> list[int]:
@@ -250,23 +255,23 @@ class _GraphReader:
         return UNKNOWN
 
     def _is_safe(self, tensor: WireField | None) -> bool:
-        """Whether a constant tensor has no 0, and no -1, by which the lowest number cannot be divided."""
+        """Whether a constant tensor certainly has no 0, and no -1, by which the lowest number cannot be divided."""
         if tensor is None:
             return False
         data = self._data
         one = number_of(data, tensor, onnx.TENSOR_TYPE)
         if one not in INTEGER_BYTES or any(of(data, tensor, onnx.TENSOR_EXTERNAL)):
             return False
-        values: list[int] = []
         for part in fields(data, tensor.start, tensor.end):
+            content = bytes(data[part.start : part.end])
             if part.number in (onnx.TENSOR_INT32, onnx.TENSOR_INT64, onnx.TENSOR_UINT64):
-                values += integers(data, part)
+                if b"\0" in content or _MINUS_ONE in content:
+                    return False
             elif part.number == onnx.TENSOR_RAW:
-                raw, size, is_signed = bytes(data[part.start : part.end]), INTEGER_BYTES[one], one not in _UNSIGNED
-                values += [
-                    int.from_bytes(raw[at : at + size], "little", signed=is_signed) for at in range(0, len(raw), size)
-                ]
-        return bool(values) and 0 not in values and -1 not in values
+                values = np.frombuffer(content, f"<{'u' if one in _UNSIGNED else 'i'}{INTEGER_BYTES[one]}")
+                if not values.all() or (values == -1).any():
+                    return False
+        return True
 
 
 _CONSTANTS: Final[Mapping[str, Mapping[str, int]]] = {

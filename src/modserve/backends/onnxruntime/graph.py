@@ -54,10 +54,7 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
             return True
         if field.number == onnx.NODE_DOMAIN and bytes(model[field.start : field.end]) not in _KNOWN_DOMAINS:
             return True
-        if field.number == onnx.NODE_ATTRIBUTE and any(
-            part.number in (onnx.ATTRIBUTE_GRAPH, onnx.ATTRIBUTE_GRAPHS)
-            for part in fields(model, field.start, field.end)
-        ):
+        if field.number == onnx.NODE_ATTRIBUTE and any(onnx.graphs_of(model, field)):
             return True
     return False
 

@@ -119,15 +119,24 @@ def texts(data: Buffer, message: WireField, number: int) -> list[str]:
 
 
 def text(data: Buffer, message: WireField, number: int) -> str:
-    return "".join(texts(data, message, number)[-1:])
+    """The first value of a text field: the fields after it may be millions."""
+    field = next(of(data, message, number), None)
+    return "" if field is None else bytes(data[field.start : field.end]).decode()
 
 
 def number_of(data: Buffer, message: WireField, number: int, default: int = 0) -> int:
-    """The value of an integer field."""
-    for field in of(data, message, number):
-        if field.kind != LENGTH_DELIMITED:
-            default = signed(read_varint(data, field.start)[0])
-    return default
+    """The first value of an integer field."""
+    field = next((each for each in of(data, message, number) if each.kind != LENGTH_DELIMITED), None)
+    return default if field is None else signed(read_varint(data, field.start)[0])
+
+
+def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:
+    """The graphs in an attribute. An attribute with a list has none, and a field for each number in it."""
+    for field in fields(data, attribute.start, attribute.end):
+        if field.number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
+            yield field
+        elif field.number in (ATTRIBUTE_FLOATS, ATTRIBUTE_INTS, ATTRIBUTE_STRINGS):
+            return
 
 
 def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:

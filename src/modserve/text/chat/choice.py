@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ..tokenizer import Tokenizer
 from .contract import Piece
 from .counting import TokenCount
 from .fields import KEEP_STOP, STRUCTURE
@@ -34,22 +35,25 @@ class Delta(NamedTuple):
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
+    """Those of `completion_tokens` that are certainly of thoughts."""
 
     @property
-    def document(self) -> dict[str, int]:
-        both = self.prompt_tokens + self.completion_tokens
+    def document(self) -> dict[str, Any]:
+        thoughts = {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": both,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            **(thoughts if self.reasoning_tokens else {}),
         }
 
 
 class TextChoice:
     """A text on its way. `calls` counts its calls of tools so far.
 
-    `count` has the text for a model that does not count its tokens itself. `tools` is None for what is no chat.
-    `opened`: the prompt ends within a thought.
+    `counts` have the text, and what of it is thought, for a model that does not count its tokens itself: then there is
+    a `tokenizer`. `tools` is None for what is no chat. `close` is the mark of the thought in which the prompt ends.
     """
 
     def __init__(
@@ -57,14 +61,15 @@ class TextChoice:
         index: int,
         request: TextRequest,
         tools: ToolChoice | None = None,
-        count: TokenCount | None = None,
-        opened: bool = False,
+        tokenizer: Tokenizer | None = None,
+        close: str = "",
     ) -> None:
         self.index = index
         self.calls = 0
-        self.count = count
+        self.counts = [] if tokenizer is None else [TokenCount(tokenizer), TokenCount(tokenizer)]
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
+        self._thought_tokens = 0
         self._most = request.sampling.get("max_tokens")
         self._reason: str | None = None
         self._end = TextEnd(request.stops, request.sampling.get(KEEP_STOP) is True)
@@ -73,7 +78,7 @@ class TextChoice:
             None if self._tools is None or self._tools.schema is not None else ToolCalls(self._tools.parameters)
         )
         # What has to have a form has it from its first token on.
-        self._thoughts = None if tools is None else Thoughts(opened and STRUCTURE not in request.sampling)
+        self._thoughts = None if tools is None else Thoughts("" if STRUCTURE in request.sampling else close)
         self._forced: list[str] = []
         """The text that is a call as a whole, if one is required."""
 
@@ -93,14 +98,19 @@ class TextChoice:
         if piece.output_tokens is not None:
             self.output_tokens = (self.output_tokens or 0) + piece.output_tokens
         text = self._end.feed(piece.text, final)
-        if self.count is not None:
-            self.count.add(text)
-        return self._divided(text, final or self._end.reached, piece.logprobs)
+        if self.counts:
+            self.counts[0].add(text)
+        return self._divided(text, final or self._end.reached, piece)
 
     @property
     def written(self) -> int | None:
         """Tokens; None if nobody counts them."""
-        return self.count.total() if self.count is not None else self.output_tokens
+        return self.counts[0].total() if self.counts else self.output_tokens
+
+    @property
+    def thought_tokens(self) -> int:
+        """Without those of pieces that end a thought and begin the answer, if the model counts."""
+        return self.counts[1].total() if self.counts else self._thought_tokens
 
     @property
     def finish_reason(self) -> str:
@@ -112,13 +122,16 @@ class TextChoice:
             return "tool_calls"
         return reason if reason in _FINISH_REASONS else "stop"
 
-    def _divided(self, text: str, final: bool, logprobs: Alternatives | None) -> Delta:
-        thought = ""
+    def _divided(self, text: str, final: bool, piece: Piece) -> Delta:
+        thought, logprobs = "", piece.logprobs
         if self._thoughts is not None:
             was_thinking = self._thoughts.thinking
             thought, text = self._thoughts.feed(text, final)
             if not text and (was_thinking or self._thoughts.thinking):
                 logprobs = None  # they are of the answer
+                self._thought_tokens += piece.output_tokens or 0
+            if thought and self.counts:
+                self.counts[1].add(thought)
         if self._tools is None:
             return Delta(text, (), logprobs, thought)
         if self._parser is not None:
@@ -151,4 +164,5 @@ def usage_of(choices: Sequence[TextChoice], per_prompt: int) -> Usage:
     A model that does not count has 0: OpenAI's clients add the numbers up and fail on null.
     """
     read = [choice.input_tokens or 0 for choice in choices[::per_prompt]]
-    return Usage(sum(read), sum([choice.written or 0 for choice in choices]))
+    written = sum([choice.written or 0 for choice in choices])
+    return Usage(sum(read), written, sum([choice.thought_tokens for choice in choices]))

@@ -1,66 +1,26 @@
-"""The fields of OpenAI's requests: what each may be."""
+"""The fields of the requests of OpenAI's calls: one table of what becomes of each, and how values are read.
+
+A response that ignores a field which changes what the text may be looks right. So such a field is honoured, handed to
+the model, or refused. Fields that express a preference (``verbosity``) or describe the client are ignored, see
+`unknown_fields`.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
+from .. import unknown_fields
 from ..openai_errors import RequestFieldError
 from .errors import field_error
 
+CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
 MOST_CHOICES: Final = 128
 _MOST_STOPS = 16
 _LONGEST_STOP = 1000
 """Characters: each piece of a text is compared with all beginnings of each stop sequence."""
 STRUCTURE: Final = "structured_outputs"
 """The sampling parameter with the form of the text, which is named in refusals."""
-GUIDED: Final[Mapping[str, str]] = {
-    "guided_json": "json",
-    "guided_json_object": "json_object",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
-"""Older fields of vLLM → the member of `STRUCTURE` that they are."""
 KEEP_STOP: Final = "include_stop_str_in_output"
-
-_NUMBERS: dict[str, tuple[type, int | float, int | float]] = {
-    "temperature": (float, 0, 2),
-    "top_p": (float, 0, 1),
-    "min_p": (float, 0, 1),
-    "top_k": (int, -1, 2**31 - 1),
-    "max_tokens": (int, 1, 2**31 - 1),
-    "seed": (int, -(2**63), 2**63 - 1),
-    "presence_penalty": (float, -2, 2),
-    "frequency_penalty": (float, -2, 2),
-    "repetition_penalty": (float, 0, 100),
-}
-"""Sampling parameters that are numbers: type, least, most. Some are vLLM's, which OpenAI has not.
-
-The bounds are not just `float`, of which the compiled form would make floats: 2**63 - 1 is none.
-"""
-
-_ABOVE = frozenset({"top_p", "repetition_penalty"})
-"""Numbers that must exceed their lower bound: at 0 an engine samples nothing, or divides by it."""
-
-CONSTRAINTS: Final[Mapping[str, object]] = {
-    "allowed_token_ids": [],
-    "bad_words": [],
-    "ignore_eos": False,
-    "logit_bias": {},
-    "min_tokens": 0,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "stop_token_ids": [],
-    STRUCTURE: {},
-}
-"""Parameters that a model has to know, or a text that ignores them looks right → the value that asks for nothing.
-
-Of those that know them, engines refuse what they cannot do themselves.
-"""
-
-PARAMETERS: frozenset[str] = frozenset({*_NUMBERS, *CONSTRAINTS, "stop", KEEP_STOP})
-"""Sampling parameters by the names that models have for them."""
-SAMPLING: frozenset[str] = PARAMETERS | {*GUIDED, "n", "logprobs", "max_completion_tokens"}
-COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
 
 
 def wrong_type(param: str, expected: str, value: object) -> RequestFieldError:
@@ -128,64 +88,6 @@ def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
-    """The sampling parameters in the names of the contract, without `n` and `logprobs`.
-
-    `longest` names a field that means ``max_tokens`` and goes before it. Raises `RequestFieldError`.
-    """
-    values: dict[str, object] = {}
-    for name, limits in _NUMBERS.items():
-        value = document.get(name)
-        if value is not None:
-            values[name] = _number(name, value, *limits)
-    most = document.get(longest)
-    if most is not None:
-        values["max_tokens"] = _number(longest, most, *_NUMBERS["max_tokens"])
-    for name, read in _READERS.items():
-        value = document.get(name)
-        if value is not None and read(document, name) not in ([], {}):
-            values[name] = value
-    sequences = stops(document)
-    if sequences:
-        values["stop"] = list(sequences)
-    return values
-
-
-def _token_ids(document: Mapping[str, Any], name: str) -> object:
-    return _list_of(int, "a list of token ids", document[name], name)
-
-
-def _texts(document: Mapping[str, Any], name: str) -> object:
-    return _list_of(str, "a list of strings", document[name], name)
-
-
-def _list_of(kind: type, expected: str, value: object, name: str) -> object:
-    if type(value) is not list:
-        raise wrong_type(name, expected, value)
-    for index, each in enumerate(value):
-        if type(each) is not kind:
-            raise wrong_type(f"{name}[{index}]", "a token id" if kind is int else "a string", each)
-    return value
-
-
-def _count(document: Mapping[str, Any], name: str) -> object:
-    return whole_number(document, name, 0, 2**31 - 1)
-
-
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
-    "allowed_token_ids": _token_ids,
-    "bad_words": _texts,
-    "ignore_eos": boolean,
-    KEEP_STOP: boolean,
-    "logit_bias": mapping,
-    "min_tokens": _count,
-    "skip_special_tokens": boolean,
-    "spaces_between_special_tokens": boolean,
-    "stop_token_ids": _token_ids,
-}
-"""The other parameters → what reads a value that is there."""
-
-
 def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
     """``stream_options.include_usage``."""
     options = mapping(document, "stream_options")
@@ -196,17 +98,201 @@ def stream_usage(document: Mapping[str, Any], stream: bool) -> bool:
     return boolean(options, "include_usage")
 
 
-def _number(name: str, value: object, kind: type, least: int | float, most: int | float) -> object:
-    if type(value) is not int and not (kind is float and type(value) is float):
-        raise wrong_type(name, "a whole number" if kind is int else "a number", value)
+def _kind(value: object) -> str:
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), f"the number {value}" if isinstance(value, int | float) else "that")
+
+
+def _number(
+    document: Mapping[str, Any], name: str, least: int | float, most: int | float, *, is_above: bool = False
+) -> object:
+    """A number from `least` to `most`; `is_above`: without `least`, at which an engine samples nothing, or divides.
+
+    The bounds are not just `float`, of which the compiled form would make floats, also in its messages.
+    """
+    value = document.get(name)
+    if type(value) is not int and type(value) is not float:
+        raise wrong_type(name, "a number", value)
     assert isinstance(value, int | float), "one of these types: this is a bug"
-    if name in _ABOVE and value <= least:
+    if is_above and value <= least:
         raise field_error(name, f"'{name}' must be above {least} and at most {most}, not {value}")
     if not least <= value <= most:
         raise field_error(name, f"'{name}' must be between {least} and {most}, not {value}")
     return value
 
 
-def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), f"the number {value}" if isinstance(value, int | float) else "that")
+def _list_of(document: Mapping[str, Any], name: str, kind: type, expected: str) -> object:
+    value = document[name]
+    if type(value) is not list:
+        raise wrong_type(name, f"a list of {expected}s", value)
+    for index, each in enumerate(value):
+        if type(each) is not kind:
+            raise wrong_type(f"{name}[{index}]", f"a {expected}", each)
+    return value
+
+
+class Parameter(NamedTuple):
+    """A sampling parameter, handed to models that take it; what reads a value that is there.
+
+    Other models do without, unless it is a `demand`: a text that ignores it looks right. Then only the value `neutral`
+    asks for nothing. Engines refuse what they cannot do themselves.
+    """
+
+    read: Callable[[Mapping[str, Any], str], object]
+    demand: bool = False
+    neutral: Any = None
+
+
+class FormMember(NamedTuple):
+    """A form of the text, as a member of `STRUCTURE`; empty for that itself."""
+
+    member: str
+
+
+class Refused(NamedTuple):
+    """A field that nothing here can honour, with what to do instead.
+
+    The values `neutral` ask for nothing, and so do null, false and whatever is empty.
+    """
+
+    advice: str
+    neutral: tuple[object, ...] = ()
+
+
+_TOKENS: Final = partial(_list_of, kind=int, expected="token id")
+_STATELESS: Final = "nothing is stored, so send the whole conversation"
+_STRUCTURE: Final = "send 'structured_outputs', an object with one of json, regex, choice and grammar"
+_SYSTEM: Final = "write it into a message of the role system"
+_NO_BEAMS: Final = "there is no beam search: send 'n' and choose"
+_CHATS: Final = "send the conversation to chat/completions"
+
+FIELDS: Final[Mapping[str, Parameter | FormMember | Refused]] = {
+    "temperature": Parameter(partial(_number, least=0, most=2)),
+    "top_p": Parameter(partial(_number, least=0, most=1, is_above=True)),
+    "min_p": Parameter(partial(_number, least=0, most=1)),
+    "top_k": Parameter(partial(whole_number, least=-1, most=2**31 - 1)),
+    "max_tokens": Parameter(partial(whole_number, least=1, most=2**31 - 1)),
+    "seed": Parameter(partial(whole_number, least=-(2**63), most=2**63 - 1)),
+    "presence_penalty": Parameter(partial(_number, least=-2, most=2)),
+    "frequency_penalty": Parameter(partial(_number, least=-2, most=2)),
+    "repetition_penalty": Parameter(partial(_number, least=0, most=100, is_above=True)),
+    KEEP_STOP: Parameter(boolean),
+    "allowed_token_ids": Parameter(_TOKENS, True, []),
+    "bad_words": Parameter(partial(_list_of, kind=str, expected="string"), True, []),
+    "ignore_eos": Parameter(boolean, True, False),
+    "logit_bias": Parameter(mapping, True, {}),
+    "min_tokens": Parameter(partial(whole_number, least=0, most=2**31 - 1), True, 0),
+    "skip_special_tokens": Parameter(boolean, True, True),
+    "spaces_between_special_tokens": Parameter(boolean, True, True),
+    "stop_token_ids": Parameter(_TOKENS, True, []),
+    STRUCTURE: FormMember(""),
+    "guided_json": FormMember("json"),
+    "guided_json_object": FormMember("json_object"),
+    "guided_regex": FormMember("regex"),
+    "guided_choice": FormMember("choice"),
+    "guided_grammar": FormMember("grammar"),
+    "audio": Refused("models give text alone"),
+    "best_of": Refused("ask for 'n' choices and take the best of them", (1,)),
+    "chat_template": Refused("set the parameter 'chat_template' of the model"),
+    "documents": Refused("send 'chat_template_kwargs' with a member 'documents'"),
+    "ebnf": Refused(_STRUCTURE),
+    "echo": Refused("send the request to completions"),
+    "function_call": Refused("send 'tool_choice'", ("auto", "none")),
+    "functions": Refused("send 'tools'"),
+    "grammar": Refused(_STRUCTURE),
+    "guideline": Refused(_SYSTEM),
+    "guided_whitespace_pattern": Refused("send 'structured_outputs' with a member 'whitespace_pattern'"),
+    "instructions": Refused(_SYSTEM),
+    "json_schema": Refused(_STRUCTURE),
+    "length_penalty": Refused(_NO_BEAMS, (1,)),
+    "logits_processors": Refused("send 'logit_bias', 'bad_words' or 'allowed_token_ids'"),
+    "max_new_tokens": Refused("send 'max_tokens'"),
+    "max_output_tokens": Refused("send 'max_completion_tokens'"),
+    "min_new_tokens": Refused("send 'min_tokens'"),
+    "modalities": Refused("models give text alone", (["text"],)),
+    "prompt_logprobs": Refused("nothing is known of the prompt's tokens"),
+    "regex": Refused(_STRUCTURE),
+    "repetition_detection": Refused("limit the text by 'max_tokens', or send 'repetition_penalty'"),
+    "suffix": Refused("write it into the prompt, in the form that the model was trained on"),
+    "text": Refused("send 'response_format'"),
+    "thinking_token_budget": Refused("limit the text by 'max_completion_tokens'"),
+    "tool_prompt": Refused(_SYSTEM),
+    "truncate_prompt_tokens": Refused("shorten the prompt"),
+    "use_beam_search": Refused(_NO_BEAMS),
+    "web_search_options": Refused("models search nothing"),
+}
+"""The fields of all calls, but for those of the messages and of what is to be returned."""
+_OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
+    CHAT: {},
+    COMPLETIONS: {
+        "continue_final_message": Refused("a prompt is always continued"),
+        "instructions": Refused("write it into the prompt"),
+        "max_output_tokens": Refused("send 'max_tokens'"),
+        "tool_choice": Refused(_CHATS, ("auto", "none")),
+        "tools": Refused(_CHATS),
+        "top_logprobs": Refused("send 'logprobs' with the number"),
+    },
+    RESPONSES: {
+        "background": Refused("responses are not stored"),
+        "continue_final_message": Refused(_CHATS),
+        "conversation": Refused(_STATELESS),
+        "logprobs": Refused("send 'top_logprobs'"),
+        "max_completion_tokens": Refused("send 'max_output_tokens'"),
+        "max_new_tokens": Refused("send 'max_output_tokens'"),
+        "max_tokens": Refused("send 'max_output_tokens'"),
+        "n": Refused("a response has one text: send the request several times", (1,)),
+        "previous_response_id": Refused(_STATELESS),
+        "prompt": Refused(_STATELESS),
+        "response_format": Refused("send 'text' with a member 'format'"),
+    },
+}
+"""What one call refuses, or for another reason than the others."""
+_PARAMETERS: Final = {name: field for name, field in FIELDS.items() if isinstance(field, Parameter)}
+FORMS: Final[Mapping[str, str]] = {
+    name: field.member for name, field in FIELDS.items() if isinstance(field, FormMember)
+}
+"""Fields that hold the text to a form → the member of `STRUCTURE` that they are."""
+PARAMETERS: frozenset[str] = frozenset({*_PARAMETERS, STRUCTURE, "stop"})
+"""Sampling parameters by the names that models have for them."""
+SAMPLING: frozenset[str] = PARAMETERS | {*FORMS, "n", "logprobs", "max_completion_tokens"}
+COMMON: frozenset[str] = SAMPLING | {"model", "stream", "stream_options"}
+
+
+def check_names(call: str, document: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise `RequestFieldError` for a field that the call cannot honour, and log those without a meaning here."""
+    if known.issuperset(document):
+        return
+    unknown = {}
+    for name, value in document.items():
+        if name in known:
+            continue
+        field = _OF_CALLS[call].get(name) or FIELDS.get(name)
+        if not isinstance(field, Refused):
+            unknown[name] = value
+        elif not (value is None or value is False or value in ("", [], {}) or value in field.neutral):
+            raise field_error(name, f"'{name}' is not supported: {field.advice}")
+    unknown_fields.tell(call, unknown, known)
+
+
+def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
+    """The sampling parameters in the names of the contract, without `n` and `logprobs`.
+
+    `longest` names a field that means ``max_tokens`` and goes before it. Raises `RequestFieldError`.
+    """
+    values: dict[str, object] = {}
+    for name, parameter in _PARAMETERS.items():
+        value = document.get(name)
+        if value is not None and parameter.read(document, name) not in ([], {}):
+            values[name] = value
+    if document.get(longest) is not None:
+        values["max_tokens"] = _PARAMETERS["max_tokens"].read(document, longest)
+    sequences = stops(document)
+    if sequences:
+        values["stop"] = list(sequences)
+    return values
+
+
+def is_demand(name: str, value: object) -> bool:
+    """Whether a model has to know a sampling parameter with this value."""
+    parameter = _PARAMETERS.get(name)
+    return name == STRUCTURE or (parameter is not None and parameter.demand and value != parameter.neutral)

@@ -12,7 +12,6 @@ import orjson
 
 from . import fields, items
 from .errors import field_error
-from .refusals import RESPONSES, check_names
 from .requests import ChatRequest, structure, template_arguments, text_request
 from .tools import read_flat_tools
 
@@ -52,7 +51,7 @@ class ResponseRequest:
 
 def read_response_request(document: Mapping[str, Any]) -> ResponseRequest:
     """Raises `RequestFieldError`."""
-    check_names(RESPONSES, document, _FIELDS)
+    fields.check_names(fields.RESPONSES, document, _FIELDS)
     form = fields.mapping(document, "text") or {}
     tools = read_flat_tools(document)
     text = text_request(

@@ -13,7 +13,7 @@ from . import fields
 from .contract import TEXT_INPUT, Contract, contract_of
 from .errors import field_error
 from .fields import STRUCTURE
-from .requests import ChatRequest, TextRequest
+from .requests import CONTINUE, ChatRequest, TextRequest
 from .template import ChatTemplate
 from .template_files import no_template, read_template
 
@@ -46,7 +46,7 @@ class TextModel:
         if request.logprobs is not None and not self.contract.gives_logprobs:
             raise field_error("logprobs", f"model '{name}' gives no log probabilities: it has no output 'logprobs'")
         for parameter, value in request.sampling.items():
-            if value != fields.CONSTRAINTS.get(parameter, value) and not self.contract.takes(parameter):
+            if fields.is_demand(parameter, value) and not self.contract.takes(parameter):
                 field = request.structure_field if parameter == STRUCTURE else parameter
                 raise field_error(
                     field,
@@ -63,6 +63,8 @@ class TextModel:
         """
         name = self.config.name
         if self.contract.takes_messages:
+            if chat.continued:
+                raise field_error(CONTINUE, f"'{CONTINUE}' is not for model '{name}', which takes messages")
             return _json(chat.messages).decode()
         if chat.tools.tools and (self.template is None or not self.template.takes_tools):
             raise field_error("tools", f"model '{name}' takes no tools: its chat template has no place for them")
@@ -79,6 +81,18 @@ def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
         return str(messages[0]["content"] or "")
     lines = [f"{message['role']}: {message['content'] or ''}" for message in messages]
     return "\n".join([*lines, "assistant:"])
+
+
+def up_to(prompt: str, message: str) -> str:
+    """A prompt that ends with its last message, whose text is `message`; templates may leave out white space around it.
+
+    Raises `RequestFieldError` for a prompt without it.
+    """
+    before, text, behind = prompt.rpartition(message.strip())
+    if not text:
+        raise field_error(CONTINUE, f"'{CONTINUE}': the chat template leaves the last message out, or changes it")
+    space = message[len(message.rstrip()) :]
+    return before + text + (space if behind.startswith(space) else "")
 
 
 def variables_of(chat: ChatRequest) -> bytes:

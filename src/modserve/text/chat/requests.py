@@ -8,16 +8,17 @@ from . import fields
 from .errors import field_error
 from .fields import STRUCTURE
 from .messages import read_messages
-from .refusals import CHAT, COMPLETIONS, check_names
 from .tools import ToolChoice, read_tools
 
 _MOST_PROMPTS: Final = 256
 _USUAL_MAX_TOKENS: Final = 16
 """Of completions, as in OpenAI's API; how long chats are is up to the model."""
 
+CONTINUE: Final = "continue_final_message"
+
 _CHAT_FIELDS = fields.COMMON | {
     *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
-    *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt"),
+    *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt", CONTINUE),
 }
 _COMPLETION_FIELDS = fields.COMMON | {"prompt", "echo", "best_of", "response_format"}
 
@@ -76,7 +77,9 @@ class TextRequest:
 
 
 class ChatRequest:
-    __slots__ = ("add_generation_prompt", "messages", "template_arguments", "text", "tools")
+    """`continued` is the text of the last message if the model is to go on with it; else empty."""
+
+    __slots__ = ("add_generation_prompt", "continued", "messages", "template_arguments", "text", "tools")
 
     def __init__(
         self,
@@ -85,12 +88,14 @@ class ChatRequest:
         tools: ToolChoice,
         template_arguments: Mapping[str, Any],
         add_generation_prompt: bool = True,
+        continued: str = "",
     ) -> None:
         self.text = text
         self.messages = messages
         self.tools = tools
         self.template_arguments = template_arguments
         self.add_generation_prompt = add_generation_prompt
+        self.continued = continued
 
 
 class CompletionRequest:
@@ -104,20 +109,34 @@ class CompletionRequest:
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:
     """The request of ``chat/completions``. Raises `RequestFieldError`."""
-    check_names(CHAT, document, _CHAT_FIELDS)
+    fields.check_names(fields.CHAT, document, _CHAT_FIELDS)
     logprobs = fields.whole_number(document, "top_logprobs", 0, 20)
     if fields.boolean(document, "logprobs"):
         logprobs = logprobs or 0
     elif logprobs is not None:
         raise field_error("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
-    tools = read_tools(document)
+    tools, messages = read_tools(document), read_messages(document)
+    continued = _continued(document, messages[-1])
     return ChatRequest(
         text_request(document, logprobs, structure(document, tools)),
-        read_messages(document),
+        messages,
         tools,
         template_arguments(document, document.get("reasoning_effort"), "reasoning_effort"),
-        fields.boolean(document, "add_generation_prompt", True),
+        fields.boolean(document, "add_generation_prompt", not continued),
+        continued,
     )
+
+
+def _continued(document: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """The text of the last message, if that is to be continued (vLLM's ``continue_final_message``)."""
+    if not fields.boolean(document, CONTINUE):
+        return ""
+    if document.get("add_generation_prompt"):
+        raise field_error(CONTINUE, f"'{CONTINUE}' and 'add_generation_prompt' exclude each other")
+    text = last["content"]
+    if not text or not text.strip():
+        raise field_error(CONTINUE, f"'{CONTINUE}': the last message has no text")
+    return str(text)
 
 
 def template_arguments(document: Mapping[str, Any], effort: object, field: str) -> Mapping[str, Any]:
@@ -134,7 +153,7 @@ def template_arguments(document: Mapping[str, Any], effort: object, field: str) 
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
     """The request of ``completions``. Raises `RequestFieldError`."""
-    check_names(COMPLETIONS, document, _COMPLETION_FIELDS)
+    fields.check_names(fields.COMPLETIONS, document, _COMPLETION_FIELDS)
     if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
         document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
     logprobs = fields.whole_number(document, "logprobs", 0, 20)
@@ -210,13 +229,10 @@ def structure(
     rule = _format(fields.mapping({field: format}, field), field, nested)
     if rule:
         forms.append(TextForm(field, rule))
-    rule = fields.mapping(document, STRUCTURE) or {}
-    if any(value not in (None, False) for value in rule.values()):
-        forms.append(TextForm(STRUCTURE, rule))
-    for name, member in fields.GUIDED.items():
-        value = document.get(name)
-        if value is not None and value is not False:
-            forms.append(TextForm(name, {member: value}))
+    for name, member in fields.FORMS.items():
+        rule = {member: document.get(name)} if member else fields.mapping(document, name) or {}
+        if any(value is not None and value is not False for value in rule.values()):
+            forms.append(TextForm(name, rule))
     if len(forms) > 1:
         one, other = forms[0].field, forms[1].field
         raise field_error(other, f"'{other}' and '{one}' exclude each other: each says what the text has to be")

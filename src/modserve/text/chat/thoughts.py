@@ -1,29 +1,34 @@
 """What a model thinks before it answers, in a text that comes in pieces.
 
-A thought is between ``<think>`` and ``</think>`` at the beginning of the text, as Qwen3, DeepSeek-R1 and others write
-it. Some chat templates end the prompt with the first mark, and the text begins within the thought. One that has no end
-is all that there is.
+A thought is between two marks at the beginning of the text. Some chat templates end the prompt with the first one, and
+the text begins within the thought. One that has no end is all that there is.
 """
+
+from typing import Final
 
 from .stops import overlap
 
-OPEN, CLOSE = "<think>", "</think>"
+_MARKS: Final = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+"""Of Qwen3, DeepSeek-R1 and most others; of Mistral's models."""
 _BEFORE, _BEGUN, _WITHIN, _BEHIND, _OVER = range(5)
 """Before the first mark; behind it, and behind the other one, where white space is left out; in the answer."""
 
 
-def opens_thought(prompt: str) -> bool:
-    """Whether a prompt ends within a thought."""
-    return prompt[-64:].rstrip().endswith(OPEN)
+def open_thought(prompt: str, continued: str = "") -> str:
+    """The mark that will end the thought in which a prompt ends, or the message at its end; empty if there is none."""
+    for first, close in _MARKS.items():
+        if prompt[-64:].rstrip().endswith(first) or (continued.startswith(first) and close not in continued):
+            return close
+    return ""
 
 
 class Thoughts:
-    """Divides a text into thought and answer. `opened`: its prompt ends within the thought."""
+    """Divides a text into thought and answer. `close` is the mark of the thought in which its prompt ends."""
 
-    __slots__ = ("_held", "_opened", "_place")
+    __slots__ = ("_close", "_held", "_place")
 
-    def __init__(self, opened: bool) -> None:
-        self._opened = opened
+    def __init__(self, close: str = "") -> None:
+        self._close = close
         self._place = _BEFORE
         self._held = ""
 
@@ -39,21 +44,23 @@ class Thoughts:
         text, self._held = self._held + piece, ""
         if self._place == _BEFORE:
             begin = text.lstrip()
-            if not final and begin != OPEN and OPEN.startswith(begin):
+            if not final and any(begin != mark and mark.startswith(begin) for mark in _MARKS):
                 self._held = text
                 return "", ""
-            if not self._opened and not begin.startswith(OPEN):
+            first = next(filter(begin.startswith, _MARKS), "")
+            self._close = _MARKS.get(first, self._close)
+            if not self._close:
                 self._place = _OVER
                 return "", text
             self._place = _BEGUN
-            text = begin.removeprefix(OPEN)
+            text = begin.removeprefix(first)
         thought = ""
         if self._place == _BEGUN:
             text = text.lstrip()
             self._place = _WITHIN if text else _BEGUN
         if self._place == _WITHIN:
-            thought, close, rest = text.partition(CLOSE)
-            kept = 0 if close or final else overlap(thought, CLOSE)
+            thought, close, rest = text.partition(self._close)
+            kept = 0 if close or final else overlap(thought, self._close)
             thought = thought[: len(thought) - kept].rstrip()
             if not close:
                 self._held = text[len(thought) :]

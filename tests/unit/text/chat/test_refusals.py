@@ -21,7 +21,6 @@ BOTH: dict[str, Any] = {
     "bad_words": ["a"],
     "best_of": 2,
     "chat_template": "{{ messages }}",
-    "continue_final_message": True,
     "documents": [{"text": "a"}],
     "ebnf": "root ::= a",
     "function_call": {"name": "f"},
@@ -64,6 +63,7 @@ OWN: dict[str, dict[str, Any]] = {
         "text": {"format": {"type": "json_object"}},
     },
     "completions": {
+        "continue_final_message": True,
         "instructions": "a",
         "max_output_tokens": 4,
         "response_format": {"type": "json_object"},
@@ -73,6 +73,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "responses": {
         "background": True,
+        "continue_final_message": True,
         "conversation": "a",
         "echo": True,
         "logprobs": True,
@@ -147,7 +148,8 @@ def test_values_that_ask_for_nothing(function: TextModel, call: str) -> None:
         "tool_choice": "auto",
         "tools": [],
         "use_beam_search": False,
-        **fields.CONSTRAINTS,
+        **{name: each.neutral for name, each in fields.FIELDS.items() if isinstance(each, fields.Parameter)},
+        fields.STRUCTURE: {},
     }
     function.check(READ[call](nothing))
 

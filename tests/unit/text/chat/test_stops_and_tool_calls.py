@@ -13,15 +13,20 @@ CALL = ToolCall("weather", '{"city":"Köln"}')
 CITY = '{"city": "Köln"}'
 LONG = "<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>"
 DEEP = '{"name": "weather", "arguments": ' + '{"a":' * 300 + "1" + "}" * 301
+TOO_DEEP = "<function=plot><parameter=points>" + "[" * 300 + "]" * 300 + "</parameter></function>"
+"""Cannot be written as JSON."""
 NOTE = '{"name": "note", "arguments": {"text": "ends </tool_call>"}}'
 
 
+def pieces(text: Any, size: int) -> list[Any]:
+    """A text, or its bytes, in pieces of a size, and an empty one, which is the last."""
+    return [text[start : start + size] for start in range(0, len(text) + size, size)]
+
+
 def ended(text: str, stops: tuple[str, ...], size: int) -> tuple[str, bool]:
-    """A text in pieces of `size` bytes: what is left of it, and whether a stop was reached."""
-    end, data, kept = TextEnd(stops), text.encode(), ""
-    for start in range(0, len(data), size):
-        kept += end.feed(data[start : start + size])
-    return kept + end.feed(b"", final=True), end.reached
+    """What is left of a text in pieces of `size` bytes, and whether a stop was reached."""
+    end, (*first, last) = TextEnd(stops), pieces(text.encode(), size)
+    return "".join([*map(end.feed, first), end.feed(last, final=True)]), end.reached
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
@@ -85,13 +90,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 def divided(text: str, size: int) -> tuple[str, list[ToolCall]]:
-    parser, kept, calls = ToolCalls(PARAMETERS), "", []
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    for index, piece in enumerate([*pieces, ""]):
-        split = parser.feed(piece, final=index == len(pieces))
-        kept += split.text
-        calls += split.calls
-    return kept, calls
+    parser, (*first, last) = ToolCalls(PARAMETERS), pieces(text, size)
+    splits = [*map(parser.feed, first), parser.feed(last, final=True)]
+    return "".join(split.text for split in splits), [call for split in splits for call in split.calls]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -143,6 +144,8 @@ def divided(text: str, size: int) -> tuple[str, list[ToolCall]]:
         (f"<tool_call>{DEEP}</tool_call>", f"<tool_call>{DEEP}</tool_call>", 0),
         ("a < b", "a < b", 0),
         ("<tool_ca", "<tool_ca", 0),
+        ('<tool_call>{"name": "wea', '<tool_call>{"name": "wea', 0),
+        (TOO_DEEP, TOO_DEEP, 0),
         ('{"answer": 1}', '{"answer": 1}', 0),
     ],
 )
@@ -150,20 +153,11 @@ def test_calls_in_a_text(text: str, kept: str, calls: int, size: int) -> None:
     assert divided(text, size) == (kept, [CALL] * calls)
 
 
-def test_parameters_too_deep_to_be_written_are_text() -> None:
-    text = "<function=plot><parameter=points>" + "[" * 300 + "]" * 300 + "</parameter></function>"
-    assert divided(text, 7) == (text, [])
-
-
 def test_calls_are_searched_once_for_their_end() -> None:
     begin = time.process_time()
     for text in ('<tool_call>{"name": "' + "</tool_call>" * 5000, "<tool_call>" + "<function=plot></function>" * 5000):
         assert divided(text, 12) == (text, [])
     assert time.process_time() - begin < 5.0  # 0.3 s here; two minutes if each piece has all of it searched again
-
-
-def test_a_call_that_is_not_complete_is_text() -> None:
-    assert divided('<tool_call>{"name": "wea', 3) == ('<tool_call>{"name": "wea', [])
 
 
 @pytest.mark.parametrize("size", [1, 1000])

@@ -5,14 +5,14 @@ import pytest
 from modserve.text.chat.choice import Delta, TextChoice
 from modserve.text.chat.contract import Piece
 from modserve.text.chat.requests import read_chat
-from modserve.text.chat.thoughts import Thoughts, opens_thought
+from modserve.text.chat.thoughts import Thoughts, open_thought
 
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
 def divided(text: str, opened: bool, size: int) -> tuple[str, str]:
-    thoughts, thought, answer = Thoughts(opened), "", ""
+    thoughts, thought, answer = Thoughts("</think>" if opened else ""), "", ""
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     for index, piece in enumerate([*pieces, ""]):
         thinks, says = thoughts.feed(piece, index == len(pieces))
@@ -38,6 +38,9 @@ def divided(text: str, opened: bool, size: int) -> tuple[str, str]:
 )
 def test_thought_and_answer(text: str, opened: bool, thought: str, answer: str, size: int) -> None:
     assert divided(text, opened, size) == (thought, answer)
+    mistral = [each.replace("<think>", "[THINK]").replace("</think>", "[/THINK]") for each in (text, thought, answer)]
+    if "</thi" not in thought:
+        assert divided(mistral[0], opened, size) == tuple(mistral[1:])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -61,21 +64,25 @@ def test_without_a_mark_at_the_beginning_it_depends_on_the_prompt(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "opens"),
+    ("prompt", "continued", "close"),
     [
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("<think>", True),
-        ("<think>\n\n</think>\n\n", False),
-        ("", False),
+        ("<|im_start|>assistant\n<think>\n", "", "</think>"),
+        ("<think>", "", "</think>"),
+        ("[THINK]", "", "[/THINK]"),
+        ("<think>\n\n</think>\n\n", "", ""),
+        ("<assistant><think>One", "<think>One", "</think>"),
+        ("<assistant><think>One</think>Two", "<think>One</think>Two", ""),
+        ("<user>What does <think>do?<assistant>", "", ""),
+        ("", "", ""),
     ],
 )
-def test_a_prompt_that_opens_a_thought(prompt: str, opens: bool) -> None:
-    assert opens_thought(prompt) is opens
+def test_a_prompt_that_opens_a_thought(prompt: str, continued: str, close: str) -> None:
+    assert open_thought(prompt, continued) == close
 
 
 def choice(*, opened: bool = False, **fields: object) -> TextChoice:
     request = read_chat({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
-    return TextChoice(0, request.text, request.tools, opened=opened)
+    return TextChoice(0, request.text, request.tools, close="</think>" if opened else "")
 
 
 def test_a_call_of_a_tool_behind_a_thought() -> None:
@@ -104,3 +111,19 @@ def test_log_probabilities_are_of_the_answer() -> None:
     said = [made.add(Piece(piece, logprobs=[{str(number): {}}]), False) for number, piece in enumerate(pieces)]
     assert [delta.logprobs for delta in said] == [None, None, None, None, [{"4": {}}], [{"5": {}}]]
     assert [delta.thought + delta.text for delta in said] == ["", "a", "", "", "b", "c"]
+
+
+def test_tokens_of_thoughts() -> None:
+    made = choice()
+    for piece in (b"<think>", b"a", b" b", b"</think>", b"\n\n", b"c", b"d"):
+        made.add(Piece(piece, output_tokens=2), False)
+    assert (made.thought_tokens, made.written) == (10, 14)
+    whole = choice()
+    whole.add(Piece(b"<think>a</think>b", output_tokens=9), True)
+    assert (whole.thought_tokens, whole.written) == (0, 9)  # the model says no more of them
+    cut = choice()
+    cut.add(Piece(b"<think>a", output_tokens=2), True)
+    assert cut.thought_tokens == 2
+    answer = choice()
+    answer.add(Piece(b"a", output_tokens=1), True)
+    assert answer.thought_tokens == 0

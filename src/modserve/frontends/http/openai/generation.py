@@ -24,10 +24,9 @@ from modserve.protocol.http import deadlines
 from modserve.protocol.http.framing import Framing
 from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
-from modserve.text.chat.counting import PART_CHARACTERS, TokenCount, count_prompts
+from modserve.text.chat.counting import PART_CHARACTERS, count_prompts
 from modserve.text.chat.requests import TextRequest
 from modserve.text.chat.responses import OpenAIWriter, Whole
-from modserve.text.chat.thoughts import opens_thought
 from modserve.text.chat.tools import ToolChoice
 from modserve.text.tokenizer import Tokenizer
 
@@ -76,7 +75,7 @@ class TextGeneration:
     @property
     def counts_long(self) -> bool:
         """Whether `usage` takes so long that it is for a thread."""
-        return any(choice.count is not None and choice.count.uncounted > PART_CHARACTERS for choice in self.choices)
+        return any(count.uncounted > PART_CHARACTERS for choice in self.choices for count in choice.counts)
 
     def close(self) -> None:
         for call in self.calls:
@@ -93,22 +92,19 @@ async def submit(
     tokenizer: Tokenizer | None,
     tools: ToolChoice | None = None,
     templated: bool = False,
+    close: str = "",
 ) -> TextGeneration:
     """Submit a call for each choice of each prompt. `first` has been begun; it is the first one's.
 
     `tokenizer` counts tokens for a model that does not. `tools` is None for what is no chat. `templated`: the prompts
-    have the special tokens they need.
+    have the special tokens they need. `close` is the mark of the thought in which the prompt ends.
 
     Raises what keeps a call from being accepted; all calls but the first are closed then.
     """
     stream = text.stream and first.servable.config.decoupled
     head = request.head
     ends_ns = deadlines.deadline_ns(head.timeouts, first.now_ns)
-    opened = templated and opens_thought(prompts[0])
-    choices = [
-        TextChoice(index, text, tools, None if tokenizer is None else TokenCount(tokenizer), opened)
-        for index in range(len(prompts) * text.choices)
-    ]
+    choices = [TextChoice(index, text, tools, tokenizer, close) for index in range(len(prompts) * text.choices)]
     if max(map(len, prompts)) > first.limits.json:
         inputs = await offload.on_thread(_inputs, contract, text, prompts, stream)
     else:
@@ -244,8 +240,8 @@ class _Events:
         choice = generation.choices[index]
         piece = Piece(b"") if outcome is None else piece_of(generation.contract, outcome)
         events = writer.delta(choice, choice.add(piece, ended))
-        if choice.count is not None:
-            choice.count.advance()
+        for count in choice.counts:
+            count.advance()
         if choice.over and not ended:
             generation.calls[index].cut()
         if ended:

@@ -27,6 +27,7 @@ from modserve.text.chat.item_requests import ResponseRequest, read_response_requ
 from modserve.text.chat.item_writer import ItemWriter
 from modserve.text.chat.requests import ChatRequest, CompletionRequest, TextRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
+from modserve.text.chat.thoughts import open_thought
 from modserve.text.openai_errors import RequestFieldError, error_body
 
 from .generation import streamed_response, submit, whole_response
@@ -110,8 +111,9 @@ async def _converse(
         prompt = await surface.models.prompt(model, chat, size)
         tokenizer = await surface.models.tokenizer(model, text, call.tenant)
         templated = model.template is not None
+        close = open_thought(prompt, chat.continued) if templated else ""
         generation = await submit(
-            surface.streams, request, call, model.contract, text, [prompt], tokenizer, chat.tools, templated
+            surface.streams, request, call, model.contract, text, [prompt], tokenizer, chat.tools, templated, close
         )
     except BaseException:
         call.close()

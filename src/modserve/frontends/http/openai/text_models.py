@@ -14,7 +14,7 @@ from modserve.server import Server
 from modserve.settings import LoopLimits
 from modserve.text.chat.contract import may_generate
 from modserve.text.chat.counting import read_tokenizer
-from modserve.text.chat.prompts import TextModel, variables_of
+from modserve.text.chat.prompts import TextModel, up_to, variables_of
 from modserve.text.chat.requests import ChatRequest, TextRequest
 from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, shown_names
 from modserve.text.tokenizer import Tokenizer
@@ -68,11 +68,11 @@ class TextModels:
         if template is not None:
             await template.compile()
         prompt = model.untemplated_prompt(chat)
-        if prompt is not None:
-            return prompt
-        assert template is not None, "or the prompt were a plain one: this is a bug"
-        long = size > self._limits.json
-        return await template.render(await offload.on_thread(variables_of, chat) if long else variables_of(chat))
+        if prompt is None:
+            assert template is not None, "or the prompt were a plain one: this is a bug"
+            long = size > self._limits.json
+            prompt = await template.render(await offload.on_thread(variables_of, chat) if long else variables_of(chat))
+        return up_to(prompt, chat.continued) if chat.continued else prompt
 
 
 def _tokenizer(model: TextModel) -> Tokenizer | None:

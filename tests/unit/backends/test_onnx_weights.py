@@ -1,0 +1,94 @@
+"""What is read of an ONNX file before the engine loads it: neither weights nor long lists."""
+
+import time
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from modserve.backends.onnxruntime.divisions import guarded
+from modserve.backends.onnxruntime.graph import depends_on_data, precision, unranked
+from modserve.backends.onnxruntime.zipmap import flattened
+
+MB = 1024 * 1024
+MANY = 500_000
+
+
+def model(node: Any, *initializers: Any) -> bytes:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in ("x", "y"))
+    graph = helper.make_graph([node], "graph", [x], [y], list(initializers))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    made: bytes = helper.make_model(graph, opset_imports=opsets).SerializeToString()
+    return made
+
+
+def weights(kind: int, values: Any) -> bytes:
+    return model(helper.make_node("Gather", ["w", "x"], ["y"]), helper.make_tensor("w", kind, [len(values)], values))
+
+
+def read(content: bytes) -> None:
+    """As at a load."""
+    with memoryview(content) as view:
+        assert flattened(view) is None
+        assert guarded(view) is None
+        depends_on_data(view)
+        unranked(view)
+        precision(view)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.int64])
+def test_weights_take_no_memory(kind: type) -> None:
+    tensor = numpy_helper.from_array(np.arange(4 * MB // np.dtype(kind).itemsize).astype(kind), "w")
+    content = model(helper.make_node("Gather", ["w", "x"], ["y"]), tensor)
+    tracemalloc.start()
+    try:
+        read(content)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MB
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        weights(TensorProto.INT64, range(MANY)),
+        weights(TensorProto.STRING, [b"word"] * MANY),
+        model(helper.make_node("Custom", ["x"], ["y"], domain="ai.onnx.ml", numbers=[1] * MANY)),
+        model(helper.make_node("Custom", ["x"], ["y"], domain="ai.onnx.ml", numbers=[1.0] * MANY)),
+        model(helper.make_node("Custom", ["x"], ["y"], domain="ai.onnx.ml", words=["word"] * MANY)),
+    ],
+    ids=["whole numbers", "texts", "list of whole numbers", "list of numbers", "list of texts"],
+)
+def test_long_lists_take_no_time(content: bytes) -> None:
+    begin = time.process_time()
+    read(content)
+    assert time.process_time() - begin < 0.2  # milliseconds; a second if each element is looked at
+
+
+@pytest.mark.parametrize(
+    ("values", "is_harmless"),
+    [([2, 300, -2], True), ([2**31 - 1], True), ([3, 0], False), ([3, -1], False), ([256, 128], True)],
+)
+@pytest.mark.parametrize("kind", [TensorProto.INT32, TensorProto.INT64])
+def test_divisors_that_are_no_raw_bytes(kind: int, values: Sequence[int], is_harmless: bool) -> None:
+    x, y = (helper.make_tensor_value_info(name, kind, ["n"]) for name in ("x", "y"))
+    divisor = helper.make_tensor("w", kind, [len(values)], values)
+    graph = helper.make_graph([helper.make_node("Div", ["x", "w"], ["y"])], "graph", [x], [y], [divisor])
+    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    assert not onnx.load_from_string(content).graph.initializer[0].raw_data
+    assert (guarded(content) is None) == is_harmless
+
+
+def test_of_a_graph_behind_a_list() -> None:
+    """An attribute with a graph is found though one with a list comes before it."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in ("a", "b")]
+    body = helper.make_graph([helper.make_node("Div", ["a", "a"], ["b"])], "body", ends[:1], ends[1:])
+    node = helper.make_node("SequenceMap", ["x"], ["y"], axes=[1, 2], body=body)
+    after = guarded(model(node))
+    assert after is not None
+    assert after.count + after.others == 1
