@@ -5,11 +5,11 @@ other systems stay as they are, since tests cannot or should not tell those apar
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
 
 OPERATORS: Mapping[type[ast.AST], tuple[str, tuple[str, ...]]] = {
     ast.Lt: ("<", ("<=", ">=")),
@@ -63,15 +63,13 @@ def _is_text(node: ast.AST) -> bool:
 
 def sites(file: str, source: bytes) -> Iterator[Site]:
     """Every place of a file that can be mutated."""
-    starts = [0]
-    for row in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(row))
+    starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
 
-    def begin(node: Any) -> int:
-        return starts[node.lineno - 1] + int(node.col_offset)
+    def begin(node: ast.expr) -> int:
+        return starts[node.lineno - 1] + node.col_offset
 
-    def end(node: Any) -> int:
-        return starts[node.end_lineno - 1] + int(node.end_col_offset)
+    def end(node: ast.expr) -> int:
+        return starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
 
     def between(left: ast.expr, right: ast.expr, operator: ast.AST, statement: int) -> Iterator[Site]:
         pattern, replacements = OPERATORS.get(type(operator), ("", ()))
@@ -127,8 +125,7 @@ def mutate(source: bytes, site: Site, replacement: str) -> bytes:
 
 def code_lines(source: bytes) -> set[int]:
     """Lines of a module that have code, as a trace reports them."""
-    codes, lines = [compile(source, "", "exec")], set()
+    codes = [compile(source, "", "exec")]
     for code in codes:
         codes += (constant for constant in code.co_consts if isinstance(constant, CodeType))
-        lines.update(line for _, _, line in code.co_lines() if line is not None)
-    return lines
+    return {line for code in codes for *_, line in code.co_lines() if line is not None}
