@@ -160,7 +160,7 @@ def run(source: Path, seconds: float, work: Callable[..., int], *given: Any) -> 
                 os.chdir(ROOT)
                 sys.path[:0] = paths = [str(source), str(ROOT / "tests")]
                 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-                os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(source / "hypothesis")
+                os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(source / ".hypothesis")
                 status = work(*given)
             except BaseException:
                 traceback.print_exc()

@@ -12,8 +12,8 @@ from modserve.backends.fil.forest import Forest
 from modserve.backends.fil.options import ForestOptions, model_options, warnings
 from modserve.backends.fil.predictors import OnnxPredictor, agrees
 from modserve.backends.fil.results import result
-from modserve.core.tensors.tensor import Array
 from modserve.core.errors import ModserveError
+from modserve.core.tensors.tensor import Array
 from modserve.core.wire import protobuf_wire
 from modserve.testing import config
 
