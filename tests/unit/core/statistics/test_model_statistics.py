@@ -12,8 +12,10 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.model_statistics import (
     BATCH_SIZE_BUCKETS,
+    FIRST_RESPONSE_BUCKETS_NS,
     LATENCY_BUCKETS_NS,
     MOST_INDEXES,
+    RESPONSE_INTERVAL_BUCKETS_NS,
     Duration,
     FailureReason,
     ModelStatistics,
@@ -237,3 +239,10 @@ def test_times_of_a_response_are_those_of_its_computation_and_of_its_output() ->
         (1, 3 * MS),
         (1, 2 * MS),
     ]
+
+
+@pytest.mark.parametrize(
+    "bounds", [LATENCY_BUCKETS_NS, BATCH_SIZE_BUCKETS, FIRST_RESPONSE_BUCKETS_NS, RESPONSE_INTERVAL_BUCKETS_NS]
+)
+def test_bounds_of_histograms_ascend(bounds: Sequence[int]) -> None:
+    assert list(bounds) == sorted(set(bounds))
