@@ -109,3 +109,14 @@ def test_a_routing_has_the_counts_of_all_workers() -> None:
 
 def test_the_routing_of_one_worker_is_that_of_all() -> None:
     assert sums.routing([report(5)]) == report(5)
+
+
+def failure(message: str, count: int, first_ms: int, last_ms: int) -> dict[str, Any]:
+    where = {"protocol": "http", "model": "a", "version": "1", "status": 400}
+    return {**where, "message": message, "count": count, "first_ms": first_ms, "last_ms": last_ms}
+
+
+def test_failures_of_workers_that_are_alike_are_one() -> None:
+    first, second = [failure("no", 2, 3, 5), failure("bad", 1, 6, 6)], [failure("no", 4, 1, 7)]
+    assert sums.failures([first, second]) == [failure("no", 6, 1, 7), failure("bad", 1, 6, 6)]
+    assert sums.failures([]) == []
