@@ -70,11 +70,10 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a test file runs without mutants: lines by file of the source, and whether its tests pass."""
+    """What a test file runs without mutants: lines by file of the source."""
 
     test: str
     seconds: float
-    passed: bool
     lines: Mapping[str, frozenset[int]]
 
 
@@ -121,16 +120,20 @@ def record_reach(test: str, source: Path, target: Path) -> int:
     began = time.monotonic()
     status = pytest.main([*PYTEST, "-q", test], plugins=[Trace()])
     sys.settrace(None)
-    target.write_text(
-        json.dumps(
-            {
-                "seconds": time.monotonic() - began,
-                "passed": status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED),
-                "lines": {file: sorted(lines) for file, lines in reached.items()},
-            }
-        )
-    )
-    return status
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return status
+    lines = {file: sorted(numbers) for file, numbers in reached.items()}
+    target.write_text(json.dumps({"seconds": time.monotonic() - began, "lines": lines}))
+    return 0
+
+
+def project_copy(folder: Path) -> Path:
+    """Make a project of the same files but for a source of its own, which is returned."""
+    folder.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in ("src", "build"):
+            (folder / path.name).symlink_to(path)
+    return shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @contextlib.contextmanager
@@ -157,8 +160,9 @@ def run(source: Path, seconds: float, work: Callable[..., int], *given: Any) -> 
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 sys.stdout = sys.stderr = os.fdopen(1, "w")
-                os.chdir(ROOT)
-                sys.path[:0] = paths = [str(source), str(ROOT / "tests")]
+                threading.current_thread().name = "MainThread"
+                os.chdir(source.parent)
+                sys.path[:0] = paths = [str(source), str(source.parent / "tests")]
                 os.environ["PYTHONPATH"] = os.pathsep.join(paths)
                 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(source / ".hypothesis")
                 status = work(*given)
@@ -197,21 +201,20 @@ def base_digest(sources: Mapping[str, bytes]) -> bytes:
     return digest.digest()
 
 
-def measured(test: str, files: Set[str], copies: Copies, base: bytes, cache: Path = CACHE) -> Reach:
-    """What a test file reaches of some files, from the cache or by running it."""
+def measured(test: str, files: Set[str], copies: Copies, base: bytes, cache: Path = CACHE) -> Reach | None:
+    """What a test file reaches of some files, from the cache or by running it; None if it fails."""
     kept = cache / f"{hashlib.sha256(base + test.encode() + (ROOT / test).read_bytes()).hexdigest()[:24]}.json"
     if not kept.exists():
         made = kept.with_suffix(f".{os.getpid()}")
         with borrowed(copies) as source:
             status, output = run(source, MEASURE_SECONDS, record_reach, test, source, made)
-        if not made.exists():
-            made.write_text(json.dumps({"seconds": 0, "passed": False, "lines": {}}))
-        if not json.loads(made.read_text())["passed"]:
+        if status:
             print(f"left out, since it fails without mutants: {test} (status {status})\n{output[-1000:]}", flush=True)
+            return None
         made.rename(kept)
     found = json.loads(kept.read_text())
     lines = {file: frozenset(lines) for file, lines in found["lines"].items() if file in files}
-    return Reach(test, found["seconds"], found["passed"], lines)
+    return Reach(test, found["seconds"], lines)
 
 
 def fate(mutant: Mutant, reaches: Sequence[Reach], copies: Copies) -> str:
@@ -254,11 +257,8 @@ def main() -> int:
     copies: Copies = queue.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(JOBS) as pool:
         for job in range(JOBS):
-            copies.put(Path(folder).resolve() / str(job))
-            shutil.copytree(ROOT / "src", Path(folder) / str(job), ignore=shutil.ignore_patterns("__pycache__"))
-        reaches = [
-            each for each in pool.map(lambda test: measured(test, files, copies, base), test_files()) if each.passed
-        ]
+            copies.put(project_copy(Path(folder).resolve() / str(job)))
+        reaches = list(filter(None, pool.map(lambda test: measured(test, files, copies, base), test_files())))
         futures = []
         for mutant in mutants:
             site = mutant.site
