@@ -274,3 +274,9 @@ def test_figures_of_more_tenants_than_anybody_can_read_are_added_up() -> None:
     assert bench.quotas.figures["t0"].accepted == 2
     bench.send(Tenant("(others)"))
     assert bench.quotas.figures["(others)"].accepted == 2001
+
+
+def test_requests_are_counted_for_tenants_and_where_the_server_has_a_limit() -> None:
+    tenants = (None, Tenant("a"))
+    assert [Bench().quotas.limits(tenant) for tenant in tenants] == [False, True]
+    assert [Bench(most=1).quotas.limits(tenant) for tenant in tenants] == [True, True]
