@@ -9,7 +9,7 @@ listed as unreached, and not counted.
 
 Each mutant runs the test files that reach its line, in a copy of the source: those of its package first, then the
 fastest. Which file reaches which lines is measured once, and kept in `build/mutants` under a digest of the source and
-the test: some ten minutes of CPU for all files.
+the test: a quarter of an hour of CPU for all files.
 """
 
 import argparse
