@@ -386,6 +386,28 @@ def test_an_empty_repository() -> None:
     assert said(models=False) == "There are no models in m. Each model needs its own directory: NAME/1/model.onnx"
 
 
+@pytest.mark.parametrize(
+    ("out", "err", "settings", "whole"),
+    [
+        (True, True, {}, False),
+        (True, False, {}, True),
+        (False, True, {}, True),
+        (True, True, {"log_file": "a.log"}, True),
+        (True, True, {"log_error": False}, True),
+    ],
+)
+def test_reasons_are_cut_off_only_below_a_log_on_the_same_terminal(
+    monkeypatch: pytest.MonkeyPatch, out: bool, err: bool, settings: dict[str, Any], whole: bool
+) -> None:
+    server = loaded([], [IndexEntry("bad", 1, LifecycleState.UNAVAILABLE, "why " * 500)], ())
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: out))
+        patched.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: err))
+        text = cli.hints(server, Settings(**PLACES, **settings), 81)
+    assert ("why " * 500 in text) == whole
+    assert ("… (see above)" in text) != whole
+
+
 def test_options_without_effect_are_warned_of(
     serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from modserve.backends.fil.options import ForestOptions, model_options, warnings
 from modserve.backends.fil.predictors import OnnxPredictor, agrees
 from modserve.backends.fil.results import result
 from modserve.core.errors import ModserveError
+from modserve.core.tensors.tensor import Array
 from modserve.core.wire import protobuf_wire
 from modserve.testing import config
 
@@ -197,6 +198,19 @@ def test_a_predictor_that_disagrees_is_noticed() -> None:
     for expected, same in (([1001.25, 1100.25], True), ([1001.25, 1100.75], True), ([1001.25, 1001.25], False)):
         arrays = {**tree.arrays, "samples": rows, "expected": np.array(expected)}
         assert agrees(OnnxPredictor(tree, 1), Forest(tree.properties, arrays)) is same
+
+
+class TwoColumns:
+    engine = version = precision = ""
+
+    def __call__(self, rows: Array) -> Array:
+        return np.stack([rows[:, 0], rows[:, 0] + 1], 1)
+
+
+def test_predictions_of_several_classes_are_compared_column_by_column() -> None:
+    tree = forest()
+    arrays = {**tree.arrays, "samples": np.array([[5], [7]], np.float32), "expected": np.array([[[5, 6]], [[7, 8]]])}
+    assert agrees(TwoColumns(), Forest(tree.properties, arrays))
 
 
 # What is read

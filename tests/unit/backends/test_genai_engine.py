@@ -70,6 +70,7 @@ class Pipeline:
         self.handles: list[Handle] = []
         self.error: Exception | None = None
         self.seeds: list[int] = []
+        self.numbers: set[int] = set()
 
     def get_tokenizer(self) -> Tokenizer:
         return Tokenizer()
@@ -78,6 +79,9 @@ class Pipeline:
         return SimpleNamespace(eos_token_id=2, stop_token_ids={2})
 
     def add_request(self, number: int, ids: Any, config: Any) -> Handle:
+        assert number > 0, "the engine's numbers have no sign"
+        assert number not in self.numbers
+        self.numbers.add(number)
         self.seeds.append(config.rng_seed)
         self.handles.append(Handle(config.max_new_tokens))
         return self.handles[-1]
@@ -248,7 +252,7 @@ def test_reports_come_at_changes_and_now_and_then(make: Callable[..., Bench]) ->
     bench = make()
     bench.begin(max_tokens=9)
     bench.run(4)
-    assert (bench.reports, bench.gauges["num_requests_running"]) == (1, 1)
+    assert (bench.reports, bench.gauges["num_requests_running"], bench.gauges["kv_cache_usage_perc"]) == (1, 1, 0.5)
     bench.is_due = True
     bench.run(1)
     bench.is_due = False
@@ -259,6 +263,7 @@ def test_reports_come_at_changes_and_now_and_then(make: Callable[..., Bench]) ->
     assert (bench.reports, bench.gauges["num_requests_running"]) == (3, 2)
     bench.run(2)
     assert (bench.reports, bench.gauges["num_requests_running"], bench.tokens) == (5, 0, [1, 1, 1, 1, 1, 1, 2, 2, 1])
+    assert bench.gauges["kv_cache_usage_perc"] == 0
 
 
 def test_closing_ends_what_runs(make: Callable[..., Bench]) -> None:

@@ -113,6 +113,7 @@ def test_what_the_configuration_gets(file: Path) -> None:
     description = OpenVinoGenaiBackend().open(source(file)).describe()
     assert description is not None
     assert (description.inputs, description.outputs, description.decoupled) == (INPUTS, OUTPUTS, True)
+    assert [tensor.name for tensor in description.inputs if not tensor.optional] == ["text_input"]
     assert description.parameters == {"max_model_len": "64", "default_max_tokens": "64"}
 
 

@@ -118,6 +118,10 @@ class Client:
         return [each["text_output"][output].decode() for each in self.responses]
 
 
+BEGUN_S = 1.0
+"""When each request has come, by the clock of the engine's program."""
+
+
 class Bench:
     """An engine on a loop of its own thread, as a model has it. It stands in for `Replies` and `Figures`, too."""
 
@@ -128,13 +132,16 @@ class Bench:
         self.llm = Llm(self.loop)
         self.log: list[str] = []
         self.counts: list[tuple[Any, ...]] = []
+        self.times: list[tuple[Any, ...]] = []
         self.is_due = False
         figures: Any = SimpleNamespace(
             count=lambda *values: self.counts.append(values),
             finished=lambda *values: self.counts.append(values),
             report=lambda at: self.counts.append(("report",)),
             is_due=lambda at: self.is_due,
-            **dict.fromkeys(("first_token", "next_tokens", "observe"), lambda *_: None),
+            first_token=lambda *values: self.times.append(("first_token", *values)),
+            next_tokens=lambda *values: self.times.append(("next_tokens", *values)),
+            observe=lambda *values: self.times.append(values),
         )
         self.engine = VllmEngine(
             self.llm,
@@ -166,7 +173,7 @@ class Bench:
         self, text: str = "hello", *, images: Sequence[bytes] = (), strict: bool = True, **sampling: Any
     ) -> Client:
         client = Client()
-        self.engine.begin(GenerationCall(client, client, text, images, sampling, strict, WISHES, 0.0))
+        self.engine.begin(GenerationCall(client, client, text, images, sampling, strict, WISHES, BEGUN_S))
         self.on_loop(lambda: None)  # it has been handed over
         return client
 
@@ -474,3 +481,14 @@ def test_statistics_of_steps() -> None:
         "vllm:request_generation_tokens": [4],
         "vllm:request_params_n": [1],
     }
+
+
+def test_times_of_tokens_and_of_a_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 3.0
+    monkeypatch.setattr("modserve.backends.generation.program.on_vllm.engine.clock", lambda: now_s)
+    client = bench.begin(max_tokens=2)
+    bench.step()
+    now_s = 3.5
+    bench.step()
+    assert client.ended.is_set()
+    assert bench.times == [("first_token", 2.0), ("next_tokens", 0.5), ("e2e_request_latency_seconds", 2.5)]

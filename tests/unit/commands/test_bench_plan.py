@@ -1,5 +1,7 @@
 """The command line of ``modserve bench``: what its words stand for, and which are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from modserve.commands.bench import plan
@@ -37,3 +39,13 @@ def test_what_is_no_shape(text: str) -> None:
 def test_what_is_no_count(text: str) -> None:
     with pytest.raises(UsageError, match="expected a whole number above 0"):
         read("--model-version", text)
+
+
+def test_files_of_inputs() -> None:
+    assert read("--input", "A=@f", "--input", "B=@a=b").data.files == (("A", Path("f")), ("B", Path("a=b")))
+
+
+@pytest.mark.parametrize("text", ["", "A", "A=f", "A=@", "=@f"])
+def test_what_is_no_file_of_an_input(text: str) -> None:
+    with pytest.raises(UsageError, match="expected NAME=@FILE"):
+        read("--input", text)

@@ -163,6 +163,23 @@ async def test_an_error_of_grpc() -> None:
     assert server.outcomes.errors == ["UNAVAILABLE: not ready"]
 
 
+async def test_a_server_that_goes_away_answers_the_calls_that_it_has_taken() -> None:
+    server = Http2(b"abc")
+    server.send()
+    server.connection.data_received(frame(7, 0, 0, (1).to_bytes(4, "big") + bytes(4)))
+    assert not server.connection.usable
+    assert server.outcomes.errors == []
+    server.respond(1, ("grpc-status", "0"))
+    assert server.outcomes.errors == [""]
+
+
+async def test_a_call_that_a_server_going_away_has_not_taken_fails() -> None:
+    server = Http2(b"abc")
+    server.send()
+    server.connection.data_received(frame(7, 0, 0, bytes(8)))
+    assert server.outcomes.errors == ["connection closed by the server"]
+
+
 async def test_headers_that_change_the_table_are_read_each_time() -> None:
     server = Http2(b"abc")
     for number in range(1, 40):

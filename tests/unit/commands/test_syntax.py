@@ -98,3 +98,8 @@ def test_where_the_server_is(
 ) -> None:
     monkeypatch.setenv("MODSERVE_URL", variable)
     assert str(destination(made.read(words)).address) == url
+
+
+def test_an_address_longer_than_a_line_of_help_stays_whole() -> None:
+    address = f"https://example.org/{'a' * 100}"
+    assert f"\n{address}\n" in syntax.parser("try", f"See {address} for more.").format_help()

@@ -76,12 +76,13 @@ async def test_the_executions_that_succeed_are_counted(bench: Bench) -> None:
 
 
 async def test_the_slot_stays_taken_until_the_last_has_run(bench: Bench) -> None:
-    bench.run(member(1), member(2)).fail(invalid("no"))
-    for _ in range(2):
+    bench.run(member(1), member(2), member(3)).fail(invalid("no"))
+    for _ in range(3):
         execution = await following(bench)
         assert bench.pool.reserve() is None
         execution.finish(copied(execution))
     await bench.until_free()
+    assert bench.pool.remaining_ns(0, lambda size: 100) == [0]
 
 
 async def test_each_is_answered_as_soon_as_it_has_run(bench: Bench) -> None:

@@ -139,3 +139,17 @@ async def test_a_preflight_is_answered(tmp_path: Path) -> None:
         (answer,) = await client.receive()
         assert (answer.status, answer.body, answer.headers["allow"]) == (200, b"", "POST, OPTIONS")
         assert told(answer) == {**ECHO, **PREFLIGHT}
+
+
+def test_refused_origins_in_the_log_are_few_and_short(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cors, "_logged", set[bytes]())
+    monkeypatch.setattr(cors, "_MOST_LOGGED", 2)
+    for origin in (b"https://" + b"a" * 193, b"https://" + b"a" * 192, b"https://b.example", b"https://c.example"):
+        headers = [(b"origin", origin), (b"access-control-request-method", b"POST")]
+        cors.header_block(frozenset(), b"OPTIONS", headers)
+    assert [record.getMessage().split()[2] for record in caplog.records] == [
+        f"https://{'a' * 192}",
+        "https://b.example",
+    ]

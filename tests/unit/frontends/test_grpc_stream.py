@@ -14,6 +14,7 @@ import pytest
 from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, infer_streams, numbers, server_over
 from rpc_calls import CallTable, FakeCall, call_table
 
+from modserve.core.configuration.log_settings import AccessMode, AccessSettings
 from modserve.core.errors import ModserveError, cancelled, internal, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.response import InferenceResponse
@@ -22,6 +23,7 @@ from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import ClientDisconnectedError, ReadingStoppedError, Response
+from modserve.observability.access_log import AccessLog
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.places import repositories_at
@@ -819,3 +821,19 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
     assert [answer.error_message for answer in exchange.answers] == [""]
     await turns()
     assert drained.is_set()
+
+
+async def test_the_access_log_has_the_responses_of_each_request(
+    server: LocalServer, open_stream: Open, simple: PuppetServable
+) -> None:
+    server.access_log = log = AccessLog(AccessSettings(AccessMode.ALL), start=False)
+    simple.automatic = True
+    exchange = open_stream()
+    exchange.send(asked("7"), asked("8", "nosuch"))
+    exchange.half_close()
+    await exchange.ending()
+    sizes = {answer.infer_response.id: answer.ByteSize() for answer in exchange.answers}
+    assert {entry.id: (entry.sent, entry.responses) for entry in log._entries} == {
+        "7": (sizes["7"], 1),
+        "8": (sizes["8"], 1),
+    }

@@ -209,6 +209,7 @@ def test_a_trace_has_the_version_that_responded(tmp_path: Path) -> None:
     [
         ({}, 0, {}),
         ({}, 3, {"": [1, 2, 3]}),
+        ({"log_frequency": 1}, 2, {".0": [1], ".1": [2]}),
         ({"log_frequency": 2}, 5, {".0": [1, 2], ".1": [3, 4], ".2": [5]}),
         ({"count": 2}, 5, {".0": [1, 2]}),
         ({"count": 3}, 2, {"": [1, 2]}),

@@ -498,3 +498,22 @@ def test_no_bytes_that_are_a_message_bring_the_decoder_down(data: bytes) -> None
         decode(pb.ModelInferRequest.FromString(data))
     except (DecodeError, ModserveError):
         pass
+
+
+@pytest.mark.parametrize(
+    ("sent", "raw", "cached", "long"),
+    [
+        (tensor(int_contents=range(10)), b"", False, False),
+        (tensor(int_contents=range(11)), b"", False, True),
+        (tensor(datatype="BYTES"), bytes(20), True, False),
+        (tensor(datatype="BYTES"), bytes(21), False, True),
+        (tensor(), bytes(24), False, False),
+        (tensor(), bytes(24), True, True),
+    ],
+    ids=range(6),
+)
+def test_which_requests_take_long(
+    sent: pb.ModelInferRequest.InferInputTensor, raw: bytes, cached: bool, long: bool
+) -> None:
+    plain = from_protobuf(message(sent, raw=(raw,) if raw else ()))
+    assert grpc_messages.is_long(plain, cached, most_elements=10, most_texts=20) is long

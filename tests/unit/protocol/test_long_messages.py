@@ -275,3 +275,13 @@ def test_what_takes_long_is_left_to_a_thread() -> None:
     assert split(field(5, dimensions), LONG) is None
     with pytest.raises(ManyFieldsError, match="the request has more than 32768 fields"):
         split(b"\xf8\x7f\x01" * 40_000)
+
+
+def test_split_contents_take_long_by_their_bytes() -> None:
+    contents = pb.InferTensorContents(int_contents=range(40_000))
+    message = from_protobuf(*apart(pb.ModelInferRequest(inputs=[Input(contents=contents)]).SerializeToString()))
+    assert message.split
+    [size] = [len(each.contents) for each in message.head.inputs if each.contents is not None]
+    assert not grpc_messages.is_long(message, False, size, size)
+    assert grpc_messages.is_long(message, False, size - 1, size)
+    assert grpc_messages.is_long(message, False, size, size - 1)

@@ -13,7 +13,7 @@ from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Shape
 from modserve.protocol import examples
 from modserve.protocol.http import infer_request
-from modserve.protocol.snippets import snippets
+from modserve.protocol.snippets import MOST_LISTED, snippets
 from modserve.testing import config
 
 
@@ -52,6 +52,13 @@ def test_curl_sends_many_elements_as_zeros(datatype: Datatype) -> None:
     request, _ = infer_request.decode_request(described.name, None, text + bytes(size), len(text), 0)
     assert {name: tensor.shape for name, tensor in request.inputs.items()} == dict.fromkeys("AB", (1, 3, 10, 12))
     assert len(command) < 800
+
+
+@pytest.mark.parametrize(("size", "listed"), [(MOST_LISTED, True), (MOST_LISTED + 1, False)])
+def test_clients_get_lists_up_to_a_number_of_elements(size: int, listed: bool) -> None:
+    programs = snippets(model(dims=(size,)), {})
+    assert ('"B": [[1, 1, ' in programs["python"]) == listed
+    assert ('"B": ("FP32", np.array([[1, 1, ' in programs["tritonclient"]) == listed
 
 
 def test_a_sequence_is_begun_and_ended() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from modserve.core.version import RolledBack, VersionPolicy
-from modserve.repository import rollbacks
+from modserve.repository import control, rollbacks
 from modserve.repository.local import LocalRepository
 
 BAD = RolledBack("it is bad", 17)
@@ -61,6 +61,25 @@ def test_nothing_is_left_of_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         rollbacks.write(tmp_path, 2, BAD)
     assert [path.name for path in tmp_path.iterdir()] == [rollbacks.FILE]
+
+
+@pytest.mark.parametrize(
+    ("rolled_back", "remedy"),
+    [
+        (BAD, "remove '{folder}/2', or a restart of this or another server takes version 2 for the latest again"),
+        (None, "remove '{folder}/rolled_back.json', or a restart rolls back what it names"),
+    ],
+)
+async def test_the_remedy_for_what_cannot_be_written(
+    tmp_path: Path, rolled_back: RolledBack | None, remedy: str
+) -> None:
+    folder = tmp_path / "m"
+    (folder / "2").mkdir(parents=True)
+    listing = (await LocalRepository(tmp_path).look())["m"]
+    (folder / rollbacks.FILE).mkdir()
+    assert control._write(listing, 2, rolled_back) == (
+        f"'{folder / rollbacks.FILE}' cannot be written: Is a directory: {remedy.format(folder=folder)}"
+    )
 
 
 async def test_a_link_out_of_the_repository_is_refused(tmp_path: Path) -> None:

@@ -290,3 +290,9 @@ def test_the_times_of_accepted_requests_are_counted_by_tenant() -> None:
         "a": (2, 3.0 * SECOND),
         "b": (0, 0),
     }
+
+
+def test_requests_are_counted_for_tenants_and_where_the_server_has_a_limit() -> None:
+    tenants = (None, Tenant("a"))
+    assert [Bench().quotas.limits(tenant) for tenant in tenants] == [False, True]
+    assert [Bench(most=1).quotas.limits(tenant) for tenant in tenants] == [True, True]

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel, TraceSettings
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.workers import values
@@ -200,6 +203,23 @@ def test_regions_are_known_by_their_kind() -> None:
     assert journal.before(every_system_region) == [system]
     journal.record(every_system_region, [system])
     assert journal.state() == [cuda]
+
+
+@pytest.mark.parametrize(
+    ("settings", "restored"),
+    [
+        (TraceSettings(rate=5, log_frequency=9), {"rate": 5, "count": -1, "log_frequency": 9}),
+        (TraceSettings(rate=5, spans=SpanSettings()), {"rate": 5, "count": -1}),
+        (TraceSettings(rate=5, count=0, spans=SpanSettings()), {"rate": 0, "count": -1}),
+        (TraceSettings(rate=5, count=0), {"rate": 5, "count": 0, "log_frequency": 0, "level": TraceLevel.OFF}),
+    ],
+)
+def test_the_trace_settings_that_a_change_has_replaced(settings: TraceSettings, restored: dict[str, Any]) -> None:
+    settings = replace(settings, level=TraceLevel.TENSORS)
+    tracer = SimpleNamespace(settings={"m": settings}.__getitem__)
+    journal = Journal(SimpleNamespace(tracer=tracer))  # type: ignore[arg-type]
+    [before] = journal.before(ServerChange("change_trace_settings", ({"rate": 7}, "m")))
+    assert before == ServerChange("change_trace_settings", ({"level": TraceLevel.TENSORS, **restored}, "m"))
 
 
 def test_a_routing_lasts_until_it_is_deleted_or_its_model_unloaded() -> None:

@@ -13,9 +13,9 @@ class Shadow:
     """A label, or a version in digits, as in all that follows."""
     share: float
     """Of the requests, above 0 and at most 1."""
-    tolerance: float = 0.0
+    tolerance: float
     """The largest relative difference at which two elements of floating point are the same."""
-    max_in_flight: int = 8
+    max_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)

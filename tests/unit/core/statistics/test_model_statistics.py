@@ -12,8 +12,10 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.model_statistics import (
     BATCH_SIZE_BUCKETS,
+    FIRST_RESPONSE_BUCKETS_NS,
     LATENCY_BUCKETS_NS,
     MOST_INDEXES,
+    RESPONSE_INTERVAL_BUCKETS_NS,
     Duration,
     FailureReason,
     ModelStatistics,
@@ -226,3 +228,21 @@ def test_intervals_between_the_responses_of_a_request() -> None:
     ):
         statistics.record_response(index, kind, start_ns, end_ns, end_ns)
     assert (sum(statistics.response_intervals.buckets), statistics.response_intervals.total) == (1, 2_000_000)
+
+
+def test_times_of_a_response_are_those_of_its_computation_and_of_its_output() -> None:
+    statistics = ModelStatistics()
+    statistics.record_response(0, "success", 0, 3 * MS, 5 * MS)
+    response = statistics.responses[0]
+    assert [counted(each) for each in (response.success, response.compute_infer, response.compute_output)] == [
+        (1, 5 * MS),
+        (1, 3 * MS),
+        (1, 2 * MS),
+    ]
+
+
+@pytest.mark.parametrize(
+    "bounds", [LATENCY_BUCKETS_NS, BATCH_SIZE_BUCKETS, FIRST_RESPONSE_BUCKETS_NS, RESPONSE_INTERVAL_BUCKETS_NS]
+)
+def test_bounds_of_histograms_ascend(bounds: Sequence[int]) -> None:
+    assert list(bounds) == sorted(set(bounds))

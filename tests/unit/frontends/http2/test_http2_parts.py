@@ -175,6 +175,13 @@ def test_a_whole_response() -> None:
     assert writer.take() == []
 
 
+def test_going_away_names_the_last_stream_and_the_reason() -> None:
+    data = frames.going_away(5, 11, b"calm")
+    frame, length = Frame.parse_frame_header(memoryview(data)[:9], strict=True)
+    assert (type(frame).__name__, frame.stream_id, data[4], length) == ("GoAwayFrame", 0, 0, len(data) - 9)
+    assert data[9:] == b"\0\0\0\5\0\0\0\x0bcalm"
+
+
 @pytest.mark.parametrize("most", [1, 5, 16_384, 16_385, 50_000])
 def test_bodies_in_frames(most: int) -> None:
     chunks: list[Chunk] = [b"ab", bytes(40_000), b"c" * 3, b"d" * 20_000]
