@@ -95,7 +95,7 @@ class HttpSettings(FrontEndSettings):
     port: Port = option(8000, _PORT_HELP)
     restrictions: values.HttpRestrictions = option(
         {},
-        "HTTP calls that need a header; may be repeated.",
+        "Calls at the HTTP and admin ports that need a header; may be repeated.",
         "http-restricted-api",
         value="API,…:HEADER=VALUE",
         parse=partial(values.restriction, "api"),
