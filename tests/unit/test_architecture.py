@@ -108,11 +108,12 @@ RULES = {
     "library": rule(),
     "library.connecting": rule("client core process.app settings"),
     "library.mounting": rule(
-        "client core frontends library.connecting observability.audit_log process.app server settings"
+        "client core frontends library.connecting observability.audit_log process.app process.listeners server settings"
     ),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "ray": rule(
-        "access core frontends models.serving.wrappers pb process.app routing server settings workers",
+        "access core frontends models.serving.wrappers pb process.app process.listeners routing server settings "
+        "workers",
         "grpc pydantic ray",
     ),
     "workers": rule("core pb protocol server frontends models routing settings observability"),
