@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from python_models import tensors
 from server_process import ServerProcess, eventually, serving
+from stores import relay_to
 from wire import HOST, Answer, http
+
+from buckets import KEYS, Bucket, moto
 
 MODEL = """
 import numpy as np
@@ -162,3 +165,35 @@ def test_where_nothing_can_be_written_the_log_and_the_command_say_what_to_do(tmp
         advice = f"'{file}' cannot be written: Is a directory: remove '{file.parent / '2'}', or a restart of this or"
         assert out.count(f"after a restart, it may not do without version 2: {advice}") == 2, out
         first.wait_for(advice)
+
+
+def test_a_bucket_has_it_for_all_servers(tmp_path: Path) -> None:
+    """One that takes nothing has not: the log says so, and the cache keeps it for the servers that share it."""
+    write(tmp_path / "models", "version_policy { all { } }", configured())
+
+    def place(address: str, cache: str, *errors: str) -> Any:
+        options = [f"--model-repository=s3://{address}/canary/models", f"--repository-cache-dir={tmp_path / cache}"]
+        return serving(options=options, environment=KEYS, errors=errors)
+
+    with moto() as url, relay_to(url) as only_reads:
+        bucket = Bucket(url, "canary")
+        bucket.upload(tmp_path / "models", "models")
+        kept = f"or a server without the cache '{tmp_path / 'one'}' takes version 2 for the latest again"
+        with place(only_reads.address, "one", *FAILURES, "rolled_back.json' cannot be written") as server:
+            assert outcomes(server, 40)["failed"] == 5
+            server.wait_for(kept)
+            assert routing(server).json["rolled_back"]["2"]["unsaved"].endswith(kept)
+        with place(only_reads.address, "one") as server:
+            assert outcomes(server) == {"1": 20}
+        with place(bucket.address, "two", *FAILURES) as server:
+            assert outcomes(server, 40)["failed"] == 5
+            eventually(
+                lambda: bucket.client.list_objects_v2(Bucket="canary", Prefix="models/m/rolled_back")["KeyCount"]
+            )
+            assert "unsaved" not in routing(server).json["rolled_back"]["2"]
+        with place(bucket.address, "three") as server:
+            assert outcomes(server) == {"1": 20}
+            assert routing(server).json["rolled_back"]["2"]["reason"] == REASON
+            assert routing(server, "DELETE").status == 200
+        with place(bucket.address, "four", *FAILURES) as server:
+            assert outcomes(server, 2)["failed"] == 1

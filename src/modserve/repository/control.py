@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
-from modserve.core.loading import Blueprint, Listing, Repository
+from modserve.core.loading import Blueprint, Listing, Repository, RollbackKeeper
 from modserve.core.runtime.background import Background
 from modserve.core.runtime.failures import count_failure
 from modserve.core.version import RolledBack
 from modserve.routing import reading
 
 from . import overrides, rollbacks
-from .local import LocalRepository
 from .manager import ModelManager
 from .outages import Outages
 
@@ -311,15 +310,21 @@ class ModelControl:
         self._tasks.start(self._keep(name, version, rolled_back))
 
     async def keep_rollback(self, name: str, version: int = 0, rolled_back: RolledBack | None = None) -> None:
-        """Write into a model's folder that a version was rolled back, or is no longer; without a version, none is."""
+        """As `RollbackKeeper`, where the model comes from."""
         await self._operate(self._keep(name, version, rolled_back))
 
     async def _keep(self, name: str, version: int, rolled_back: RolledBack | None) -> None:
         model = self._table.models.get(name)
         if model is None or model.blueprint is None:
             return
+        listing = model.blueprint.listing
+        repository = listing.repository
         async with self._keeping:
-            why = await asyncio.to_thread(_write, model.blueprint.listing, version, rolled_back)
+            if isinstance(repository, RollbackKeeper):
+                why = await repository.keep_rollback(listing, version, rolled_back)
+            else:
+                remedy = rollbacks.remedy(listing, version, rolled_back)
+                why = "" if rolled_back is None else f"the server writes nothing to {repository}: {remedy}"
         if why:
             _log.error("model '%s': %s", name, why)
             self._table.routings.unsaved(name, version, why)
@@ -375,23 +380,6 @@ class ModelControl:
     async def _names(self) -> Counter[str]:
         """In how many repositories each model is."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
-
-
-def _write(listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
-    """Reason for which a rollback cannot be written down; empty if it is. Blocking."""
-    file, folder = listing.path / rollbacks.FILE, listing.path / str(version)
-    remedy = f"remove '{folder}', or a restart of this or another server takes version {version} for the latest again"
-    if type(listing.repository) is not LocalRepository:
-        return "" if rolled_back is None else f"the server writes nothing to {listing.repository}: {remedy}"
-    try:
-        if version:
-            rollbacks.write(listing.path, version, rolled_back)
-        else:
-            rollbacks.remove(listing.path)
-    except OSError as error:
-        remedy = f"remove '{file}', or a restart rolls back what it names" if rolled_back is None else remedy
-        return f"'{file}' cannot be written: {error.strerror}: {remedy}"
-    return ""
 
 
 def _not_in_repository(name: str) -> ModserveError:
