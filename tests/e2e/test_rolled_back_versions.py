@@ -1,6 +1,7 @@
 """What was rolled back stays so: after a restart, on the next server, and until somebody decides anew."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from stores import relay_to
 from wire import HOST, Answer, http
 
 from buckets import KEYS, Bucket, moto
+from modserve.commands.rollout.steps import UNDER_WAY
 
 MODEL = """
 import numpy as np
@@ -141,6 +143,30 @@ def test_a_rollout_that_went_back_survives_a_restart(tmp_path: Path) -> None:
         code, out = command(*words, "--requests=0", server=first, second=second)
         assert (code, file.exists()) == (0, False), out
         assert outcomes(first) == outcomes(second) == {"failed": 20}
+
+
+def test_a_server_that_starts_during_a_rollout_goes_on_with_the_version_before(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    options = ["--model-control-mode=explicit", "--load-model=*"]
+    config = tmp_path / "m" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text + "\nversion_policy { specific { versions: 1 } }")
+    with serving(tmp_path, options=options) as first, serving(tmp_path, options=options) as second:
+        config.write_text(text)
+        urls = ",".join(f"http://{HOST}:{each.http_port}" for each in (first, second))
+        words = ["rollout", "m:2", "--yes", "--watch=600", "--url", urls]
+        with subprocess.Popen(
+            [sys.executable, "-m", "modserve", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as rollout:
+            assert rollout.stdout is not None
+            assert any("watching" in line for line in rollout.stdout)
+            assert json.loads(file.read_text())["2"]["reason"] == UNDER_WAY
+            with serving(tmp_path, options=options) as third:
+                assert outcomes(third) == {"1": 20}
+                assert f"version 2 was rolled back: {UNDER_WAY}" in command("models", "m", server=third)[1]
+            rollout.send_signal(signal.SIGINT)
+            assert "all servers are as before" in rollout.stdout.read()
+        assert json.loads(file.read_text())["2"]["reason"] == "interrupted"
 
 
 @pytest.mark.parametrize("content", ['{"2": {"reason": 3}}', "[", '{"x": {}}'])

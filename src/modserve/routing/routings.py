@@ -165,7 +165,7 @@ class Routings:
         if not reason:
             known.pop(version, None)
             _log.info("model '%s', version %d: no longer rolled back", name, version)
-        elif version not in known:
+        elif version not in known or known[version].reason != reason:
             known[version] = RolledBack(reason, time.time_ns() // 1_000_000)
             text = "model '%s', version %d: rolled back, requests that name no version no longer go to it: %s"
             _log.warning(text, name, version, reason)
