@@ -287,8 +287,8 @@ class Rollout:
                 return server.within(_SOON).roll_back(model, version, why)
 
             decided = why not in (None, UNDER_WAY)
-            asked = [each.server for each in servers if decided or not each.server.url.startswith("grpc")]
-            for outcome in self._set.call(keep, asked):
+            receivers = [each.server for each in servers if decided or not each.server.url.startswith("grpc")]
+            for outcome in self._set.call(keep, receivers):
                 failure = "" if outcome.error is None else failure_text(outcome.error, outcome.url)
                 if outcome.error is None:
                     failure = outcome.value.get("rolled_back", {}).get(version, {}).get("unsaved", "")
@@ -296,10 +296,10 @@ class Rollout:
                     failures[outcome.url] = f"version {version}: {failure}"
         return failures
 
-    def _note(self, servers: Sequence[ServerProgress], failures: Mapping[str, str], what: str) -> None:
+    def _note(self, servers: Sequence[ServerProgress], failures: Mapping[str, str], consequence: str) -> None:
         for each in servers:
             if failure := failures.get(each.server.url):
-                failure = f"after a restart, it {what} {failure}"
+                failure = f"after a restart, it {consequence} {failure}"
                 each.reason = "\n".join(filter(None, (each.reason, failure)))
 
     def _end(self, servers: Sequence[ServerProgress]) -> None:
