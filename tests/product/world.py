@@ -79,7 +79,7 @@ class World:
             "requests": PuppetBackend(self.engines, RequestsInstance),
             "calling": PuppetBackend(self.engines, CallingInstance),
         }
-        settings = Settings(
+        self._settings = settings = Settings(
             model_repository=[self._root],
             model_control_mode="explicit",
             cache_config=1_000_000,
@@ -170,8 +170,12 @@ class World:
 
     # Models
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
         return self._root / name
+
+    def another_server(self) -> InferenceServer:
+        """One of the same repository, after this one has stopped."""
+        return self.loop.act(lambda: InferenceServer(self._settings, backends=self.backends))
 
     def write(self, name: str, variation: Variation | None = None) -> None:
         """Write a model's configuration, and its files if there are none."""
@@ -181,13 +185,13 @@ class World:
         more = self.variations[name].count - (0 if former is None else former.count)
         self.wanted_instances[name] += max(0, more) * len(kind.versions)
         for version in kind.versions:
-            folder = self._path(name) / str(version)
+            folder = self.path(name) / str(version)
             if not folder.exists():
                 folder.mkdir(parents=True)
                 (folder / "weights").write_text("first")
                 if kind.takes_texts:
                     write_folder(folder)
-        (self._path(name) / "config.pbtxt").write_text(kind.text(self.variations[name]))
+        (self.path(name) / "config.pbtxt").write_text(kind.text(self.variations[name]))
 
     def need(self, name: str) -> None:
         """Load a model that was never loaded, with those it needs."""
@@ -212,7 +216,7 @@ class World:
         self.write(name)
         self._contents += 1
         for version in MODELS[name].versions:
-            (self._path(name) / str(version) / "weights").write_text(f"content {self._contents}")
+            (self.path(name) / str(version) / "weights").write_text(f"content {self._contents}")
         self.engines.broken.discard(name)
         if broken:
             self.engines.broken.add(name)
@@ -234,7 +238,7 @@ class World:
                 self.loop.act(partial(each.leave, "the test says so"))
 
     def route(self, name: str, document: str | None) -> None:
-        """Another routing, in place of the configuration's."""
+        """Another routing, in place of the configuration's, or a rollback beside it."""
         self.operate(self.server.set_routing(name, None if document is None else json.loads(document)))
 
     def operate(self, work: Coroutine[Any, Any, Any]) -> None:

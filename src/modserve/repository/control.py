@@ -5,9 +5,10 @@ import dataclasses
 import enum
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 DUPLICATE = "model appears in two or more repositories"
 ALL = "*"
 _MOST_NAMES = 10
+
+SeenT = TypeVar("SeenT")
 
 
 class ControlMode(enum.Enum):
@@ -114,6 +117,8 @@ class ModelControl:
         self._keeping = asyncio.Lock()
         self._table.routings.keep = self._keep_soon
         self._tasks = Background("model_control")
+        self._keeps = Background("rollback")
+        """Writes of what was rolled back."""
         self.waiting: tuple[str, ...] = ()
         """The models that were in the repositories at the start and were not loaded then."""
 
@@ -158,6 +163,7 @@ class ModelControl:
             _log.error("%s", failure.message)
             self._table.refuse(name, failure.reason)
         self._seen = dict(present.models)
+        self._recall(present.models.values())
         self._by_name |= chosen
         targets = await self._manager.inspect(present.models.values())
         targets |= await self._composing(targets)
@@ -175,6 +181,7 @@ class ModelControl:
         """End polling and the operations of clients, and return when nothing is in flight."""
         await self._tasks.cancel()
         await self._manager.finish()
+        await self._keeps.settle()
 
     async def stop(self) -> None:
         """The same, and then unload everything."""
@@ -208,12 +215,13 @@ class ModelControl:
             await temporary.release()
 
     async def _load_from(self, repositories: Sequence[Repository], name: str, config: str | None) -> None:
-        present = await scan(repositories, (name,))
+        present = await self._look(partial(scan, repositories, (name,)))
         if name in present.duplicates:
             raise internal(f"{_not_in_repository(name).message}: {DUPLICATE}")
         if name not in present.models:
             raise _not_in_repository(name)
         listing = dataclasses.replace(present.models[name], config=config)
+        self._recall([listing])
         former = self._targets.get(name)
         if (
             config is None
@@ -255,9 +263,10 @@ class ModelControl:
         needs = {need for target in targets.values() for need in target.needs}
         while needs := {need for need in needs - targets.keys() - composing.keys() if not self._is_overridden(need)}:
             try:
-                present = await scan(self._repositories, needs)
+                present = await self._look(partial(scan, self._repositories, needs))
             except ModserveError:  # the load says what is missing
                 break
+            self._recall(present.models.values())
             blueprints = await self._manager.inspect(present.models.values())
             composing |= blueprints
             needs = {need for blueprint in blueprints.values() for need in blueprint.needs}
@@ -268,11 +277,7 @@ class ModelControl:
 
     async def _operate(self, operation: Coroutine[None, None, None]) -> None:
         """Run an operation to its end, whatever becomes of the caller."""
-        task = self._tasks.start(operation)
-        await asyncio.wait((task,))
-        if task.cancelled():
-            raise unavailable("Server not ready")
-        task.result()
+        await _end_of(self._tasks.start(operation))
 
     def _check_explicit(self) -> None:
         mode = self._options.mode
@@ -295,9 +300,9 @@ class ModelControl:
                     raise invalid(
                         f"model '{name}' has no version {version} in a repository, which could be rolled back"
                     )
-            for version, rolled_back in table.routings.decide(name, reasons).items():
-                table.rank(name)
-                await self.keep_rollback(name, version, rolled_back)
+            decided = table.routings.decide(name, reasons)
+            table.rank(name)
+            await _end_of(*[self._keep_soon(name, version, decision) for version, decision in decided.items()])
             return
         if not checked:  # versions may have gone since they were
             table.check_routing(name, document)
@@ -306,12 +311,27 @@ class ModelControl:
         if not checked:
             await self.keep_rollback(name)
 
-    def _keep_soon(self, name: str, version: int, rolled_back: RolledBack) -> None:
-        self._tasks.start(self._keep(name, version, rolled_back))
+    async def _look(self, look: Callable[[], Awaitable[SeenT]]) -> SeenT:
+        """Look at repositories while nobody decides what is rolled back: they may not have what is being written."""
+        routings = self._table.routings
+        while True:
+            await self._keeps.idle()
+            decisions = routings.decisions
+            seen = await look()
+            if decisions == routings.decisions:
+                return seen
 
-    async def keep_rollback(self, name: str, version: int = 0, rolled_back: RolledBack | None = None) -> None:
-        """As `RollbackKeeper`, where the model comes from."""
-        await self._operate(self._keep(name, version, rolled_back))
+    def _recall(self, listings: Iterable[Listing]) -> None:
+        """What is rolled back is what repositories say: of models to load, in the turn of the look."""
+        for listing in listings:
+            self._table.routings.recall(listing.name, listing.rolled_back)
+
+    def _keep_soon(self, name: str, version: int, rolled_back: RolledBack | None) -> asyncio.Task[None]:
+        return self._keeps.start(self._keep(name, version, rolled_back))
+
+    async def keep_rollback(self, name: str) -> None:
+        """Write down where a model comes from that none of its versions is rolled back any more."""
+        await _end_of(self._keep_soon(name, 0, None))
 
     async def _keep(self, name: str, version: int, rolled_back: RolledBack | None) -> None:
         model = self._table.models.get(name)
@@ -334,7 +354,7 @@ class ModelControl:
     async def poll(self) -> None:
         """Load what is new or different in the repositories, and unload what is gone."""
         try:
-            present = together(await self.outages.look(self._repositories))
+            present = together(await self._look(partial(self.outages.look, self._repositories)))
         except ModserveError as error:
             count_failure("repository_poll")
             _log.error("%s; loaded models stay", error.message)
@@ -349,7 +369,9 @@ class ModelControl:
         for name in listings:
             _log.info("model '%s' %s", name, "is gone" if name in gone else "is new or has changed")
         if listings:
-            blueprints = await self._manager.inspect(listing for listing in listings.values() if listing is not None)
+            changed = [listing for listing in listings.values() if listing is not None]
+            self._recall(changed)
+            blueprints = await self._manager.inspect(changed)
             self._targets = {name: each for name, each in self._targets.items() if name not in gone} | blueprints
             await self._manager.update({name: blueprints.get(name) for name in listings})
         for name in gone:
@@ -380,6 +402,14 @@ class ModelControl:
     async def _names(self) -> Counter[str]:
         """In how many repositories each model is."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
+
+
+async def _end_of(*tasks: asyncio.Task[None]) -> None:
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if task.cancelled():
+            raise unavailable("Server not ready")
+        task.result()
 
 
 def _not_in_repository(name: str) -> ModserveError:
