@@ -75,6 +75,21 @@ def test_what_is_rolled_back_during_a_load_stays_so(turns: int) -> None:
         assert set(world.server.routings.rolled_back("routed")) == {2}
 
 
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_what_is_rolled_back_right_before_the_stop_is_written_down(is_decided: bool) -> None:
+    """Or refused, if the stop comes first."""
+    with World() as world:
+        world.need("routed")
+        world.run()
+        world.route("routed", ROLLBACKS[0])
+        while is_decided and not world.server.routings.rolled_back("routed"):
+            world.turn()
+        world.loop.hold_threads(True)
+        world.turn()
+        world.stop()
+        world.turn()
+
+
 def test_a_version_that_was_rolled_back_gets_nothing_when_the_other_one_is_lost() -> None:
     """It got everything, for it was the latest."""
     with World() as world:

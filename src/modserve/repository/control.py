@@ -5,10 +5,10 @@ import dataclasses
 import enum
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
@@ -21,6 +21,7 @@ from modserve.routing import reading
 from . import overrides, rollbacks
 from .manager import ModelManager
 from .outages import Outages
+from .scanning import changes, scan, together
 
 _log = logging.getLogger(__name__)
 
@@ -47,53 +48,6 @@ class ControlOptions:
     """In mode explicit, the models to load at the start; `ALL` alone stands for all."""
     poll_seconds: float = 15
     """In mode poll, the time between two looks; 0 for never."""
-
-
-class Scan(NamedTuple):
-    """What the model repositories hold. A name that is in two of them is no model, as in Triton."""
-
-    models: dict[str, Listing]
-    duplicates: tuple[str, ...]
-
-
-async def scan(repositories: Sequence[Repository], names: Collection[str] | None = None) -> Scan:
-    """Look at the models with these names, at all models for None. Raises what `Repository.look` raises.
-
-    A repository that cannot be read does not matter if all the names are in the others.
-    """
-    looks: list[Mapping[str, Listing]] = []
-    failure: ModserveError | None = None
-    for repository in repositories:
-        try:
-            looks.append(await repository.look(names))
-        except ModserveError as error:
-            failure = error
-    if failure is not None:
-        if not names or not set(names).issubset({name for look in looks for name in look}):
-            raise failure
-        _log.warning("%s; the models to load are in the other repositories", failure.message)
-    return together(looks)
-
-
-def together(looks: Sequence[Mapping[str, Listing]]) -> Scan:
-    """What several repositories hold."""
-    counts = Counter(name for look in looks for name in look)
-    models = {name: listing for look in looks for name, listing in look.items() if counts[name] == 1}
-    return Scan(models, tuple(sorted(name for name, count in counts.items() if count > 1)))
-
-
-def changes(before: Mapping[str, Listing | None], now: Mapping[str, Listing]) -> dict[str, Listing | None]:
-    """The models that are new or different, with their present listing; None for those that are gone.
-
-    A file counts as different by its mark, anywhere in the model's directory. A model for which `before` has None is
-    different in any case.
-    """
-
-    def alike(before: Listing | None, now: Listing) -> bool:
-        return before is not None and (before, before.marks) == (now, now.marks)
-
-    gone = dict.fromkeys(before.keys() - now.keys())
-    return gone | {name: listing for name, listing in now.items() if not alike(before.get(name), listing)}
 
 
 class ModelControl:
@@ -300,6 +254,7 @@ class ModelControl:
                     raise invalid(
                         f"model '{name}' has no version {version} in a repository, which could be rolled back"
                     )
+            table.latest(name)  # the model may have gone during the scan
             decided = table.routings.decide(name, reasons)
             table.rank(name)
             await _end_of(*[self._keep_soon(name, version, decision) for version, decision in decided.items()])
