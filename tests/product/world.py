@@ -175,7 +175,8 @@ class World:
 
     def another_server(self) -> InferenceServer:
         """One of the same repository, after this one has stopped."""
-        return self.loop.act(lambda: InferenceServer(self._settings, backends=self.backends))
+        server: InferenceServer = self.loop.act(lambda: InferenceServer(self._settings, backends=self.backends))
+        return server
 
     def write(self, name: str, variation: Variation | None = None) -> None:
         """Write a model's configuration, and its files if there are none."""
