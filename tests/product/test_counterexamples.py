@@ -90,6 +90,19 @@ def test_what_is_rolled_back_right_before_the_stop_is_written_down(is_decided: b
         world.turn()
 
 
+def test_what_is_rolled_back_right_before_an_unload_is_written_down() -> None:
+    """The model had gone when its folder was to be written."""
+    with World() as world:
+        world.need("routed")
+        world.loop.hold_threads(True)
+        world.route("routed", ROLLBACKS[0])
+        world.run()
+        world.loop.hold_threads(False)
+        world.turn()
+        world.unload("routed")
+        world.run()
+
+
 def test_a_version_that_was_rolled_back_gets_nothing_when_the_other_one_is_lost() -> None:
     """It got everything, for it was the latest."""
     with World() as world:

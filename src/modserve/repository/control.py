@@ -282,17 +282,17 @@ class ModelControl:
             self._table.routings.recall(listing.name, listing.rolled_back)
 
     def _keep_soon(self, name: str, version: int, rolled_back: RolledBack | None) -> asyncio.Task[None]:
-        return self._keeps.start(self._keep(name, version, rolled_back))
+        model = self._table.models.get(name)  # it may be unloaded meanwhile
+        listing = None if model is None or model.blueprint is None else model.blueprint.listing
+        return self._keeps.start(self._keep(name, listing, version, rolled_back))
 
     async def keep_rollback(self, name: str) -> None:
         """Write down where a model comes from that none of its versions is rolled back any more."""
         await _end_of(self._keep_soon(name, 0, None))
 
-    async def _keep(self, name: str, version: int, rolled_back: RolledBack | None) -> None:
-        model = self._table.models.get(name)
-        if model is None or model.blueprint is None:
+    async def _keep(self, name: str, listing: Listing | None, version: int, rolled_back: RolledBack | None) -> None:
+        if listing is None:
             return
-        listing = model.blueprint.listing
         repository = listing.repository
         async with self._keeping:
             if isinstance(repository, RollbackKeeper):
