@@ -257,7 +257,7 @@ class ModelControl:
             table.latest(name)  # the model may have gone during the scan
             decided = table.routings.decide(name, reasons)
             table.rank(name)
-            await _end_of(*[self._keep_soon(name, version, decision) for version, decision in decided.items()])
+            await _end_of(*[self._keep_soon(name, version, each, present) for version, each in decided.items()])
             return
         if not checked:  # versions may have gone since they were
             table.check_routing(name, document)
@@ -281,9 +281,12 @@ class ModelControl:
         for listing in listings:
             self._table.routings.recall(listing.name, listing.rolled_back)
 
-    def _keep_soon(self, name: str, version: int, rolled_back: RolledBack | None) -> asyncio.Task[None]:
+    def _keep_soon(
+        self, name: str, version: int, rolled_back: RolledBack | None, listing: Listing | None = None
+    ) -> asyncio.Task[None]:
         model = self._table.models.get(name)  # it may be unloaded meanwhile
-        listing = None if model is None or model.blueprint is None else model.blueprint.listing
+        if listing is None and model is not None and model.blueprint is not None:
+            listing = model.blueprint.listing
         return self._keeps.start(self._keep(name, listing, version, rolled_back))
 
     async def keep_rollback(self, name: str) -> None:
