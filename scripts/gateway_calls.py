@@ -1,33 +1,33 @@
-"""Which calls a gateway passes on and may send again: the table of docs/gateways.md, and the routes of the Gateway API.
+"""Calls that a gateway passes on and may send again: the table of docs/gateways.md, and what gateways have of it.
 
     python scripts/gateway_calls.py            # prints the table
-    python scripts/gateway_calls.py --write    # writes it into the page, and the routes into deploy/k8s and the chart
+    python scripts/gateway_calls.py --write    # writes it into the page, deploy/gateways, deploy/k8s and the chart
 
-Every path and RPC of the server belongs to exactly one row. `tests/unit/test_gateway_calls_table.py` compares the files
-of all gateways with the rows, and `tests/e2e/test_gateway_calls.py` makes every call through those in deploy/gateways.
+Every path and RPC of the server belongs to exactly one row. Those of operators are not for the public, just as another
+port does not serve them beside an admin port. `tests/e2e/test_gateway_calls.py` makes every call through each gateway.
 """
 
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from modserve.access.calls import OWNED_PATHS, PATH_NEEDS, RPC_NEEDS
+from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS
 
-PATHS = {path: need for path, need in PATH_NEEDS.items() if not path.startswith("/models")}
-"""Those that may be behind a gateway: SageMaker's are not, since SageMaker stands before its containers."""
 _ROOT = Path(__file__).resolve().parent.parent
 PAGE = _ROOT / "docs" / "gateways.md"
 COMPONENT = _ROOT / "deploy" / "k8s" / "components" / "gateway-api"
 CHART_MATCHES = _ROOT / "deploy" / "helm" / "modserve" / "files" / "routes.yaml"
-SERVICES = {
-    "ServerReflectionInfo": "grpc.reflection.v1.ServerReflection",
-    "StreamCoreMetrics": "xds.service.orca.v3.OpenRcaService",
-    **dict.fromkeys(("Check", "Watch", "List"), "grpc.health.v1.Health"),
+GATEWAYS = tuple(_ROOT / "deploy" / "gateways" / name for name in ("envoy.yaml", "haproxy.cfg", "nginx.conf"))
+_SERVICES = {
+    "ServerReflectionInfo": ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"),
+    "StreamCoreMetrics": ("xds.service.orca.v3.OpenRcaService",),
+    **dict.fromkeys(("Check", "Watch", "List"), ("grpc.health.v1.Health",)),
 }
 """By the name of the RPC, where it is not KServe's."""
 _BEGIN, _END = (
@@ -37,7 +37,6 @@ _BEGIN, _END = (
 
 _VERSIONED = re.compile(r"/(versions/\{version\}|labels/\{label\})")
 _SHORTER = re.compile(r"^/openai(?=/v1/)|/region/\{region\}|(?<=repository)/\{repository\}")
-_ANY_METHOD, _CHANGING, _READING = ("GET", "POST"), ("POST",), ("GET",)
 
 
 class Row(NamedTuple):
@@ -48,7 +47,6 @@ class Row(NamedTuple):
     rule: str
     paths: str
     """A pattern of path templates, without the parts for versions and labels."""
-    methods: tuple[str, ...] = _ANY_METHOD
     rpcs: str = "(?!)"
     streams: bool = False
     """Responses may pause for long, so that time-outs for whole responses do not apply."""
@@ -68,8 +66,7 @@ ROWS = (
         "streams from the server",
         2,
         "yes, until the response begins; never afterwards",
-        r"/v2/models/\{model\}/(infer|generate)_stream|(/openai)?/v1/(chat/completions|completions|responses)"
-        r"|/console/events",
+        r"/v2/models/\{model\}/(infer|generate)_stream|(/openai)?/v1/(chat/completions|completions|responses)",
         streams=True,
     ),
     Row(
@@ -82,57 +79,51 @@ ROWS = (
         streams=True,
     ),
     Row(
-        "health, metadata, statistics, pages; `POST /`, which runs a model",
+        "health, metadata, statistics; `POST /`, which runs a model",
         2,
-        "yes. Statistics, index and settings are those of one server",
-        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory|/repository(/\{repository\})?/index)?"
-        r"|/info|/health|/version|/openapi\.json"
-        r"|/docs(/\w+/\{model\})?|/console(/about|/failures|/peers|/texts/\{model\})?"
+        "yes. Statistics are those of one server",
+        r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory)?|/info|/health|/version"
         r"|/v2/models/\{model\}(/(ready|config|stats|batches|engine|openapi\.json))?"
         r"|/v1/models(/\{model\}(/metadata)?)?|/openai/v1/models(/\{model\})?"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?status",
-        rpcs=r"Server(Live|Ready|Metadata)|Model(Ready|Metadata|Config|Statistics)|RepositoryIndex|Check|List|\w+SharedMemoryStatus",
+        rpcs=r"Server(Live|Ready|Metadata)|Model(Ready|Metadata|Config|Statistics)|Check|List|\w+SharedMemoryStatus",
     ),
     Row(
-        "settings, read",
-        2,
-        "yes",
-        r"/v2/(logging|(models/\{model\}/)?trace/setting|models/\{model\}/routing)",
-        _READING,
-    ),
-    Row(
-        "settings, changed",
+        "for operators: loads, index, routings, drains, settings, stacks, metrics, pages",
         0,
-        "never: they change one server, so the gateway refuses them. `LogSettings` and `TraceSetting` also read",
-        r"/v2/(logging|(models/\{model\}/)?trace/setting|models/\{model\}/routing)",
-        _CHANGING,
-        "LogSettings|TraceSetting",
+        "never: they are about one server and for those who run it, so the gateway refuses them",
+        "|".join(map(re.escape, sorted(ADMIN_PATHS))),
+        rpcs="|".join(ADMIN_RPCS),
     ),
     Row(
-        "loads, unloads, drains, shared memory, metrics, stacks",
+        "shared memory",
         0,
-        "never: they are about one server, so the gateway refuses them",
-        r"/v2/repository(/\{repository\})?/models/\{model\}/(un)?load|/v2/health/drain|/v2/stacks|/metrics"
-        r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
-        rpcs=r"RepositoryModel(Load|Unload)|\w+SharedMemory(Register|Unregister)",
+        "never: it is that of one server, so the gateway refuses them",
+        r"/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
+        rpcs=r"\w+SharedMemory(Register|Unregister)",
     ),
 )
 
 
-def rows_of_path(method: str, template: str) -> list[Row]:
-    """One, for a path template of `PATHS`."""
+def rows_of_path(template: str) -> list[Row]:
+    """One, for a path template of the server."""
     short = _VERSIONED.sub("", template)
-    return [row for row in ROWS if method in row.methods and re.fullmatch(row.paths, short)]
+    return [row for row in ROWS if re.fullmatch(row.paths, short)]
 
 
 def rows_of_rpc(name: str) -> list[Row]:
     return [row for row in ROWS if re.fullmatch(row.rpcs, name)]
 
 
+def services(name: str) -> tuple[str, ...]:
+    """Services that have an RPC."""
+    return _SERVICES.get(name, ("inference.GRPCInferenceService",))
+
+
 def table() -> str:
     lines = ["| calls | over HTTP | over gRPC | sent again? |", "|---|---|---|---|"]
     for row in ROWS:
-        paths = sorted({path for method in row.methods for path in _short_paths(method, row)})
+        paths = sorted(set(_short_paths(row)))
         rpcs = [name for name in RPC_NEEDS if row in rows_of_rpc(name)]
         cells = [", ".join(f"`{name}`" for name in names) for names in (paths, rpcs)]
         lines.append(f"| {row.name} | {' | '.join(cells)} | {row.rule} |")
@@ -144,9 +135,9 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def _short_paths(method: str, row: Row) -> Iterator[str]:
-    for template in PATHS:
-        if row in rows_of_path(method, template) and not _VERSIONED.search(template):
+def _short_paths(row: Row) -> Iterator[str]:
+    for template in PATH_NEEDS:
+        if row in rows_of_path(template) and not _VERSIONED.search(template):
             yield _SHORTER.sub("", template).replace("cudashared", "*shared").replace("systemshared", "*shared")
 
 
@@ -156,38 +147,86 @@ def _short_paths(method: str, row: Row) -> Iterator[str]:
 def path_matches(*, streams: bool) -> list[dict[str, Any]]:
     """Matches of an HTTPRoute: paths without names as they are, the others in one pattern for what begins alike."""
     exact: list[dict[str, Any]] = []
-    suffixes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for template in sorted(PATHS):
-        rows = {method: row for method in _ANY_METHOD for row in rows_of_path(method, template)}
-        methods = [method for method, row in rows.items() if row.tries and row.streams == streams]
-        if not methods:
+    suffixes: dict[str, list[str]] = defaultdict(list)
+    for template in sorted(PATH_NEEDS):
+        (row,) = rows_of_path(template)
+        if not row.tries or row.streams != streams:
             continue
-        method = "" if len(methods) == len(_ANY_METHOD) else methods[0]
         if "{" not in template:
-            exact.append(_match("Exact", template, method))
+            exact.append(_match("Exact", template))
         else:
             stem, brace, suffix = template.rpartition("}")
             name = "([^/]+/)?[^/]+" if template in OWNED_PATHS else "[^/]+"
-            suffixes[re.sub(r"\{\w+\}", name, stem + brace), method].append(re.escape(suffix))
-    for (stem, method), several in suffixes.items():
+            suffixes[re.sub(r"\{\w+\}", name, stem + brace)].append(re.escape(suffix))
+    for stem, several in suffixes.items():
         end = f"({'|'.join(several)})" if len(several) > 1 else several[0]
-        exact.append(_match("RegularExpression", f"^{stem}{end}$", method))
+        exact.append(_match("RegularExpression", f"^{stem}{end}$"))
     return exact
 
 
-def _match(kind: str, path: str, method: str) -> dict[str, Any]:
-    return {"path": {"type": kind, "value": path}} | ({"method": method} if method else {})
+def _match(kind: str, path: str) -> dict[str, Any]:
+    return {"path": {"type": kind, "value": path}}
 
 
 def rpc_matches() -> list[dict[str, Any]]:
     """Matches of a GRPCRoute."""
-    names = sorted(name for name in RPC_NEEDS if rows_of_rpc(name)[0].tries)
-    services = [(SERVICES.get(name, "inference.GRPCInferenceService"), name) for name in names]
-    return [{"method": {"service": service, "method": name}} for service, name in sorted(services)]
+    names = [name for name in RPC_NEEDS if rows_of_rpc(name)[0].tries]
+    calls = sorted((service, name) for name in names for service in services(name))
+    return [{"method": {"service": service, "method": name}} for service, name in calls]
+
+
+# --- patterns for the files of deploy/gateways ------------------------------------------------------------------------
+
+_MARKED = re.compile(r"\^/[^\s\"]+(?=.*# table: ([\w ]+)$)", re.MULTILINE)
+"""A pattern in a line of a file whose comment names what it has to be."""
+_ENDS = "$"
+
+
+def patterns() -> dict[str, str]:
+    """Regular expressions by what gateways do with the calls whose paths match; for RPCs as for paths."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for template in PATH_NEEDS:
+        kind = _kind(rows_of_path(template)[0])
+        kinds[kind].append(template)
+        if template in OWNED_PATHS:
+            kinds[kind].append(template.replace("{", "{owner}/{"))
+    for name in RPC_NEEDS:
+        kinds[f"{_kind(rows_of_rpc(name)[0])} over gRPC"] += [f"/{service}/{name}" for service in services(name)]
+    return {kind: pattern(paths) for kind, paths in kinds.items()}
+
+
+def _kind(row: Row) -> str:
+    return "refused" if not row.tries else "streams" if row.streams else "sent again"
+
+
+def pattern(paths: Iterable[str]) -> str:
+    """One regular expression for path templates; what begins alike stands there once."""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        node = tree
+        for part in path.split("/")[1:]:
+            node = node.setdefault(re.sub(r"\{\w+\}", "[^/]+", part.replace(".", "[.]")), {})
+        node[_ENDS] = {}
+    return f"^{_following(tree)}$"
+
+
+def _following(node: dict[str, Any]) -> str:
+    ways = [part + _following(below) for part, below in sorted(node.items()) if part != _ENDS]
+    if not ways:
+        return ""
+    text = "/" + (ways[0] if len(ways) == 1 else f"({'|'.join(ways)})")
+    return f"({text})?" if _ENDS in node else text
+
+
+def files() -> dict[Path, str]:
+    """The files that are made of the table, or have patterns that are."""
+    made = patterns()
+    marked = {path: _MARKED.sub(lambda match: made[match[1]], path.read_text()) for path in GATEWAYS}
+    return {**routes(), **marked}
 
 
 def routes() -> dict[Path, str]:
-    """The files that are made of the table."""
+    """The files of the Gateway API."""
     comment = "# Written by scripts/gateway_calls.py. Calls that are not listed are about one server, and get 404.\n"
     calls, streams, rpcs = path_matches(streams=False), path_matches(streams=True), rpc_matches()
     http = [
@@ -231,7 +270,7 @@ def main() -> None:
     text = PAGE.read_text()
     head, rest = text.split(_BEGIN)
     PAGE.write_text(f"{head}{_BEGIN}\n\n{table()}\n\n{_END}{rest.split(_END)[1]}")
-    for path, content in routes().items():
+    for path, content in files().items():
         path.write_text(content)
 
 

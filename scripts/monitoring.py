@@ -290,6 +290,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "bytes",
         ),
         Panel(
+            "Memory of the container",
+            {
+                "{{instance}}: used": "modserve_container_memory_used_bytes{S}",
+                "{{instance}}: limit": "modserve_container_memory_limit_bytes{S} > 0",
+            },
+            "bytes",
+            text="With the processes of Python models, and without files that the system can drop. At the limit the "
+            "system kills a process. A container without a limit has no line for it.",
+        ),
+        Panel(
             "Delay of the event loop",
             {
                 "p50": "histogram_quantile(0.5, sum by (le) (rate(modserve_event_loop_lag_seconds_bucket{S}[R])))",

@@ -167,7 +167,7 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
         _log.error("%s", port_conflict.advice(error, arguments))
         return 1
     worker = [sys.executable, "-m", __package__, "worker", supervisor.IDENTITY, "serve", *arguments]
-    worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
+    worker += reservation.options
     try:
         directory = meeting_place(tempfile.gettempdir())
     except OSError as error:

@@ -27,6 +27,7 @@ LONGEST = (
     "test_wire",
     "test_bench_kinds",
     "test_process_life",
+    "test_shared_ports",
     "test_helm",
     "test_lame_duck",
     "test_memory_of_unloaded_models",

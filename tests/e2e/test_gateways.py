@@ -235,7 +235,9 @@ def test_control_is_refused(gateway: Gateway, servers: list[ModelServer]) -> Non
         tritonclient.grpc.InferenceServerClient(f"{HOST}:{gateway.grpc_port}"),
     )
     for each in clients:
-        with pytest.raises(InferenceServerException, match="is about one server, so send it to each server itself"):
+        with pytest.raises(
+            InferenceServerException, match="is for operators, or about one server: send it to each server itself"
+        ):
             each.unload_model("digits")
         each.close()
     assert all(send(server.http_port, "GET", "/v2/models/digits/ready").status == 200 for server in servers)

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from repositories import EXAMPLES, HELD, Gate, write_held, write_identity
+from repositories import HELD, Gate, write_held, write_identity
 from server_process import ServerProcess, eventually, serving, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
@@ -21,8 +21,6 @@ from wire import (
     Ask,
     Input,
     channel,
-    grpc_infer,
-    http,
     message,
     metric,
     raw_outputs,
@@ -207,15 +205,3 @@ async def outlive_a_connection(port: int) -> None:
         assert (await calls.ServerLive(LIVE, timeout=SECONDS)).live
         await asyncio.wait_for(opened.wait_for_state_change(grpc.ChannelConnectivity.READY), SECONDS)
         assert (await calls.ServerLive(LIVE, timeout=SECONDS)).live
-
-
-def test_servers_that_share_their_ports() -> None:
-    shared = ["--reuse-grpc-port=true", "--reuse-http-port=true"]
-    with serving(EXAMPLES, options=shared) as first:
-        ports = [f"--grpc-port={first.grpc_port}", f"--http-port={first.http_port}"]
-        with serving(EXAMPLES, options=[*shared, *ports]) as second:
-            assert (second.http_port, second.grpc_port) == (first.http_port, first.grpc_port)
-        # One of them stops, and the other takes all.
-        for _ in range(8):
-            assert http(first.http_port, "GET", "/v2/health/ready").status == 200
-            assert grpc_infer(first.grpc_port, Ask()).model_name == "simple"

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import hmac
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -101,6 +102,22 @@ def test_models_in_a_container(port: int, store: AzureStore, tmp_path: Path) -> 
         obstore.delete(store, "models/simple/2/model.onnx")
         eventually(lambda: ready(server) == ["1"])
         assert KEY not in server.log
+
+
+def test_a_rolled_back_version(port: int, store: AzureStore, tmp_path: Path) -> None:
+    """The container has it, also for a server on another machine."""
+    place, path = f"--model-repository=as://{ACCOUNT}/container/models", "/v2/models/simple/routing"
+    for cache, reason in (("one", "wrong sums"), ("two", None)):
+        options = [place, f"--repository-cache-dir={tmp_path / cache}"]
+        with serving_here(options=options, environment=environment(port)) as server:
+            if reason is None:
+                assert http(server.http_port, "GET", path).json["rolled_back"]["1"]["reason"] == "wrong sums"
+            body = json.dumps({"rolled_back": {"1": reason}}).encode()
+            answer = http(server.http_port, "POST", path, body)
+            assert answer.status == 200
+            assert "unsaved" not in answer.body.decode()
+        keys = [meta["path"] for meta in obstore.list(store, "models").collect()]
+        assert ("models/simple/rolled_back.json" in keys) == (reason is not None)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,18 @@ def test_http(restricted: Server) -> None:
         assert client.get_inference_statistics("simple")
 
 
+def test_health_at_other_ports() -> None:
+    """The metrics port has no restrictions, as in Triton, so that probes need no header there."""
+    options = ["--http-restricted-api=health,statistics:key=value", f"--admin-address={HOST}:0", "--metrics-port=0"]
+    with serving_here(EXAMPLES, options=options) as running:
+        for path in ("/v2/health/live", "/v2/health/ready", "/metrics"):
+            statuses = {
+                name: [http(port, "GET", path, headers=headers).status for headers in ({}, {"key": "value"})]
+                for name, port in (("admin", running.admin_port), ("metrics", running.metrics_port))
+            }
+            assert statuses == {"admin": [403, 200], "metrics": [200, 200]}, path
+
+
 def test_grpc(restricted: Server) -> None:
     refused = r"This protocol is restricted, expecting header 'triton-grpc-protocol-infer-key'"
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{restricted.grpc_port}") as client:

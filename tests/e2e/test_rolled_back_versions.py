@@ -1,6 +1,7 @@
 """What was rolled back stays so: after a restart, on the next server, and until somebody decides anew."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +12,11 @@ import pytest
 from python_models import tensors
 from server_here import serving_here
 from server_process import Server, eventually, serving
+from stores import relay_to
 from wire import HOST, Answer, http
+
+from buckets import KEYS, Bucket, moto
+from modserve.commands.rollout.steps import UNDER_WAY
 
 MODEL = """
 import numpy as np
@@ -141,6 +146,30 @@ def test_a_rollout_that_went_back_survives_a_restart(tmp_path: Path) -> None:
         assert outcomes(first) == outcomes(second) == {"failed": 20}
 
 
+def test_a_server_that_starts_during_a_rollout_goes_on_with_the_version_before(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    options = ["--model-control-mode=explicit", "--load-model=*"]
+    config = tmp_path / "m" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text + "\nversion_policy { specific { versions: 1 } }")
+    with serving(tmp_path, options=options) as first, serving(tmp_path, options=options) as second:
+        config.write_text(text)
+        urls = ",".join(f"http://{HOST}:{each.http_port}" for each in (first, second))
+        words = ["rollout", "m:2", "--yes", "--watch=600", "--url", urls]
+        with subprocess.Popen(
+            [sys.executable, "-m", "modserve", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as rollout:
+            assert rollout.stdout is not None
+            assert any("watching" in line for line in rollout.stdout)
+            assert json.loads(file.read_text())["2"]["reason"] == UNDER_WAY
+            with serving(tmp_path, options=options) as third:
+                assert outcomes(third) == {"1": 20}
+                assert f"version 2 was rolled back: {UNDER_WAY}" in command("models", "m", server=third)[1]
+            rollout.send_signal(signal.SIGINT)
+            assert "all servers are as before" in rollout.stdout.read()
+        assert json.loads(file.read_text())["2"]["reason"] == "interrupted"
+
+
 @pytest.mark.parametrize("content", ['{"2": {"reason": 3}}', "[", '{"x": {}}'])
 def test_a_bad_file_is_ignored_and_named(tmp_path: Path, content: str) -> None:
     file = write(tmp_path, "version_policy { all { } }")
@@ -163,3 +192,35 @@ def test_where_nothing_can_be_written_the_log_and_the_command_say_what_to_do(tmp
         advice = f"'{file}' cannot be written: Is a directory: remove '{file.parent / '2'}', or a restart of this or"
         assert out.count(f"after a restart, it may not do without version 2: {advice}") == 2, out
         first.wait_for(advice)
+
+
+def test_a_bucket_has_it_for_all_servers(tmp_path: Path) -> None:
+    """One that takes nothing has not: the log says so, and the cache keeps it for the servers that share it."""
+    write(tmp_path / "models", "version_policy { all { } }", configured())
+
+    def place(address: str, cache: str, *errors: str) -> Any:
+        options = [f"--model-repository=s3://{address}/canary/models", f"--repository-cache-dir={tmp_path / cache}"]
+        return serving(options=options, environment=KEYS, errors=errors)
+
+    with moto() as url, relay_to(url) as only_reads:
+        bucket = Bucket(url, "canary")
+        bucket.upload(tmp_path / "models", "models")
+        kept = f"or a server without the cache '{tmp_path / 'one'}' takes version 2 for the latest again"
+        with place(only_reads.address, "one", *FAILURES, "rolled_back.json' cannot be written") as server:
+            assert outcomes(server, 40)["failed"] == 5
+            server.wait_for(kept)
+            assert routing(server).json["rolled_back"]["2"]["unsaved"].endswith(kept)
+        with place(only_reads.address, "one") as server:
+            assert outcomes(server) == {"1": 20}
+        with place(bucket.address, "two", *FAILURES) as server:
+            assert outcomes(server, 40)["failed"] == 5
+            eventually(
+                lambda: bucket.client.list_objects_v2(Bucket="canary", Prefix="models/m/rolled_back")["KeyCount"]
+            )
+            assert "unsaved" not in routing(server).json["rolled_back"]["2"]
+        with place(bucket.address, "three") as server:
+            assert outcomes(server) == {"1": 20}
+            assert routing(server).json["rolled_back"]["2"]["reason"] == REASON
+            assert routing(server, "DELETE").status == 200
+        with place(bucket.address, "four", *FAILURES) as server:
+            assert outcomes(server, 2)["failed"] == 1

@@ -12,6 +12,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
+from python_models import tensors, write_python
 from repositories import EXAMPLES, HELD, write_held
 from server_process import LOADED, ServerProcess, eventually, free_port, started
 from wire import HOST, SECONDS, Answer, Ask, Input, assert_serving, binary_outputs, http, http_infer, ints
@@ -25,31 +26,21 @@ KILLED = r"^(\S+) ERROR   modserve\.supervisor: the server, process \d+, was kil
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def write_division(repository: Path) -> None:
-    """`divide`: INT32 [1] A / B, inside the server; for B = -1 it does as native code whose division overflows."""
-    folder = repository / "divide" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.py").write_text(
-        "import signal\n"
-        "import triton_python_backend_utils as pb_utils\n"
-        "class TritonPythonModel:\n"
-        "    def execute(self, requests):\n"
-        "        a, b = [one.as_numpy() for one in requests[0].inputs()]\n"
-        "        if b[0] == -1:\n"
-        "            signal.raise_signal(signal.SIGFPE)\n"
-        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('C', a // b)])]\n"
-    )
-    (folder.parent / "config.pbtxt").write_text(
-        'backend: "python"\n'
-        'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }\n'
-        'input [ { name: "A" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "B" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-        'output { name: "C" data_type: TYPE_INT32 dims: [ 1 ] }\n'
-    )
+DIVIDES = """
+import signal
+class TritonPythonModel:
+    def execute(self, requests):
+        a, b = [one.as_numpy() for one in requests[0].inputs()]
+        if b[0] == -1:
+            signal.raise_signal(signal.SIGFPE)  # like native code whose division overflows
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("C", a // b)])]
+"""
+DIVISION = "\n".join((tensors("input", A="INT32 1", B="INT32 1"), tensors("output", C="INT32 1")))
 
 
 def division(a: int, b: int) -> Ask:
     inputs = tuple(Input(name, "INT32", (1,), ints(value)) for name, value in (("A", a), ("B", b)))
-    return Ask(inputs, model="divide")
+    return Ask(inputs, model="divide_thread")
 
 
 def child(server: ServerProcess) -> int:
@@ -60,7 +51,7 @@ def child(server: ServerProcess) -> int:
 
 def test_a_request_that_crashes_the_engine(tmp_path: Path) -> None:
     """The server is back on the same ports, started at once; the log says what has happened, and where."""
-    write_division(tmp_path)
+    write_python(tmp_path, "divide", DIVIDES, DIVISION, modes=["thread"])
     names = ("http", "grpc", "metrics")
     options = [SUPERVISE, *(f"--{name}-port={free_port()}" for name in names)]
     killed = KILLED.format("SIGFPE")

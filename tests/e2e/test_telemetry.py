@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("CONTEXT", texts)], error))
         return responses
 """
+FAILING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        codes = [pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy()[0] for request in requests]
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("no luck", int(code))) for code in codes]
+"""
 WAITING = "dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 5000000 }"
 QUICK = ["--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,bsp_schedule_delay=20"]
 ONLY_CLIENTS = [*QUICK, "--trace-config=level=TIMESTAMPS", "--trace-config=rate=0"]
@@ -70,6 +77,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_identity(place, "inner")
     write_identity(place, "batched", extra=WAITING)
     described = tensors("input", IN="INT32 1") + "\n" + tensors("output", CONTEXT="BYTES 1")
+    described_failing = tensors("input", CODE="INT32 1") + "\n" + tensors("output", OUT="INT32 1")
+    write_python(place, "failing", FAILING, described_failing, modes=["thread"])
     write_python(place, "caller", CALLER, f"max_batch_size: 8\n{WAITING.replace('3', '2')}\n{described}")
     return place
 
@@ -247,14 +256,36 @@ def test_failures(traced: ServerProcess, collector: Receiver) -> None:
     client = Client()
     assert client.http(traced, one("simple", 1)).status == 400
     (call,) = collector.of(client.trace, 1)
-    assert "INPUT" in (call.error or "")
-    assert call.attributes["error.type"] == "INVALID_ARG"
+    assert (call.error, call.attributes["error.type"]) == (None, "INVALID_ARG")
+    assert "INPUT" in call.attributes["modserve.error_message"]
     assert (call.attributes["triton.model_name"], call.attributes["triton.model_version"]) == ("simple", 1)
     client = Client()
     with pytest.raises(grpc.RpcError) as refused:
         client.grpc(traced, one("simple", 1))
     (call,) = collector.of(client.trace, 1)
-    assert call.error == refused.value.details()
+    assert (call.error, call.attributes["modserve.error_message"]) == (None, refused.value.details())
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "grpc_stream"])
+@pytest.mark.parametrize(
+    "code", ["INVALID_ARG", "NOT_FOUND", "ALREADY_EXISTS", "INTERNAL", "UNAVAILABLE", "UNSUPPORTED"]
+)
+def test_only_failures_of_the_server_make_its_span_an_error(
+    traced: ServerProcess, collector: Receiver, code: str, protocol: str
+) -> None:
+    """That of the model is one anyway: its work has failed."""
+    number = {"INTERNAL": 1, "NOT_FOUND": 2, "INVALID_ARG": 3, "UNAVAILABLE": 4, "UNSUPPORTED": 5, "ALREADY_EXISTS": 6}
+    client = Client()
+    with suppress(grpc.RpcError):
+        getattr(client, protocol)(traced, Ask((Input("CODE", "INT32", (1,), ints(number[code])),), "failing_thread"))
+    spans = collector.of(client.trace, 3)
+    call, model = named(spans, "InferRequest"), named(spans, "failing_thread")
+    assert call.attributes["error.type"] == model.attributes["error.type"] == code
+    is_of_server = code in ("INTERNAL", "UNAVAILABLE", "UNSUPPORTED")
+    assert (call.error, call.attributes.get("modserve.error_message")) == (
+        ("no luck", None) if is_of_server else (None, "no luck")
+    )
+    assert model.error == "no luck"
 
 
 def test_who_is_traced(traced: ServerProcess, collector: Receiver) -> None:

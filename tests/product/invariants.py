@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from modserve.access.credentials import API_KEY
 from modserve.commands.replay.record_index import index_of
 from modserve.core.runtime import failures
@@ -13,6 +15,7 @@ from modserve.models.residency.stages import Stage
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.model import Model
 from modserve.recording.recorder import Recorder
+from modserve.repository import rollbacks
 
 from .keys import POSTS
 from .models import MODELS
@@ -35,12 +38,14 @@ def check_end(world: World) -> None:
     world.loop.throws = 0
     _check_settled(world)
     if world.stopping is None:
+        _check_rollbacks(world)
         _check_rest(world)
         if world.draining is None:
             _check_ready_models_answer(world)
             _check_rest(world)
         world.stop()
     _check_stopped(world)
+    _check_restart(world)
 
 
 def _check_settled(world: World) -> None:
@@ -59,6 +64,32 @@ def _check_settled(world: World) -> None:
         world.keys.check_posts()
     assert not world.site.streams.open, "calls outlive their clients"
     assert not world.site.context.connections, "connections outlive their clients"
+
+
+def _check_rollbacks(world: World) -> None:
+    """What is rolled back is written down, for the next server."""
+    for name in world.variations:
+        if world.served(name):
+            assert world.server.routings.rolled_back(name) == rollbacks.read(world.path(name))[0], f"'{name}'"
+
+
+def _check_restart(world: World) -> None:
+    """The next server keeps to what was rolled back."""
+    rolled_back, remark = rollbacks.read(world.path("routed"))
+    assert not remark
+    assert world.server.routings.rolled_back("routed") == rolled_back, "a decision before the stop is not written down"
+    if not rolled_back:
+        return
+    server = world.another_server()
+    world.complete(server.load())
+    world.complete(server.load_model("routed"))
+    assert server.routings.rolled_back("routed") == rolled_back
+    versions = set()
+    for _ in range(4):
+        response = world.complete(server.infer("routed", {"IN": np.ones((1, 1), np.int64)}), LONG_S)
+        versions.add(response.model_version)
+    assert not versions & rolled_back.keys() or len(rolled_back) == len(MODELS["routed"].versions)
+    assert world.complete(server.shut_down(), LONG_S)
 
 
 def _check_ready_models_answer(world: World) -> None:

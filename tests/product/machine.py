@@ -15,7 +15,7 @@ from .chats import FORMS
 from .keys import CHANGES as CHANGES_OF_KEYS
 from .keys import DAMAGES, POSTS
 from .keys import NAMES as NAMES_OF_KEYS
-from .models import BLOCKS, MODELS, ROUTINGS, TENANTS, Kind
+from .models import BLOCKS, MODELS, ROLLBACKS, ROUTINGS, TENANTS, Kind
 from .puppets import CALLS
 from .world import World
 
@@ -417,7 +417,7 @@ class ProductMachine(RuleBasedStateMachine):
         self.after(after)
 
     @precondition(lambda self: "routed" in self.world.variations)
-    @rule(document=st.sampled_from((None, *ROUTINGS)), after=AFTER)
+    @rule(document=st.sampled_from((None, *ROUTINGS, *ROLLBACKS)), after=AFTER)
     def route(self, document: str | None, after: str) -> None:
         self.world.route("routed", document)
         self.after(after)

@@ -191,6 +191,10 @@ ROUTINGS: Final = (
     '{"split": {"1": 1, "2": 0}, "shadow": {"version": "2", "share": 1}}',
     '{"split": {"1": 0, "2": 1}, "sticky": "parameter:user"}',
 )
+ROLLBACKS: Final = tuple(
+    f'{{"rolled_back": {{"{version}": {reason}}}}}' for version in (2, 1) for reason in ('"bad"', "null")
+)
+"""By hand: versions that are rolled back, or no longer."""
 _ROUTED = (
     BATCHES
     + "version_policy { all {} }\n"

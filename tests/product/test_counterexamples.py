@@ -1,6 +1,8 @@
 """What the product test has found, each as the fewest steps that show it. Leaving the `World` looks at everything."""
 
-from .models import ROUTINGS
+import pytest
+
+from .models import ROLLBACKS, ROUTINGS
 from .world import World
 
 ONE = 70_000_000
@@ -57,6 +59,48 @@ def test_a_model_whose_engine_goes_on_for_nobody_leaves_memory() -> None:
         world.finish(1)
         world.run()
         assert waiting.responses == 1
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_what_is_rolled_back_during_a_load_stays_so(turns: int) -> None:
+    """The load had looked at the folder before, and its look was taken for the newest state."""
+    with World() as world:
+        world.need("routed")
+        world.run()
+        world.load_again("routed")
+        for _ in range(turns):
+            world.turn()
+        world.route("routed", ROLLBACKS[0])
+        world.run()
+        assert set(world.server.routings.rolled_back("routed")) == {2}
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_what_is_rolled_back_right_before_the_stop_is_written_down(is_decided: bool) -> None:
+    """Or refused, if the stop comes first."""
+    with World() as world:
+        world.need("routed")
+        world.run()
+        world.route("routed", ROLLBACKS[0])
+        while is_decided and not world.server.routings.rolled_back("routed"):
+            world.turn()
+        world.loop.hold_threads(True)
+        world.turn()
+        world.stop()
+        world.turn()
+
+
+def test_what_is_rolled_back_right_before_an_unload_is_written_down() -> None:
+    """The model had gone when its folder was to be written."""
+    with World() as world:
+        world.need("routed")
+        world.loop.hold_threads(True)
+        world.route("routed", ROLLBACKS[0])
+        world.run()
+        world.loop.hold_threads(False)
+        world.turn()
+        world.unload("routed")
+        world.run()
 
 
 def test_a_version_that_was_rolled_back_gets_nothing_when_the_other_one_is_lost() -> None:

@@ -97,7 +97,7 @@ class World:
             "blocking": PuppetBackend(self.engines, BlockingInstance),
             "calling": PuppetBackend(self.engines, CallingInstance),
         }
-        settings = Settings(
+        self._settings = settings = Settings(
             model_repository=[self._root],
             model_control_mode="poll" if polls else "explicit",
             repository_poll_secs=1,
@@ -190,8 +190,13 @@ class World:
 
     # Models
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
         return self._root / name
+
+    def another_server(self) -> InferenceServer:
+        """One of the same repository, after this one has stopped."""
+        server: InferenceServer = self.loop.act(lambda: InferenceServer(self._settings, backends=self.backends))
+        return server
 
     def write(self, name: str, variation: Variation | None = None) -> None:
         """Write a model's configuration, and its files if there are none."""
@@ -201,13 +206,13 @@ class World:
         more = self.variations[name].count - (0 if former is None else former.count)
         self.wanted_instances[name] += max(0, more) * len(kind.versions)
         for version in kind.versions:
-            folder = self._path(name) / str(version)
+            folder = self.path(name) / str(version)
             if not folder.exists():
                 folder.mkdir(parents=True)
                 self._write_file(folder / WEIGHTS, "0")
                 if kind.takes_texts:
                     write_folder(folder)
-        self._write_file(self._path(name) / "config.pbtxt", kind.text(self.variations[name]))
+        self._write_file(self.path(name) / "config.pbtxt", kind.text(self.variations[name]))
 
     def _write_file(self, path: Path, text: str) -> None:
         """Write it, later than all before: the system's own stamps may be the same for several."""
@@ -245,7 +250,7 @@ class World:
         self.write(name)
         self._contents += 1
         for version in MODELS[name].versions:
-            self._write_file(self._path(name) / str(version) / WEIGHTS, str(self._contents))
+            self._write_file(self.path(name) / str(version) / WEIGHTS, str(self._contents))
         self.engines.broken.discard(name)
         if broken:
             self.engines.broken.add(name)
@@ -254,7 +259,7 @@ class World:
     def unload(self, name: str, *, dependents: bool = False) -> None:
         self.engines.remade.update((name, *MODELS[name].needs))
         if self.polls:
-            shutil.rmtree(self._path(name), ignore_errors=True)
+            shutil.rmtree(self.path(name), ignore_errors=True)
             return
         self.operate(self.server.unload_model(name, dependents))
 
@@ -283,7 +288,7 @@ class World:
         return [layer for each in served for layer in layers(each) if isinstance(layer, Model)]
 
     def route(self, name: str, document: str | None) -> None:
-        """Another routing, in place of the configuration's."""
+        """Another routing, in place of the configuration's, or a rollback beside it."""
         self.operate(self.server.set_routing(name, None if document is None else json.loads(document)))
 
     def operate(self, work: Coroutine[Any, Any, Any]) -> None:

@@ -108,7 +108,7 @@ RULES = {
     "library": rule(),
     "library.connecting": rule("client core process.app settings"),
     "library.mounting": rule(
-        "client core frontends library.connecting observability.audit_log process.app server settings"
+        "client core frontends library.connecting observability.audit_log process.app process.listeners server settings"
     ),
     "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "ray": rule(

@@ -8,7 +8,7 @@ reads and checks its configuration once (`Blueprint`), the repository brings the
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from .errors import ModserveError
 from .files.config_file import CONFIG_FILE
@@ -129,6 +129,17 @@ class Repository(Protocol):
 
     async def remarks(self) -> Sequence[str]:
         """Warnings for what lies in the repository and is probably meant to be a model."""
+
+
+@runtime_checkable
+class RollbackKeeper(Protocol):
+    """Repository that may write down which versions of its models were rolled back."""
+
+    async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
+        """Keep for all servers that a version was rolled back, or is no longer; for version 0, none is.
+
+        Returns the reason for which that is impossible, with what to do; empty if it is done.
+        """
 
 
 async def _unusable(path: Path, version: int) -> Servable:

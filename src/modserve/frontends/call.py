@@ -282,7 +282,7 @@ class InferenceCall:
         known_as = id, self.origin, "" if trace is None else trace.trace_id
         log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
         if self.trace is not None:
-            self.trace.failed(error)
+            self.trace.failed(error, status)
 
     def identify(self) -> str:
         """The `request_id`, made now if there is none."""

@@ -93,6 +93,11 @@ class ListeningSocket:
         self._file = file
         self._closed = False
 
+    async def accept(self) -> None:
+        """Take connections, if it does not yet. May be called again."""
+        if not self._closed:
+            await self._server.start_serving()
+
     async def close(self) -> None:
         """Take no new connections, but all those that clients hold for open. May be called again.
 
@@ -150,10 +155,16 @@ def _accepted(listening: socket.socket) -> list[socket.socket]:
 
 
 async def listen(
-    protocol: Any, address: str, port: int, reuse_port: bool, tls: Mapping[str, Any] | None = None
+    protocol: Any,
+    address: str,
+    port: int,
+    reuse_port: bool,
+    tls: Mapping[str, Any] | None = None,
+    accepting: bool = True,
 ) -> ListeningSocket:
     """Open a host's port, or a Unix socket (``unix:PATH``). `protocol` makes one for each connection. Raises OSError.
 
+    Unless `accepting`, a port is only taken until `ListeningSocket.accept`: no connection comes to it.
     An inherited socket (``fd@NUMBER``) stays open for other workers, and so does its file.
     """
     loop, tls = asyncio.get_running_loop(), tls or {}
@@ -166,7 +177,8 @@ async def listen(
         own = address.startswith(unix_socket.PREFIX)
         file = unix_socket.SocketFile(opened) if own else None
         return ListeningSocket(server, 0, protocol, tls, file, handshakes)
-    server = await loop.create_server(protocol, address, port, backlog=_BACKLOG, reuse_port=reuse_port or None, **tls)
+    how: Any = {"backlog": _BACKLOG, "reuse_port": reuse_port or None, "start_serving": accepting, **tls}
+    server = await loop.create_server(protocol, address, port, **how)
     for listening in server.sockets:
         keep_alive(listening)
     return ListeningSocket(server, server.sockets[0].getsockname()[1], protocol, tls, None, handshakes)

@@ -14,7 +14,8 @@ from modserve.frontends.http.audited import AuditedApp
 from modserve.frontends.http.mounted import MountedApp, refusal
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability.audit_log import AuditLog
-from modserve.process.app import InferenceServer, access_control
+from modserve.process.app import InferenceServer
+from modserve.process.listeners import access_control
 from modserve.server import Phase
 from modserve.settings import Settings
 

@@ -92,9 +92,9 @@ class PathLog:
         if self._trace is not None and trace is not None:
             self._trace.link(trace)
 
-    def failed(self, error: ModserveError) -> None:
+    def failed(self, error: ModserveError, status: int | str) -> None:
         if self._trace is not None:
-            self._trace.failed(error)
+            self._trace.failed(error, status)
 
     def child(self, model: ModelId) -> "PathLog":
         return PathLog(self._known_as, model, None if self._trace is None else self._trace.child(model), step=True)

@@ -32,10 +32,13 @@ class Failure(NamedTuple):
 
     code: str
     message: str
+    status: int | str = ""
+    """HTTP's, or the name of gRPC's; empty if the client did not get the failure."""
 
 
-def failure_of(code: Code, message: str) -> Failure:
-    return Failure(code.name, message or (_CANCELLED if code is Code.CANCELLED else code.value))
+def _failure(error: ModserveError, status: int | str = "") -> Failure:
+    code = error.code
+    return Failure(code.name, error.message or (_CANCELLED if code is Code.CANCELLED else code.value), status)
 
 
 class TraceOwner(Protocol):
@@ -120,7 +123,7 @@ class Trace:
             self.model = ModelId(self.model.name, outcome.model_version)  # one of those that a routing chooses from
             self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
         elif isinstance(outcome, ModserveError):
-            self.failure = failure_of(outcome.code, outcome.message)
+            self.failure = _failure(outcome)
         inner = self._parent is not None or self._is_continued
         # As in Triton it belongs to the client's call: not to requests of models, nor to a call that nobody waits for.
         if outcome is not None and not inner and not _is_cancellation(outcome):
@@ -143,8 +146,8 @@ class Trace:
         if self.spans is not None and isinstance(other, Trace) and other.spans is not None:
             self.spans.links.append(other.spans.own)
 
-    def failed(self, error: ModserveError) -> None:
-        self.refusal = failure_of(error.code, error.message)
+    def failed(self, error: ModserveError, status: int | str) -> None:
+        self.refusal = _failure(error, status)
 
     def end(self) -> None:
         if not self._ended:

@@ -22,6 +22,10 @@ _COMPLETE = "INFER_RESPONSE_COMPLETE"
 _OF_REQUEST = frozenset(("REQUEST_START", "QUEUE_START", "REQUEST_END"))
 _OF_EXECUTION = frozenset(("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"))
 _OF_WIRE = ("HTTP_", "GRPC_")
+_RPC_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+"""Statuses of gRPC that make a server's span an error, by OpenTelemetry's semantic conventions."""
+_HTTP_ERRORS = 500
+"""The lowest such status of HTTP."""
 
 
 class Event(NamedTuple):
@@ -71,6 +75,9 @@ def spans_of(trace: Trace) -> Iterator[Span]:
         start_ns = call[0].ns if call else trace.start_ns + ids.offset_ns
         failure = trace.refusal or trace.failure
         attributes = {**({} if request else _of_model(trace)), **trace.attributes, **_error(failure)}
+        if failure is not None and not _is_of_server(failure):
+            attributes["modserve.error_message"] = failure.message
+            failure = None
         yield Span(CALL, ids.root, parent, start_ns, end_ns, call, attributes, (), failure, True)
         parent = ids.root
     if not request:
@@ -150,6 +157,12 @@ def _of_model(trace: Trace) -> dict[str, str | int]:
 
 def _of_batch(timing: ExecutionTiming) -> dict[str, str | int]:
     return {"modserve.batch_size": timing.batch_size, "modserve.batch_closed": timing.close_reason}
+
+
+def _is_of_server(failure: Failure) -> bool:
+    """False for failures that are their client's, or that nobody got: the server's span has no status then."""
+    status = failure.status
+    return status >= _HTTP_ERRORS if isinstance(status, int) else status in _RPC_ERRORS
 
 
 def _error(failure: Failure | None) -> dict[str, str | int]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -52,14 +52,12 @@ from modserve.server.member import ServerMember
 from modserve.server.services import Services
 from modserve.settings import Settings
 
-from .listeners import Listeners, Ports
+from .listeners import Listeners, Ports, access_control, audit_log
 from .model_setup import backend_options, loader_options, models_to_load, repositories
 from .ports import PortError
 from .record_setup import make_recorder, open_folder
 
 if TYPE_CHECKING:
-    from modserve.access.access_control import AccessControl
-    from modserve.observability.audit_log import AuditLog
     from modserve.workers.member import Member
 
 _log = logging.getLogger(__name__)
@@ -233,7 +231,8 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 
-    The ports open first and `on_open` is called; then the models load and `on_loaded` is called. On the first
+    The ports open first and `on_open` is called; then the models load, the ports that other servers share take
+    connections, too, and `on_loaded` is called. On the first
     signal the server becomes not ready, goes on for `shutdown_delay_secs`, accepts nothing new, finishes requests
     in flight for at most `exit_timeout_secs`, and returns 0 (1 if the time was too short). On a second signal the
     process exits at once. Returns 1 if a port or repository cannot be opened, or, with `exit_on_error`, if a model
@@ -283,8 +282,8 @@ async def serve(
 
             async def load() -> bool:
                 if member is None:
-                    return await _load(server, settings, freezer, logs, on_loaded)
-                loaded = await _load(server, settings, freezer, logs, lambda server: None)
+                    return await _load(server, settings, freezer, logs, on_loaded, listeners.accept)
+                loaded = await _load(server, settings, freezer, logs)
                 if loaded:
                     await member.catch_up()
                     if member.drained:
@@ -293,6 +292,7 @@ async def serve(
                         return False
                     member.served()
                     await member.all_served()
+                    await listeners.accept()
                 if opened and server.phase is Phase.RUNNING:
                     on_loaded(server)
                 return loaded
@@ -321,42 +321,15 @@ async def serve(
             return 0 if in_time and not failed else 1
 
 
-def access_control(settings: Settings) -> "AccessControl | None":
-    """Who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
-    key = settings.api_key
-    if not settings.auth_file and key is None:
-        return None
-    from modserve.access.access_control import AccessControl
-
-    single = "" if key is None else key.get_secret_value()
-    return AccessControl(settings.auth_file, single, "health" in settings.auth_open)
-
-
-def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
-    """The log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
-    if not settings.audit_log:
-        return None
-    from modserve.observability.audit_log import AuditLog
-
-    logs = logs or Logs()
-    audit = AuditLog(settings.audit_log, logs.worker, settings.proxies)
-
-    def reopen() -> None:
-        logs.reopen()
-        audit.reopen()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen)
-    return audit
-
-
 async def _load(
     server: InferenceServer,
     settings: Settings,
     freezer: Freezer,
     logs: Logs | None,
-    on_loaded: Callable[[InferenceServer], None],
+    on_loaded: Callable[[InferenceServer], None] = lambda server: None,
+    accept: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Load everything; False if the server should stop."""
+    """Load everything, and `accept` connections; False if the server should stop."""
     try:
         with LoadingProgress(server.index, logs):
             await server.load()
@@ -365,19 +338,27 @@ async def _load(
         return False
     server.later_loads.start()
     freezer.freeze()
+    useless = _useless(server, settings)
+    if accept is not None and not useless:
+        await accept()
     on_loaded(server)
+    if useless:
+        _log.error("%s", useless)
+    return not useless
+
+
+def _useless(server: InferenceServer, settings: Settings) -> str:
+    """Reason for which a server that has loaded should stop; empty for none."""
     if settings.exit_on_error and (failed := server.unready_reasons()):
-        _log.error("a model failed to load and --exit-on-error is set: %s", ", ".join(entry.name for entry in failed))
-        return False
+        return f"a model failed to load and --exit-on-error is set: {', '.join(entry.name for entry in failed)}"
     named = (settings.model_file or settings.python_model) and not settings.repositories
     fixed = ControlMode(settings.model_control_mode) is ControlMode.NONE
     if named and fixed and not server.waiting_models and not any_ready(server.index()):
-        _log.error(
+        return (
             "no model has loaded, so there is nothing to serve, and the server ends; the reasons are above. "
             "With --model-control-mode=poll it would wait until the files change"
         )
-        return False
-    return True
+    return ""
 
 
 def _handle_signals(stopping: asyncio.Event, logs: Logs | None, of_terminal: bool) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsApplication, OpenMetrics
 from modserve.observability import prometheus
 from modserve.observability.families import Family, family, labelled
+from modserve.observability.logging import Logs
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import open_files
 from modserve.resources.machine_memory import allowed_memory, container_memory
@@ -47,11 +49,46 @@ _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
 """By default: it has room for tensors of 300 MB."""
 
 
-def grpc_settings(settings: Settings) -> GrpcSettings:
+def access_control(settings: Settings) -> "AccessControl | None":
+    """Who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
+    key = settings.api_key
+    if not settings.auth_file and key is None:
+        return None
+    from modserve.access.access_control import AccessControl
+
+    single = "" if key is None else key.get_secret_value()
+    return AccessControl(settings.auth_file, single, "health" in settings.auth_open)
+
+
+def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
+    """The log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
+    if not settings.audit_log:
+        return None
+    from modserve.observability.audit_log import AuditLog
+
+    logs = logs or Logs()
+    audit = AuditLog(settings.audit_log, logs.worker, settings.proxies)
+
+    def reopen() -> None:
+        logs.reopen()
+        audit.reopen()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reopen)
+    return audit
+
+
+def grpc_settings(settings: Settings, reuse_port: bool) -> GrpcSettings:
     """How gRPC is served, with a limit on messages: one is in memory as a whole before it is read."""
-    if settings.grpc.max_message is not None:
-        return settings.grpc
-    return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
+    grpc = settings.grpc
+    most = min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8) if grpc.max_message is None else grpc.max_message
+    return replace(grpc, max_message=most, reuse_port=grpc.reuse_port or reuse_port)
+
+
+def http_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
+    """How HTTP is served, with as many connections as the system has room for."""
+    http = settings.http
+    most = open_files.connections(http.max_connections)
+    return replace(http, max_connections=most, reuse_port=http.reuse_port or reuse_port)
 
 
 def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
@@ -139,10 +176,11 @@ class Listeners:
             server, metrics, settings, *ports, [watchdog.collect, self._left_out_lines, self._limits], self._endings
         )
         admin = admin_address_of(settings)
-        http = replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
+        is_worker = member is not None
+        http = http_settings(settings, is_worker)
         parts: Any = {"tasks": tasks, "authority": authority, "audit": audit}
         if settings.grpc.allow:
-            grpc = grpc_settings(settings)
+            grpc = grpc_settings(settings, is_worker)
             self._grpc = GrpcListener(
                 front, grpc.address, grpc.port, grpc, authority, audit, without_admin=admin is not None
             )
@@ -163,10 +201,10 @@ class Listeners:
             )
         alone = metrics_address_of(settings)
         if app is not None and alone is not None:
-            options = metrics_settings(settings, alone, reuse_port=member is not None)
+            options = metrics_settings(settings, alone, is_worker)
             self._metrics = HttpListener(front, alone.address, alone.port, options, tasks, app)
         if admin is not None:
-            options = admin_settings(http, admin, reuse_port=member is not None)
+            options = admin_settings(http, admin, is_worker)
             self._admin = HttpListener(front, admin.address, admin.port, options, metrics=app, **parts)
         reporting = [
             port
@@ -228,25 +266,36 @@ class Listeners:
             yield _times("modserve_key_set_read_timestamp_seconds", text, "issuer", authority.key_sets_read)
 
     async def start(self) -> Ports:
-        """Open every port. Raises PortError, which names all that are refused, or CertificateError."""
+        """Open every port. Raises PortError, which names all that are refused, or CertificateError.
+
+        Those that other servers share take connections from `accept` on: until then, the others have all of them.
+        """
         listeners: dict[str, HttpListener | GrpcListener | None]
         listeners = {"HTTP": self._http, "gRPC": self._grpc, "metrics": self._metrics, "admin": self._admin}
         if self._access is not None:
             self._access.start()
         openings = PortOpenings()
         opened = self._opened
-        for name, address, port, *_ in self._addresses:
+        for name, address, port, _, shared in self._addresses:
             listener = listeners[name]
             assert listener is not None, "made by the same addresses: this is a bug"
             with openings.opening(name, address, port):
                 if openings.failed:
                     await probe_port(address, port)
                 else:
-                    opened[name] = await listener.start()
+                    opened[name] = await listener.start(not shared)
         openings.end()
+        if any(each.shared for each in self._addresses):
+            _log.info("the ports that other servers may share take connections when the models have loaded")
         if self._reporter is not None:
             self._reporter.start()
         return Ports(opened.get("HTTP"), opened.get("gRPC"), opened.get("metrics"), opened.get("admin"))
+
+    async def accept(self) -> None:
+        """The models have loaded: take connections at all ports."""
+        for port in (self._http, self._grpc):
+            if port is not None:
+                await port.accept()
 
     async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
         """Drain the server unless a client has done so, unload, and close everything, metrics and admin last.

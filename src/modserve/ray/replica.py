@@ -14,7 +14,8 @@ from modserve.core.errors import unavailable
 from modserve.frontends.http.application import guarded, scoped
 from modserve.frontends.http.mounted import MountedApp
 from modserve.frontends.http.rest.app import create_app
-from modserve.process.app import InferenceServer, access_control
+from modserve.process.app import InferenceServer
+from modserve.process.listeners import access_control
 from modserve.settings import Settings
 from modserve.workers.control import WorkerControl
 from modserve.workers.fleet_server import FleetServer

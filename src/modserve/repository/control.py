@@ -5,28 +5,31 @@ import dataclasses
 import enum
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import TypeVar
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, LifecycleState
-from modserve.core.loading import Blueprint, Listing, Repository
+from modserve.core.loading import Blueprint, Listing, Repository, RollbackKeeper
 from modserve.core.runtime.background import Background
 from modserve.core.runtime.failures import count_failure
 from modserve.core.version import RolledBack
 from modserve.routing import reading
 
 from . import overrides, rollbacks
-from .local import LocalRepository
 from .manager import ModelManager
 from .outages import Outages
+from .scanning import changes, scan, together
 
 _log = logging.getLogger(__name__)
 
 DUPLICATE = "model appears in two or more repositories"
 ALL = "*"
 _MOST_NAMES = 10
+
+SeenT = TypeVar("SeenT")
 
 
 class ControlMode(enum.Enum):
@@ -45,53 +48,6 @@ class ControlOptions:
     """In mode explicit, the models to load at the start; `ALL` alone stands for all."""
     poll_seconds: float = 15
     """In mode poll, the time between two looks; 0 for never."""
-
-
-class Scan(NamedTuple):
-    """What the model repositories hold. A name that is in two of them is no model, as in Triton."""
-
-    models: dict[str, Listing]
-    duplicates: tuple[str, ...]
-
-
-async def scan(repositories: Sequence[Repository], names: Collection[str] | None = None) -> Scan:
-    """Look at the models with these names, at all models for None. Raises what `Repository.look` raises.
-
-    A repository that cannot be read does not matter if all the names are in the others.
-    """
-    looks: list[Mapping[str, Listing]] = []
-    failure: ModserveError | None = None
-    for repository in repositories:
-        try:
-            looks.append(await repository.look(names))
-        except ModserveError as error:
-            failure = error
-    if failure is not None:
-        if not names or not set(names).issubset({name for look in looks for name in look}):
-            raise failure
-        _log.warning("%s; the models to load are in the other repositories", failure.message)
-    return together(looks)
-
-
-def together(looks: Sequence[Mapping[str, Listing]]) -> Scan:
-    """What several repositories hold."""
-    counts = Counter(name for look in looks for name in look)
-    models = {name: listing for look in looks for name, listing in look.items() if counts[name] == 1}
-    return Scan(models, tuple(sorted(name for name, count in counts.items() if count > 1)))
-
-
-def changes(before: Mapping[str, Listing | None], now: Mapping[str, Listing]) -> dict[str, Listing | None]:
-    """The models that are new or different, with their present listing; None for those that are gone.
-
-    A file counts as different by its mark, anywhere in the model's directory. A model for which `before` has None is
-    different in any case.
-    """
-
-    def alike(before: Listing | None, now: Listing) -> bool:
-        return before is not None and (before, before.marks) == (now, now.marks)
-
-    gone = dict.fromkeys(before.keys() - now.keys())
-    return gone | {name: listing for name, listing in now.items() if not alike(before.get(name), listing)}
 
 
 class ModelControl:
@@ -115,6 +71,8 @@ class ModelControl:
         self._keeping = asyncio.Lock()
         self._table.routings.keep = self._keep_soon
         self._tasks = Background("model_control")
+        self._keeps = Background("rollback")
+        """Writes of what was rolled back."""
         self.waiting: tuple[str, ...] = ()
         """The models that were in the repositories at the start and were not loaded then."""
 
@@ -159,6 +117,7 @@ class ModelControl:
             _log.error("%s", failure.message)
             self._table.refuse(name, failure.reason)
         self._seen = dict(present.models)
+        self._recall(present.models.values())
         self._by_name |= chosen
         targets = await self._manager.inspect(present.models.values())
         targets |= await self._composing(targets)
@@ -176,6 +135,7 @@ class ModelControl:
         """End polling and the operations of clients, and return when nothing is in flight."""
         await self._tasks.cancel()
         await self._manager.finish()
+        await self._keeps.settle()
 
     async def stop(self) -> None:
         """The same, and then unload everything."""
@@ -209,12 +169,13 @@ class ModelControl:
             await temporary.release()
 
     async def _load_from(self, repositories: Sequence[Repository], name: str, config: str | None) -> None:
-        present = await scan(repositories, (name,))
+        present = await self._look(partial(scan, repositories, (name,)))
         if name in present.duplicates:
             raise internal(f"{_not_in_repository(name).message}: {DUPLICATE}")
         if name not in present.models:
             raise _not_in_repository(name)
         listing = dataclasses.replace(present.models[name], config=config)
+        self._recall([listing])
         former = self._targets.get(name)
         if (
             config is None
@@ -256,9 +217,10 @@ class ModelControl:
         needs = {need for target in targets.values() for need in target.needs}
         while needs := {need for need in needs - targets.keys() - composing.keys() if not self._is_overridden(need)}:
             try:
-                present = await scan(self._repositories, needs)
+                present = await self._look(partial(scan, self._repositories, needs))
             except ModserveError:  # the load says what is missing
                 break
+            self._recall(present.models.values())
             blueprints = await self._manager.inspect(present.models.values())
             composing |= blueprints
             needs = {need for blueprint in blueprints.values() for need in blueprint.needs}
@@ -269,11 +231,7 @@ class ModelControl:
 
     async def _operate(self, operation: Coroutine[None, None, None]) -> None:
         """Run an operation to its end, whatever becomes of the caller."""
-        task = self._tasks.start(operation)
-        await asyncio.wait((task,))
-        if task.cancelled():
-            raise unavailable("Server not ready")
-        task.result()
+        await _end_of(self._tasks.start(operation))
 
     def _check_explicit(self) -> None:
         mode = self._options.mode
@@ -296,9 +254,10 @@ class ModelControl:
                     raise invalid(
                         f"model '{name}' has no version {version} in a repository, which could be rolled back"
                     )
-            for version, rolled_back in table.routings.decide(name, reasons).items():
-                table.rank(name)
-                await self.keep_rollback(name, version, rolled_back)
+            table.latest(name)  # the model may have gone during the scan
+            decided = table.routings.decide(name, reasons)
+            table.rank(name)
+            await _end_of(*[self._keep_soon(name, version, each, present) for version, each in decided.items()])
             return
         if not revision:  # versions may have gone since they were
             table.check_routing(name, document)
@@ -307,19 +266,43 @@ class ModelControl:
         if not revision:
             await self.keep_rollback(name)
 
-    def _keep_soon(self, name: str, version: int, rolled_back: RolledBack) -> None:
-        self._tasks.start(self._keep(name, version, rolled_back))
+    async def _look(self, look: Callable[[], Awaitable[SeenT]]) -> SeenT:
+        """Look at repositories while nobody decides what is rolled back: they may not have what is being written."""
+        routings = self._table.routings
+        while True:
+            await self._keeps.idle()
+            decisions = routings.decisions
+            seen = await look()
+            if decisions == routings.decisions:
+                return seen
 
-    async def keep_rollback(self, name: str, version: int = 0, rolled_back: RolledBack | None = None) -> None:
-        """Write into a model's folder that a version was rolled back, or is no longer; without a version, none is."""
-        await self._operate(self._keep(name, version, rolled_back))
+    def _recall(self, listings: Iterable[Listing]) -> None:
+        """What is rolled back is what repositories say: of models to load, in the turn of the look."""
+        for listing in listings:
+            self._table.routings.recall(listing.name, listing.rolled_back)
 
-    async def _keep(self, name: str, version: int, rolled_back: RolledBack | None) -> None:
-        model = self._table.models.get(name)
-        if model is None or model.blueprint is None:
+    def _keep_soon(
+        self, name: str, version: int, rolled_back: RolledBack | None, listing: Listing | None = None
+    ) -> asyncio.Task[None]:
+        model = self._table.models.get(name)  # it may be unloaded meanwhile
+        if listing is None and model is not None and model.blueprint is not None:
+            listing = model.blueprint.listing
+        return self._keeps.start(self._keep(name, listing, version, rolled_back))
+
+    async def keep_rollback(self, name: str) -> None:
+        """Write down where a model comes from that none of its versions is rolled back any more."""
+        await _end_of(self._keep_soon(name, 0, None))
+
+    async def _keep(self, name: str, listing: Listing | None, version: int, rolled_back: RolledBack | None) -> None:
+        if listing is None:
             return
+        repository = listing.repository
         async with self._keeping:
-            why = await asyncio.to_thread(_write, model.blueprint.listing, version, rolled_back)
+            if isinstance(repository, RollbackKeeper):
+                why = await repository.keep_rollback(listing, version, rolled_back)
+            else:
+                remedy = rollbacks.remedy(listing, version, rolled_back)
+                why = "" if rolled_back is None else f"the server writes nothing to {repository}: {remedy}"
         if why:
             _log.error("model '%s': %s", name, why)
             self._table.routings.unsaved(name, version, why)
@@ -329,7 +312,7 @@ class ModelControl:
     async def poll(self) -> None:
         """Load what is new or different in the repositories, and unload what is gone."""
         try:
-            present = together(await self.outages.look(self._repositories))
+            present = together(await self._look(partial(self.outages.look, self._repositories)))
         except ModserveError as error:
             count_failure("repository_poll")
             _log.error("%s; loaded models stay", error.message)
@@ -344,7 +327,9 @@ class ModelControl:
         for name in listings:
             _log.info("model '%s' %s", name, "is gone" if name in gone else "is new or has changed")
         if listings:
-            blueprints = await self._manager.inspect(listing for listing in listings.values() if listing is not None)
+            changed = [listing for listing in listings.values() if listing is not None]
+            self._recall(changed)
+            blueprints = await self._manager.inspect(changed)
             self._targets = {name: each for name, each in self._targets.items() if name not in gone} | blueprints
             await self._manager.update({name: blueprints.get(name) for name in listings})
         for name in gone:
@@ -377,21 +362,12 @@ class ModelControl:
         return Counter([name for repository in self._repositories for name in await repository.names()])
 
 
-def _write(listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
-    """Reason for which a rollback cannot be written down; empty if it is. Blocking."""
-    file, folder = listing.path / rollbacks.FILE, listing.path / str(version)
-    remedy = f"remove '{folder}', or a restart of this or another server takes version {version} for the latest again"
-    if type(listing.repository) is not LocalRepository:
-        return "" if rolled_back is None else f"the server writes nothing to {listing.repository}: {remedy}"
-    try:
-        if version:
-            rollbacks.write(listing.path, version, rolled_back)
-        else:
-            rollbacks.remove(listing.path)
-    except OSError as error:
-        remedy = f"remove '{file}', or a restart rolls back what it names" if rolled_back is None else remedy
-        return f"'{file}' cannot be written: {error.strerror}: {remedy}"
-    return ""
+async def _end_of(*tasks: asyncio.Task[None]) -> None:
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if task.cancelled():
+            raise unavailable("Server not ready")
+        task.result()
 
 
 def _not_in_repository(name: str) -> ModserveError:

@@ -13,7 +13,7 @@ from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.file_tree import walk
 from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.texts import is_unicode, unicode_text
-from modserve.core.version import folder_owner, may_be_model, parse_directory
+from modserve.core.version import RolledBack, folder_owner, may_be_model, parse_directory
 
 from . import rollbacks
 
@@ -61,6 +61,15 @@ class LocalRepository:
             return "" if other is None else f"'{listing.path / other}' has changed while it was loaded"
 
         return DirectoryLease(listing.path, changed=changed)
+
+    async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
+        """As `RollbackKeeper`, in the model's directory."""
+        try:
+            await asyncio.to_thread(rollbacks.write, listing.path, version, rolled_back)
+        except OSError as error:
+            remedy = rollbacks.remedy(listing, version, rolled_back)
+            return f"'{listing.path / rollbacks.FILE}' cannot be written: {error.strerror}: {remedy}"
+        return ""
 
     async def remarks(self) -> Sequence[str]:
         return await asyncio.to_thread(self._remarks)

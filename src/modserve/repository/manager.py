@@ -157,9 +157,6 @@ class ModelManager:
         """Give every model of the update its turn. A name leaves `coming` and `held` as soon as it has had it."""
         models = self.table.models
         self.table.want(update.requested)
-        for name, blueprint in update.requested.items():
-            if blueprint is not None:
-                self.table.routings.recall(name, blueprint.listing.rolled_back)
         for action in plan.retirements(update, models):
             self._retire(action)
         failures: dict[str, ModserveError] = {}

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from modserve.core.errors import internal, invalid
 from modserve.core.loading import DirectoryLease, Listing
 from modserve.core.texts import is_unicode
+from modserve.core.version import RolledBack
 
 from .local import LocalRepository, Mark
 
@@ -38,6 +39,9 @@ class TemporaryRepository(LocalRepository):
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
         self._holders += 1
         return DirectoryLease(listing.path, self.release)
+
+    async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
+        return "" if rolled_back is None else "the files of the model came with a call, and a restart forgets them"
 
     async def release(self) -> None:
         self._holders -= 1

@@ -8,19 +8,23 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
 from modserve.core.errors import ModserveError
 from modserve.core.files import regular_file
+from modserve.core.loading import Listing
 from modserve.core.version import RolledBack, parse_directory
 
 FILE = "rolled_back.json"
 _NEW = f".{FILE}."
 """Beginning of its name while it is written."""
-_MOST_BYTES = 1024 * 1024
+MOST_BYTES = 1024 * 1024
 """Polling reads the file again and again. A thousand versions with the longest reasons are less."""
+
+Rollbacks: TypeAlias = Mapping[int, RolledBack]
+"""By version."""
 
 
 def is_file(below: str) -> bool:
@@ -28,25 +32,33 @@ def is_file(below: str) -> bool:
     return below == FILE or below.startswith(_NEW)
 
 
-def read(directory: Path) -> tuple[Mapping[int, RolledBack], str]:
-    """Versions that were rolled back, and the reason for which the file is ignored if it is no such file."""
+def read(directory: Path) -> tuple[Rollbacks, str]:
+    """Versions that were rolled back, and the reason for which the file is ignored if it is no such file. Blocking."""
     path = directory / FILE
     try:
         with regular_file.open_regular(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
-        return _parsed(orjson.loads(content)), ""  # what it refuses could not be written into responses either
+            return parsed(file.read(MOST_BYTES + 1), path)
     except FileNotFoundError:
         return {}, ""
-    except (OSError, ModserveError, ValueError) as error:
-        return {}, f"'{path}' is ignored, and no version counts as rolled back: {error}"
+    except (OSError, ModserveError) as error:
+        return {}, _ignored(path, error)
 
 
-def _parsed(document: object) -> Mapping[int, RolledBack]:
-    if not isinstance(document, dict):
-        raise ValueError("it is not an object of JSON")
-    return {_version(name): _rolled_back(name, value) for name, value in document.items()}
+def parsed(content: bytes, path: object) -> tuple[Rollbacks, str]:
+    """The same of what the file at `path` has."""
+    try:
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+        document = orjson.loads(content)  # what it refuses could not be written into responses either
+        if not isinstance(document, dict):
+            raise ValueError("it is not an object of JSON")
+        return {_version(name): _rolled_back(name, value) for name, value in document.items()}, ""
+    except ValueError as error:
+        return {}, _ignored(path, error)
+
+
+def _ignored(path: object, error: Exception) -> str:
+    return f"'{path}' is ignored, and no version counts as rolled back: {error}"
 
 
 def _version(name: str) -> int:
@@ -63,25 +75,40 @@ def _rolled_back(name: str, value: Any) -> RolledBack:
     return RolledBack(reason, at_ms)
 
 
-def write(directory: Path, version: int, rolled_back: RolledBack | None) -> None:
-    """Say of one version that it was rolled back, or is no longer. Blocking. Raises OSError."""
-    versions = {**read(directory)[0]}
-    versions.pop(version, None)
-    if rolled_back is not None:
-        versions[version] = rolled_back
-    if not versions:
-        remove(directory)
-        return
+def changed(before: Rollbacks, version: int, rolled_back: RolledBack | None) -> Rollbacks:
+    """Rollbacks with that of one version, or without it; for version 0, there are none any more."""
+    others = {each: of for each, of in before.items() if version and each != version}
+    return others if rolled_back is None else {**others, version: rolled_back}
+
+
+def content_of(versions: Rollbacks) -> bytes:
+    """The file's content."""
     document = {str(each): {"reason": of.reason, "at_ms": of.at_ms} for each, of in sorted(versions.items())}
+    return f"{json.dumps(document, indent=2)}\n".encode()
+
+
+def write(directory: Path, version: int, rolled_back: RolledBack | None) -> None:
+    """Say of one version that it was rolled back, or is no longer; for version 0, none is. Blocking. Raises OSError."""
+    versions = changed(read(directory)[0], version, rolled_back)
+    if not versions:
+        (directory / FILE).unlink(missing_ok=True)
+        return
     new = directory / f"{_NEW}{uuid.uuid4().hex}"
     try:
-        with new.open("x") as file:  # which follows no link
-            file.write(json.dumps(document, indent=2) + "\n")
+        with new.open("xb") as file:  # which follows no link
+            file.write(content_of(versions))
         os.replace(new, directory / FILE)
     finally:
         new.unlink(missing_ok=True)
 
 
-def remove(directory: Path) -> None:
-    """Nothing is rolled back any more. Raises OSError."""
-    (directory / FILE).unlink(missing_ok=True)
+def remedy(
+    listing: Listing,
+    version: int,
+    rolled_back: RolledBack | None,
+    forgetting: str = "a restart of this or another server",
+) -> str:
+    """What to do where a change cannot be written."""
+    if rolled_back is None:
+        return f"remove '{listing.path / FILE}', or a restart rolls back what it names"
+    return f"remove '{listing.path / str(version)}', or {forgetting} takes version {version} for the latest again"

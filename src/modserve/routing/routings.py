@@ -42,7 +42,9 @@ class Routings:
         self._memory = MemoryBudget() if memory is None else memory
         self._on_rollback = on_rollback
         self._rolled_back: dict[str, dict[int, RolledBack]] = {}
-        self.keep: Callable[[str, int, RolledBack], None] = lambda name, version, rolled_back: None
+        self.decisions = 0
+        """Number of decisions about what is rolled back."""
+        self.keep: Callable[[str, int, RolledBack], object] = lambda name, version, rolled_back: None
         """Called with what a rule has rolled back, by whoever can write it down."""
 
     def _router(self, name: str, routing: Routing, source: str, revision: str = "") -> Router:
@@ -94,6 +96,7 @@ class Routings:
         """
         if document is None:
             former = self._routers.get(name)
+            self.decisions += 1
             for version in self._rolled_back.pop(name, {}):
                 if former is not None:
                     former.roll_back(version, None)
@@ -103,6 +106,7 @@ class Routings:
             return
         routing = reading.read(document)
         reading.check(routing, latest.config)
+        self.decisions += 1
         self._rolled_back.pop(name, None)
         self._routers[name] = self._router(name, routing, API, revision)
         _log.info("model '%s': a client has set the routing %s", name, json.dumps(routing.document))
@@ -163,12 +167,13 @@ class Routings:
         self.keep(rollback.model, rollback.version, self._rolled_back[rollback.model][rollback.version])
 
     def _mark(self, rollback: RouteRollback) -> None:
+        self.decisions += 1
         name, version, reason, _ = rollback
         known, router = self._rolled_back.setdefault(name, {}), self._routers.get(name)
         if not reason:
             known.pop(version, None)
             _log.info("model '%s', version %d: no longer rolled back", name, version)
-        elif version not in known:
+        elif version not in known or known[version].reason != reason:
             known[version] = RolledBack(reason, time.time_ns() // 1_000_000)
             text = "model '%s', version %d: rolled back, requests that name no version no longer go to it: %s"
             _log.warning(text, name, version, reason)

@@ -27,7 +27,11 @@ class FrontEndSettings:
     allow: bool = option(True, "Serve {}.", "allow-{}")
     address: Address = option("0.0.0.0", "Address that {} listens on; unix:PATH for a Unix socket.")
     port: Port = 0
-    reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
+    reuse_port: bool = option(
+        False,
+        "Share the {} port with other servers that have this option: it takes connections when the models have loaded.",
+        "reuse-{}-port",
+    )
     header_pattern: values.HeaderPattern = option(
         None,
         "Regular expression: matching {} headers become parameters of inference requests.",
@@ -95,7 +99,7 @@ class HttpSettings(FrontEndSettings):
     port: Port = option(8000, _PORT_HELP)
     restrictions: values.HttpRestrictions = option(
         {},
-        "HTTP calls that need a header; may be repeated.",
+        "Calls at the HTTP and admin ports that need a header; may be repeated.",
         "http-restricted-api",
         value="API,…:HEADER=VALUE",
         parse=partial(values.restriction, "api"),

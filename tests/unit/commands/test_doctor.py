@@ -1,19 +1,17 @@
 """What the doctor says of machines that are made up, and of this one."""
 
-import contextlib
 import errno
 import json
 import shutil
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from answering_server import answering
 from modserve import Settings
 from modserve.backends.inventory import BackendEntry
 from modserve.commands import table
@@ -71,30 +69,6 @@ def test_ports() -> None:
     assert [port for _, port in seen] == [8000, 8001, 8002]
 
 
-@contextlib.contextmanager
-def answering(status: int, body: bytes, request_id: str = "") -> Iterator[int]:
-    """An HTTP server that answers everything with `body`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("X-Request-ID", request_id)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "request_id", "expected"),
     [
@@ -109,7 +83,7 @@ def test_ports_of_a_server_that_runs(status: int, body: bytes, request_id: str, 
     """The metrics port is that of the same process, the gRPC port of somebody else."""
     code = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
     with (
-        answering(status, body, request_id) as http_port,
+        answering(body, status, request_id) as http_port,
         socket.create_server(("127.0.0.1", 0)) as beside,
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
     ):

@@ -219,16 +219,30 @@ def test_activities_of_an_engine() -> None:
     assert events(model) == ["REQUEST_START", "QUEUE_START", "ALONE", "REQUEST_END"]
 
 
-def test_a_request_that_no_model_takes() -> None:
+@pytest.mark.parametrize(
+    ("status", "is_error"),
+    [
+        *((status, status >= 500) for status in (400, 404, 429, 499, 500, 501, 503, 507)),
+        *((name, False) for name in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "CANCELLED")),
+        *((name, True) for name in ("UNKNOWN", "INTERNAL", "UNIMPLEMENTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")),
+    ],
+)
+def test_a_request_that_no_model_takes(status: int | str, is_error: bool) -> None:
+    """The server's span is an error if the failure is the server's, by OpenTelemetry's semantic conventions."""
     bench = Bench()
     trace = bench.begin()
     assert trace is not None
     trace.stamp("GRPC_WAITREAD_START", 5)
-    trace.failed(invalid("no such input"))
+    trace.failed(invalid("no such input"), status)
     trace.end()
     (call,) = bench.end()
-    assert (call.status.status_code, call.status.description) == (StatusCode.ERROR, "no such input")
-    assert (call.attributes or {})["error.type"] == "INVALID_ARG"
+    attributes = call.attributes or {}
+    message = attributes.get("modserve.error_message")
+    seen = call.status.status_code, call.status.description, message
+    assert seen == (
+        (StatusCode.ERROR, "no such input", None) if is_error else (StatusCode.UNSET, None, "no such input")
+    )
+    assert attributes["error.type"] == "INVALID_ARG"
 
 
 def test_a_request_that_is_cancelled() -> None:
@@ -239,6 +253,7 @@ def test_a_request_that_is_cancelled() -> None:
     spans = bench.end()
     assert names(spans) == ["InferRequest", "m"]
     assert {(span.attributes or {})["error.type"] for span in spans} == {"CANCELLED"}
+    assert [span.status.status_code for span in spans] == [StatusCode.UNSET, StatusCode.ERROR]
 
 
 def test_several_responses() -> None:

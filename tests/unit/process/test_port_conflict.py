@@ -2,16 +2,13 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from answering_server import LOOPBACK, answering
 from modserve.process.port_conflict import advice, command
 from modserve.process.ports import PortError, PortOpenings, RefusedPort, opening
-
-LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
@@ -34,30 +31,6 @@ def refused(*ports: tuple[str, int]) -> PortError:
 def listening() -> Iterator[int]:
     with socket.create_server((LOOPBACK, 0)) as other:
         yield other.getsockname()[1]
-
-
-@contextlib.contextmanager
-def answering(body: bytes) -> Iterator[int]:
-    """An HTTP server that answers everything with `body`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer((LOOPBACK, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_all_ports_in_one_sentence() -> None:

@@ -10,7 +10,7 @@ from modserve import InferenceServer, Settings
 from modserve.frontends.http.application import scoped
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
-from modserve.process.app import access_control
+from modserve.process.listeners import access_control
 from modserve.ray.calls import ProxyCalls, StreamFailure, address
 from modserve.ray.lifespan import without_lifespan
 from modserve.ray.servicers import add_services

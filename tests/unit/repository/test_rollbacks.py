@@ -23,8 +23,8 @@ def test_each_change_of_the_file_is_of_one_version(tmp_path: Path) -> None:
     rollbacks.write(tmp_path, 10, None)
     assert not list(tmp_path.iterdir())
     rollbacks.write(tmp_path, 2, BAD)
-    rollbacks.remove(tmp_path)
-    rollbacks.remove(tmp_path)
+    rollbacks.write(tmp_path, 0, None)
+    rollbacks.write(tmp_path, 0, None)
     assert not list(tmp_path.iterdir())
 
 

@@ -24,6 +24,8 @@ from .rule import LOOKS, RolloutRules, Verdict, WatchCounts, judge, judge_later,
 from .watch import CountSource, RolloutError, Watch, watched_versions
 
 _LEFT = "interrupted twice, so that servers are left as they are"
+UNDER_WAY = "its rollout has begun, and is not decided"
+"""Reason for which servers that start during a rollout do without the new version."""
 _SOON = 10.0
 """Seconds for a server to write down what was decided."""
 Say = Callable[[str], None]
@@ -109,6 +111,8 @@ class Rollout:
         """Raises UnreachableError and RefusedError before anything is changed, KeyboardInterrupt at a second Ctrl-C."""
         servers = self._report.servers = self._states_before()
         try:
+            for url, failure in self._keep(servers, UNDER_WAY).items():
+                self._say(f"{url}: servers that start before the end may take {_one_line(failure)}")
             self._load(servers[0])
             self._report.why = self._watch_first(servers)
             self._check_interrupt()
@@ -117,12 +121,12 @@ class Rollout:
                 raise RolloutError("not confirmed")
             self._go_on(servers)
             self._report.done = True
-            self._keep(servers, None)
+            self._note(servers, self._keep(servers, None), "may not serve")
         except RolloutError as error:
             self._report.why = str(error)
             self._say(f"going back: {error}")
             self._try_back(servers)
-            self._keep(servers, str(error))
+            self._note(servers, self._keep(servers, str(error)), "may not do without")
         except KeyboardInterrupt:
             self._report.why = _LEFT
         self._end(servers)
@@ -268,28 +272,35 @@ class Rollout:
             elif not each.outcome.startswith("failed"):
                 each.outcome = "loaded, and back"
 
-    def _keep(self, servers: Sequence[ServerProgress], why: str | None) -> None:
-        """Have all servers write down that the new versions were rolled back, or are not: a restart keeps to it.
+    def _keep(self, servers: Sequence[ServerProgress], why: str | None) -> dict[str, str]:
+        """Have all servers write down that the new version is rolled back, or is not: those that start keep to it.
 
         Versions that served before have other files or another configuration now, and are not told from what they were.
+        Returns the failures by address.
         """
-        model, by_url = self._plan.model, {each.server.url: each for each in servers}
+        model = self._plan.model
         versions = servers[0].after.versions if self._plan.version is None else (str(self._plan.version),)
+        failures: dict[str, str] = {}
         for version in sorted(set(versions).difference(*(each.before.versions for each in servers))):
 
             def keep(server: RemoteServer, version: str = version) -> Any:
                 return server.within(_SOON).roll_back(model, version, why)
 
-            servers_over_http = [each.server for each in servers if why or not each.server.url.startswith("grpc")]
-            for outcome in self._set.call(keep, servers_over_http):
+            decided = why not in (None, UNDER_WAY)
+            receivers = [each.server for each in servers if decided or not each.server.url.startswith("grpc")]
+            for outcome in self._set.call(keep, receivers):
                 failure = "" if outcome.error is None else failure_text(outcome.error, outcome.url)
                 if outcome.error is None:
                     failure = outcome.value.get("rolled_back", {}).get(version, {}).get("unsaved", "")
                 if failure:
-                    each = by_url[outcome.url]
-                    what = "serve" if why is None else "do without"
-                    failure = f"after a restart, it may not {what} version {version}: {failure}"
-                    each.reason = "\n".join(filter(None, (each.reason, failure)))
+                    failures[outcome.url] = f"version {version}: {failure}"
+        return failures
+
+    def _note(self, servers: Sequence[ServerProgress], failures: Mapping[str, str], consequence: str) -> None:
+        for each in servers:
+            if failure := failures.get(each.server.url):
+                failure = f"after a restart, it {consequence} {failure}"
+                each.reason = "\n".join(filter(None, (each.reason, failure)))
 
     def _end(self, servers: Sequence[ServerProgress]) -> None:
         model = self._plan.model

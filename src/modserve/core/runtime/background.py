@@ -33,11 +33,15 @@ class Background:
         if error is not None and not isinstance(error, ModserveError):  # which the caller hears, if it is still there
             count_failure(self._name, error)
 
+    async def idle(self) -> None:
+        """Wait until all tasks have ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def settle(self) -> None:
-        """Wait until all tasks have ended; if this call is cancelled, cancel them and wait."""
+        """The same; if this call is cancelled, cancel them and wait."""
         try:
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+            await self.idle()
         except asyncio.CancelledError:
             await self.cancel()
             raise

@@ -89,8 +89,8 @@ class GrpcListener:
         """How many connections it has ended before their time, by the reason."""
         return {} if self._port is None else self._port.endings
 
-    async def start(self) -> int:
-        """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError."""
+    async def start(self, accepting: bool = True) -> int:
+        """As `HttpListener.start`."""
         loop, options = asyncio.get_running_loop(), self._options
         grpc_port = self._port = GrpcPort(
             loop,
@@ -108,9 +108,14 @@ class GrpcListener:
             context = Certificates(options.tls, (_PROTOCOL,)).server_context()
             tls = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
         factory: Any = lambda: Http2Connection(grpc_port)  # noqa: E731
-        self._socket = await listen(factory, self._address, self._number, options.reuse_port, tls)
+        self._socket = await listen(factory, self._address, self._number, options.reuse_port, tls, accepting)
         grpc_port.start_ticking()
         return self._socket.port
+
+    async def accept(self) -> None:
+        """Take connections, if the port is open and does not yet."""
+        if self._socket is not None:
+            await self._socket.accept()
 
     def report_load(self, report: LoadReport) -> None:
         """What trailers, and streams of reports, say of the server's load from now on."""

@@ -20,6 +20,7 @@ from modserve.pb import orca
 from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.control import logging_settings, metadata, regions, repository, trace_settings
+from modserve.protocol.failures import grpc_name
 from modserve.protocol.grpc.infer_message import InferMessage
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import server_timing
@@ -154,15 +155,14 @@ class InferenceService:
             call.submit(await read_request(call, message, deadline_ns, forwarded, self._limits))
             outcome = await call.future
             if isinstance(outcome, ModserveError):
-                return in_time(outcome, deadline_ns)
+                return _failed(call, in_time(outcome, deadline_ns))
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
             if is_long_response(outcome, call.response_form, self._limits) or call.on_gpu:
                 return await offload.on_thread(_encoded, self._writer, call, outcome)
             return _encoded(self._writer, call, outcome)
         except ModserveError as error:
-            if call.trace is not None:
-                call.trace.failed(error)
+            _failed(call, error)
             raise
         finally:
             call.finish()
@@ -170,6 +170,12 @@ class InferenceService:
 
 def _encoded(writer: ResponseWriter, call: InferenceCall, response: InferenceResponse) -> list[Buffer]:
     return writer.parts(response if call.response_form is BINARY else call.render(response))
+
+
+def _failed(call: InferenceCall, error: ModserveError) -> ModserveError:
+    if call.trace is not None:
+        call.trace.failed(error, grpc_name(error))
+    return error
 
 
 def _sent(call: InferenceCall) -> None:

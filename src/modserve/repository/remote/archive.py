@@ -15,7 +15,7 @@ from modserve.core.files.remote_place import RemotePlace, without_secrets
 
 from .cache import DownloadCache, source_of
 from .claim import Claim
-from .failures import StoreError, reason, unreadable
+from .failures import StoreError, reason, unreadable, unwritten
 from .files import ModelFiles, RemoteFile, beside, identity, models_of
 from .source import Contents
 from .transfer import DownloadProgress, OnBytes, Transfer
@@ -52,6 +52,9 @@ class Archive:
         if names is not None:
             return Contents({name: models[name] for name in names if name in models}, (), (self._source,))
         return Contents(models, beside(files, models), (self._source,))
+
+    async def write(self, path: str, content: bytes) -> None:
+        raise unwritten(self._place, path, "no server writes into an archive")
 
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
         if await self._transfer.blocking(self._transfer.cache.find, file.source, file.size) is None:

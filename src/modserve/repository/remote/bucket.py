@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from modserve.core.files.remote_place import RemotePlace
 from modserve.core.version import may_be_model
 
-from .failures import broken, reason, unreadable
+from .failures import broken, reason, unreadable, unwritten
 from .files import ModelFiles, RemoteFile, beside, identity, models_of, refusal, trick
 from .source import Contents
 from .store import open_store
@@ -85,7 +85,7 @@ class Bucket:
         import obstore
         from obstore.exceptions import InvalidPathError
 
-        prefix = "/".join(filter(None, (self._place.prefix, name)))
+        prefix = self._key(name)
         store = await self._opened()
         try:
             async with asyncio.timeout(self._listing_s):
@@ -110,6 +110,24 @@ class Bucket:
         source = identity(self._place.scheme, self._server, self._place.account, self._place.bucket, key, mark)
         return RemoteFile(path, meta["size"], mark, source)
 
+    async def write(self, path: str, content: bytes) -> None:
+        import obstore
+
+        store, key = await self._opened(), self._key(path)
+        try:
+            async with asyncio.timeout(self._listing_s):
+                if content:
+                    await obstore.put_async(store, key, content)
+                else:
+                    await obstore.delete_async(store, key)
+        except FileNotFoundError:  # some stores say so of what is deleted already
+            return
+        except Exception as error:
+            raise unwritten(self._place, path, reason(error, self._place, writing=True)[0]) from error
+
+    def _key(self, path: str) -> str:
+        return "/".join(filter(None, (self._place.prefix, path)))
+
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
         async def open_at(offset: int) -> Download:
             return await self._read(file, offset)
@@ -119,7 +137,7 @@ class Bucket:
     async def _read(self, file: RemoteFile, offset: int) -> Download:
         import obstore
 
-        key = "/".join(filter(None, (self._place.prefix, file.path)))
+        key = self._key(file.path)
         options: Any = {"range": {"offset": offset}} if offset else None
         store = await self._opened()
         try:

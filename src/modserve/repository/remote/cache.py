@@ -7,6 +7,7 @@ The folder, in which everything appears by renaming and is whole from then on:
 - ``records/<source>``: which content a file of a store has (`files.RemoteFile.source`), with its size.
 - ``references/<repository>/<model>``: the sources of which a model consists, as the last look has seen it.
 - ``models/<number>/<model>/``: a model's directory, of hard links to contents, as long as a process holds its lock.
+- ``rolled_back/<repository>/<model>/``: the file of `rollbacks`, where the store takes none.
 - ``incoming/<source>``: a download, as far as it has come; whoever holds its lock writes it, and may continue it.
 
 Locks are those of the system (``flock``), which a process that dies lets go. What is old goes in `clean`: directories
@@ -213,6 +214,10 @@ class DownloadCache:
                     return None
                 raise
             return Placed(final / model, lock)
+
+    def rolled_back(self, repository: str) -> Path:
+        """Folder with one for each model that has versions which were rolled back, in place of the store's file."""
+        return self.root / "rolled_back" / _hash(repository)
 
     # What is still needed
 

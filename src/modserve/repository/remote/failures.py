@@ -37,6 +37,13 @@ _LISTING = {
 }
 
 
+_WRITING = {
+    "s3": "s3:PutObject and s3:DeleteObject",
+    "gs": "storage.objects.create and storage.objects.delete",
+    "as": "to write and to delete blobs",
+}
+
+
 class StoreError(ModserveError):
     """A failure of a store or of its answers. `transient`: trying again later may help, without anybody's doing."""
 
@@ -58,7 +65,12 @@ def broken(place: RemotePlace, path: str, why: str, *, transient: bool = True) -
     return StoreError(Code.UNAVAILABLE, f"cannot download '{path}' from '{place}': {why}", transient)
 
 
-def reason(error: BaseException, place: RemotePlace) -> tuple[str, bool]:
+def unwritten(place: RemotePlace, path: str, why: str) -> StoreError:
+    """A file cannot be put into the store."""
+    return StoreError(Code.UNAVAILABLE, f"'{place}/{path}' cannot be written: {why}")
+
+
+def reason(error: BaseException, place: RemotePlace, *, writing: bool = False) -> tuple[str, bool]:
     """What a library's exception means, with what to do, and whether trying again may help."""
     text = str(error)
     kind = type(error).__name__
@@ -81,7 +93,7 @@ def reason(error: BaseException, place: RemotePlace) -> tuple[str, bool]:
     if kind == "UnauthenticatedError" or status == 401:
         return f"the store does not accept the credentials{said}: check {_CREDENTIALS[place.scheme]}", False
     if kind == "PermissionDeniedError" or status == 403:
-        check, rights = _CREDENTIALS[place.scheme], _LISTING[place.scheme]
+        check, rights = _CREDENTIALS[place.scheme], (_WRITING if writing else _LISTING)[place.scheme]
         return f"permission denied{said}: check {check}, and that they allow {rights}", False
     if kind == "PreconditionError" or status == 412:
         return "it changed while it was read", True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modserve.core.version import may_be_model, parse_directory
+from modserve.repository import rollbacks
 
 MOST_CONFIG_BYTES = 16 << 20
 _MOST_PART_BYTES = 255
@@ -39,6 +40,8 @@ class ModelFiles:
     """By version directory; those outside of all, which all versions share, by None."""
     problem: str = ""
     """Why nothing of it is touched."""
+    rolled_back: RemoteFile | None = None
+    """The file that says which versions were rolled back: no part of the model."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -46,7 +49,8 @@ class ModelFiles:
 
     @property
     def all(self) -> list[RemoteFile]:
-        return [file for files in self.by_version.values() for file in files]
+        own = [] if self.rolled_back is None else [self.rolled_back]
+        return [*own, *(file for files in self.by_version.values() for file in files)]
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -114,6 +118,8 @@ def models_of(files: Iterable[RemoteFile]) -> dict[str, ModelFiles]:
                 model.by_version.setdefault(version, [])
         elif file.path in folders or file.path in seen:
             model.problem = model.problem or refusal(f"'{file.path}' is both a file and a folder")
+        elif below == rollbacks.FILE:
+            model.rolled_back = file
         else:
             seen.add(file.path)
             key = version if rest and version is not None else None

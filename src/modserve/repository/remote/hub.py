@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from modserve.core.files.remote_place import RemotePlace
 
-from .failures import StoreError, broken, reason, unreadable
+from .failures import StoreError, broken, reason, unreadable, unwritten
 from .files import ModelFiles, RemoteFile, identity, models_of, trick
 from .source import Contents
 from .transfer import Download, OnBytes, Transfer
@@ -67,6 +67,9 @@ class HubModel:
         if not chosen & {*_MODELS} and not any(path.endswith(".gguf") for path in chosen):
             model.problem = f"the model has none of the files {', '.join(_MODELS)}"
         return Contents({self._name: model})
+
+    async def write(self, path: str, content: bytes) -> None:
+        raise unwritten(self._place, path, "no server writes to the hub")
 
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
         async def open_at(offset: int) -> Download:

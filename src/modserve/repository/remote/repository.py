@@ -4,13 +4,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.files.config_file import CONFIG_FILE
 from modserve.core.files.remote_place import RemotePath, RemotePlace
 from modserve.core.loading import DirectoryLease, Listing
-from modserve.core.version import folder_owner
+from modserve.core.version import RolledBack, folder_owner
+from modserve.repository import rollbacks
+from modserve.repository.rollbacks import Rollbacks
 
 from .cache import Placed
 from .failures import StoreError
@@ -96,8 +98,11 @@ class RemoteRepository:
             self._failures = {key: each for key, each in self._failures.items() if key[0] in contents.models}
             self._last = {name: each for name, each in self._last.items() if name in contents.models}
         await self._refer(contents, names is None)
+        kept = await self._transfer.blocking(self._kept)
         async with asyncio.TaskGroup() as tasks:
-            listings = [tasks.create_task(self._listing(model)) for model in contents.models.values()]
+            listings = [
+                tasks.create_task(self._listing(model, kept.get(model.name, {}))) for model in contents.models.values()
+            ]
         return {each.result().name: each.result() for each in listings}
 
     async def remarks(self) -> Sequence[str]:
@@ -135,18 +140,22 @@ class RemoteRepository:
         for name in gone:
             del self._referred[name]
 
-    async def _listing(self, model: ModelFiles) -> Listing:
+    async def _listing(self, model: ModelFiles, kept: Rollbacks) -> Listing:
         marks: dict[int | None, object] = dict(model.marks())
         for version in {None, *model.versions}:
             if failures := self._counted(model.name, version):
                 marks[version] = (marks[version], failures)
         last = self._last.get(model.name)
-        if last is not None and last.marks == marks:
-            return last
         content: bytes | ModserveError | None
         custom = self._custom and model.file(self._custom)
         config_file = self._custom if custom else CONFIG_FILE
+        rolled_back, remark = kept, ""
         try:
+            stored, remark = await self._stored(model)
+            rolled_back = {**kept, **stored}
+            if last is not None and last.marks == marks:
+                last = self._last[model.name] = replace(last, rolled_back=rolled_back, remark=remark)
+                return last
             content = await self._config(model, custom or model.file(CONFIG_FILE))
         except ModserveError as error:
             content = error
@@ -166,6 +175,8 @@ class RemoteRepository:
             marks=marks,
             filenames=model.filenames,
             folders=model.folders,
+            rolled_back=rolled_back,
+            remark=remark,
         )
         if not isinstance(content, ModserveError):
             self._last[model.name] = listing
@@ -179,13 +190,59 @@ class RemoteRepository:
         if file.size > MOST_CONFIG_BYTES:
             most = in_bytes(MOST_CONFIG_BYTES)
             raise invalid(f"'{file.path}' has {in_bytes(file.size)}; a configuration may have at most {most}")
+        return await self._content(model, file)
+
+    async def _content(self, model: ModelFiles, file: RemoteFile) -> bytes:
         for _ in range(_PLACING_ATTEMPTS):
-            digest = await self._source.bring(file, lambda count: None)
+            digest = await self._source.bring(file, _ignore)
             try:
                 return await asyncio.to_thread(self._transfer.cache.content(digest).read_bytes)
             except FileNotFoundError:  # cleaned at this moment
                 continue
         raise _cleaned(model.name)
+
+    # Versions that were rolled back
+
+    def _kept(self) -> dict[str, Rollbacks]:
+        """Rollbacks by model that this machine has in place of the store. Blocking."""
+        folder = self._transfer.cache.rolled_back(str(self.place))
+        return {path.name: rollbacks.read(path)[0] for path in (folder.iterdir() if folder.is_dir() else ())}
+
+    async def _stored(self, model: ModelFiles) -> tuple[Rollbacks, str]:
+        """Rollbacks of a model in the store, and why its file is ignored. Raises StoreError."""
+        file = model.rolled_back
+        if file is None:
+            return {}, ""
+        long = file.size > rollbacks.MOST_BYTES
+        content = bytes(rollbacks.MOST_BYTES + 1) if long else await self._content(model, file)
+        return rollbacks.parsed(content, f"{self.place}/{file.path}")
+
+    async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
+        """As `RollbackKeeper`: in the store, or else in the cache."""
+        name, cache = listing.name, self._transfer.cache
+        why = ""
+        try:
+            model = (await self._source.look((name,))).models.get(name)
+            before = {} if model is None else (await self._stored(model))[0]
+            after = rollbacks.changed(before, version, rolled_back)
+            if after != before:
+                await self._source.write(f"{name}/{rollbacks.FILE}", rollbacks.content_of(after) if after else b"")
+        except StoreError as error:
+            why = error.message
+        own, here = cache.rolled_back(str(self.place)) / name, bool(why) and rolled_back is not None
+
+        def keep() -> None:
+            if here:
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if own.exists():
+                rollbacks.write(own, version, rolled_back if here else None)
+
+        forgetting = f"a server without the cache '{cache}'"
+        try:
+            await self._transfer.blocking(keep)
+        except ModserveError as error:
+            why, forgetting = "; ".join(filter(None, (why, error.message))), "a restart of this or another server"
+        return f"{why}: {rollbacks.remedy(listing, version, rolled_back, forgetting)}" if why else ""
 
     # Fetching
 

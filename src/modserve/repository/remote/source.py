@@ -26,5 +26,8 @@ class RemoteSource(Protocol):
     async def look(self, names: Collection[str] | None) -> Contents:
         """The models with these names that are there, all for None."""
 
+    async def write(self, path: str, content: bytes) -> None:
+        """Put a small file into the store, by its path below the repository; without content, delete it."""
+
     async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
         """Have a file's content in the cache, and return its digest; `on_bytes` as for `Transfer.bring`."""

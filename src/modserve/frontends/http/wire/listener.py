@@ -68,8 +68,11 @@ class HttpListener:
         statuses = [0] * STATUSES if self._context is None else self._context.statuses
         return {str(status): count for status, count in enumerate(statuses) if count or status in _USUAL}
 
-    async def start(self) -> int:
-        """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError."""
+    async def start(self, accepting: bool = True) -> int:
+        """Open the port and return its number, 0 for a Unix socket. Raises OSError, or CertificateError.
+
+        Unless `accepting`, no connection comes before `accept`.
+        """
         loop = asyncio.get_running_loop()
         assert self._app is not None, "one of the two: this is a bug"
         calls, authority = self._calls, self._authority
@@ -83,11 +86,16 @@ class HttpListener:
             certificates = Certificates(self._options.tls).server_context()
             tls = {"ssl": certificates, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
         self._socket = await listen(
-            lambda: HttpConnection(context), self._address, self._port, self._options.reuse_port, tls
+            lambda: HttpConnection(context), self._address, self._port, self._options.reuse_port, tls, accepting
         )
         context.start_ticking()
         browsers.learn_names()
         return self._socket.port
+
+    async def accept(self) -> None:
+        """Take connections, if the port is open and does not yet."""
+        if self._socket is not None:
+            await self._socket.accept()
 
     def report_load(self, report: LoadReport) -> None:
         """What responses say of the server's load from now on. Only for a port with the option for it."""

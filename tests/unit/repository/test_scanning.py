@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from modserve.core.loading import Listing
-from modserve.repository.control import changes
 from modserve.repository.local import LocalRepository
+from modserve.repository.scanning import changes
 
 HERE = LocalRepository(Path())
 OLD = Listing("a", HERE, Path("a"), (1,), marks={None: "x", 1: "y"})
