@@ -3,8 +3,9 @@
     python scripts/gateway_calls.py            # prints the table
     python scripts/gateway_calls.py --write    # writes it into the page, and the routes into deploy/k8s and the chart
 
-Every path and RPC of the server belongs to exactly one row. `tests/unit/test_gateway_calls_table.py` compares the files
-of all gateways with the rows, and `tests/e2e/test_gateway_calls.py` makes every call through those in deploy/gateways.
+Every path and RPC of the server belongs to exactly one row. `tests/project/test_gateway_calls_table.py` compares the
+files of all gateways with the rows, and `tests/e2e/test_gateway_calls.py` makes every call through those in
+deploy/gateways.
 """
 
 import re
