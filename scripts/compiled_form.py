@@ -277,48 +277,42 @@ def _build(files: Sequence[str], cores: int) -> None:
         target_dir="c",
         group_name=LIBRARY,
     )
-    name_literals(Path("c"))
+    divide_literals(Path("c"))
     print(f"  mypyc took {time.perf_counter() - began:.0f} s; now the C compiler", file=sys.stderr)
     for extension in extensions:
-        extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error", *_HIDDEN]
+        extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-w", *_HIDDEN]
         extension.extra_link_args = [*(extension.extra_link_args or ()), *LINK_OPTIONS]
     _compile(extensions, cores, Path("objects"), inplace=True)
 
 
-_LITERAL = re.compile(r"CPyStatics\[(\d+)\](?=; /\* (.*) \*/$)", re.M)
+_LITERAL = re.compile(r"\bCPyStatics\[(\d+)\]")
 _FILLED = "    is_initialized = 1;\n"
 _DECLARATION = re.compile(r"^typedef struct[^;{]*\{.*?^\} (\w+);$|^\w[^\n]*?(\w+)(?:\(|\[\w*\]|;)[^\n]*$", re.M | re.S)
 _GUARD = re.compile(r"^#(ifndef|define) MYPYC_DECLARED_.*\n|^#endif\n", re.M)
 
 
-def name_literals(folder: Path) -> None:
-    """Give each literal a variable of its own, where mypyc's C code has its place in one array for all modules.
+def divide_literals(folder: Path) -> None:
+    """Give each C file an array of its own literals, where mypyc has one array for those of all modules.
 
-    A new literal moves others in the array, and all files would be compiled again. Literals are known by the comments
-    that mypyc puts behind them; where there is none, the place in the array stays.
+    A new literal moves others in that array, and all files would be compiled again. Now one file alone has the places:
+    that with the function that fills the array, which then copies to those of the others.
     """
     main, header = folder / f"__native_{LIBRARY}.c", folder / f"__native_internal_{LIBRARY}.h"
-    texts = {path: path.read_text() for path in folder.glob("__native_*.c")}
-    if texts[main].count(_FILLED) != 1:
+    before, begins, after = main.read_text().partition("int CPyGlobalsInit(void)\n")
+    if after.count(_FILLED) != 1:
         return  # another version of mypyc
-    places: dict[str, set[str]] = {}
-    for place, comment in [found for text in texts.values() for found in _LITERAL.findall(text)]:
-        places.setdefault(comment, set()).add(place)
-    named = sorted((comment, *each) for comment, each in places.items() if len(each) == 1)
-    names = {comment: f"CPyLiteral_{hashlib.sha256(comment.encode()).hexdigest()}" for comment, _place in named}
-    for path, text in texts.items():
-        path.write_text(_LITERAL.sub(lambda match: names.get(match[2], match[0]), text))
-    copies = [f"    {names[comment]} = CPyStatics[{place}];\n" for comment, place in named]
-    # Not one function for all, for which the C compiler takes half a minute.
-    parts = ["".join(copies[first : first + 100]) for first in range(0, len(copies), 100)]
-    functions = [f"__attribute__((noinline)) static void name{n}(void) {{\n{part}}}\n" for n, part in enumerate(parts)]
-    calls = "".join(f"    name{n}();\n" for n in range(len(parts)))
-    includes, start, rest = main.read_text().partition("int CPyGlobalsInit(void)\n")
-    variables = "".join(f"PyObject *{name};\n" for name in names.values())
-    main.write_text(f"{includes}{variables}{''.join(functions)}{start}{rest.replace(_FILLED, calls + _FILLED)}")
-    declared = ["#pragma GCC visibility push(hidden)", *(f"extern PyObject *{name};" for name in names.values())]
-    before, end, after = re.sub(r"\bCPyStatics\[\d+\]", "CPyStatics[]", header.read_text()).rpartition("#endif")
-    header.write_text("\n".join((before, *declared, "#pragma GCC visibility pop", end + after)))
+    declared, copied = [], []
+    for path in sorted(set(folder.glob("__native_*.c")) - {main}):
+        text, name = path.read_text(), f"{path.stem}_literals"
+        places = {place: n for n, place in enumerate(dict.fromkeys(_LITERAL.findall(text)))}
+        if places:
+            own, include = f"PyObject *{name}[{len(places)}];\n", f'#include "{header.name}"\n'
+            text = _LITERAL.sub(lambda match, name=name, places=places: f"{name}[{places[match[1]]}]", text)
+            path.write_text(text.replace(include, include + own, 1))
+            declared.append(f"extern {own}static const int {name}_places[] = {{{','.join(places)}}};\n")
+            copied.append(f"    for (int n = 0; n < {len(places)}; n++) {name}[n] = CPyStatics[{name}_places[n]];\n")
+    main.write_text(f"{before}{''.join(declared)}{begins}{after.replace(_FILLED, ''.join(copied) + _FILLED)}")
+    header.write_text(_LITERAL.sub("CPyStatics[]", header.read_text()))
 
 
 def declarations_used(headers: str) -> Callable[[str], list[str]]:
@@ -376,11 +370,9 @@ def _compile(extensions: Sequence[Any], cores: int, objects: Path, inplace: bool
                 return made
 
             def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
-                with ThreadPoolExecutor(cores) as pool:  # the longest first: none is left with it in the end
-                    each = {
-                        source: pool.submit(compile_one, source, options)
-                        for source in sorted(sources, key=lambda source: -Path(source).stat().st_size)
-                    }
+                with ThreadPoolExecutor(cores) as pool:  # the longest first, so that no core is left with it alone
+                    longest = sorted(sources, key=lambda source: -Path(source).stat().st_size)
+                    each = {source: pool.submit(compile_one, source, options) for source in longest}
                     return [file for source in sources for file in each[source].result()]
 
             compiler.compile = compile_all

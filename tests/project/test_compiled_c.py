@@ -40,14 +40,17 @@ STRUCT = """typedef struct {{
 """
 
 
+INCLUDES = '#include "__native_modserve_compiled.h"\n#include "__native_internal_modserve_compiled.h"\n'
+
+
 def c_files(folder: Path, a: str, b: str, count: int) -> dict[str, str]:
-    """What the C files of two modules say, once their literals have names."""
+    """What the C files of two modules say, once each has its own literals."""
     folder.mkdir()
     (folder / f"__native_internal_{LIBRARY}.h").write_text(HEADER.format(count=count))
     (folder / f"__native_{LIBRARY}.c").write_text(GLOBALS.format(count=count))
-    (folder / "__native_a.c").write_text(a)
-    (folder / "__native_b.c").write_text(b)
-    compiled_form.name_literals(folder)
+    (folder / "__native_a.c").write_text(INCLUDES + a)
+    (folder / "__native_b.c").write_text(INCLUDES + b)
+    compiled_form.divide_literals(folder)
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
@@ -56,40 +59,29 @@ def test_a_new_literal_of_one_module_leaves_the_others_as_they_are(tmp_path: Pat
     before = c_files(tmp_path / "before", a, "    r0 = CPyStatics[4]; /* 'two' */\n", 5)
     a += "    r1 = CPyStatics[4]; /* 'new' */\n"
     after = c_files(tmp_path / "after", a, "    r0 = CPyStatics[5]; /* 'two' */\n", 6)
-    assert after["__native_b.c"] == before["__native_b.c"]
-    assert after["__native_a.c"] != before["__native_a.c"]
-    used = [
-        compiled_form.declarations_used(files[f"__native_internal_{LIBRARY}.h"])(files["__native_b.c"])
-        for files in (before, after)
-    ]
-    assert used[0] == used[1]
+    changed = {name for name, text in after.items() if text != before[name]}
+    assert changed == {"__native_a.c", f"__native_{LIBRARY}.c"}
 
 
 def test_each_literal_gets_what_the_array_has_for_it(tmp_path: Path) -> None:
-    files = c_files(tmp_path / "c", "    r0 = CPyStatics[3]; /* 'one' */\n", "    r0 = CPyStatics[3]; /* 'one' */\n", 5)
-    [name] = {files[f"__native_{each}.c"].split()[2].rstrip(";") for each in "ab"}
-    assert f"extern PyObject *{name};\n" in files[f"__native_internal_{LIBRARY}.h"]
+    lines = "    r0 = CPyStatics[3];\n    r1 = CPyStatics[1];\n    r2 = CPyStatics[3];\n"
+    files = c_files(tmp_path / "c", lines, "", 5)
+    lines = "    r0 = __native_a_literals[0];\n    r1 = __native_a_literals[1];\n    r2 = __native_a_literals[0];\n"
+    assert files["__native_a.c"] == f"{INCLUDES}PyObject *__native_a_literals[2];\n{lines}"
+    assert files["__native_b.c"] == INCLUDES, "it has none"
     text = files[f"__native_{LIBRARY}.c"]
-    defined, copied = text.index(f"\nPyObject *{name};\n"), text.index(f"    {name} = CPyStatics[3];\n")
-    called, ready = text.index("    name0();\n"), text.index("    is_initialized = 1;\n")
-    assert defined < copied < called < ready
-
-
-@pytest.mark.parametrize("line", ["    r0 = CPyStatics[7];\n", "    r0 = CPyStatics[7]; /* 'two\n lines' */\n"])
-def test_a_literal_without_a_comment_keeps_its_place(tmp_path: Path, line: str) -> None:
-    assert c_files(tmp_path / "c", line, "", 9)["__native_a.c"] == line
-
-
-def test_two_literals_with_one_comment_keep_their_places(tmp_path: Path) -> None:
-    text = "    r0 = CPyStatics[7]; /* '' */\n    r1 = CPyStatics[8]; /* '' */\n"
-    assert c_files(tmp_path / "c", text, "", 9)["__native_a.c"] == text
+    assert "extern PyObject *__native_a_literals[2];\n" in text
+    assert "static const int __native_a_literals_places[] = {3,1};\n" in text
+    copied = "for (int n = 0; n < 2; n++) __native_a_literals[n] = CPyStatics[__native_a_literals_places[n]];\n"
+    assert f"    {copied}    is_initialized = 1;\n" in text
+    assert "PyObject *CPyStatics[5];\n" in text
 
 
 def test_code_of_another_mypyc_stays_as_it_is(tmp_path: Path) -> None:
-    line = "    r0 = CPyStatics[3]; /* 'one' */\n"
+    line = "    r0 = CPyStatics[3];\n"
     (tmp_path / f"__native_{LIBRARY}.c").write_text("int CPyGlobalsInit(void);\n")
     (tmp_path / "__native_a.c").write_text(line)
-    compiled_form.name_literals(tmp_path)
+    compiled_form.divide_literals(tmp_path)
     assert (tmp_path / "__native_a.c").read_text() == line
 
 
