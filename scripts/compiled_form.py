@@ -307,7 +307,8 @@ def divide_literals(folder: Path) -> None:
         places = {place: n for n, place in enumerate(dict.fromkeys(_LITERAL.findall(text)))}
         if places:
             own, include = f"PyObject *{name}[{len(places)}];\n", f'#include "{header.name}"\n'
-            text = _LITERAL.sub(lambda match, name=name, places=places: f"{name}[{places[match[1]]}]", text)
+            parts = enumerate(_LITERAL.split(text))  # every second one is a place
+            text = "".join(f"{name}[{places[part]}]" if n % 2 else part for n, part in parts)
             path.write_text(text.replace(include, include + own, 1))
             declared.append(f"extern {own}static const int {name}_places[] = {{{','.join(places)}}};\n")
             copied.append(f"    for (int n = 0; n < {len(places)}; n++) {name}[n] = CPyStatics[{name}_places[n]];\n")
