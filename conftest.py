@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 
+pytest_plugins = ["file_seconds"]
+
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # else Hypothesis imports trio and schemathesis into every process
 
 

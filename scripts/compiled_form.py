@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ import tempfile
 import time
 import tomllib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -276,11 +277,63 @@ def _build(files: Sequence[str], cores: int) -> None:
         target_dir="c",
         group_name=LIBRARY,
     )
+    divide_literals(Path("c"))
     print(f"  mypyc took {time.perf_counter() - began:.0f} s; now the C compiler", file=sys.stderr)
     for extension in extensions:
-        extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-Wno-error", *_HIDDEN]
+        extension.extra_compile_args = [*(extension.extra_compile_args or ()), "-w", *_HIDDEN]
         extension.extra_link_args = [*(extension.extra_link_args or ()), *LINK_OPTIONS]
     _compile(extensions, cores, Path("objects"), inplace=True)
+
+
+_LITERAL = re.compile(r"\bCPyStatics\[(\d+)\]")
+_FILLED = "    is_initialized = 1;\n"
+_DECLARATION = re.compile(r"^typedef struct[^;{]*\{.*?^\} (\w+);$|^\w[^\n]*?(\w+)(?:\(|\[\w*\]|;)[^\n]*$", re.M | re.S)
+_GUARD = re.compile(r"^#(ifndef|define) MYPYC_DECLARED_.*\n|^#endif\n", re.M)
+
+
+def divide_literals(folder: Path) -> None:
+    """Give each C file an array of its own literals, where mypyc has one array for those of all modules.
+
+    A new literal moves others in that array, and all files would be compiled again. Now one file alone has the places:
+    that with the function that fills the array, which then copies to those of the others.
+    """
+    main, header = folder / f"__native_{LIBRARY}.c", folder / f"__native_internal_{LIBRARY}.h"
+    before, begins, after = main.read_text().partition("int CPyGlobalsInit(void)\n")
+    if after.count(_FILLED) != 1:
+        return  # another version of mypyc
+    declared, copied = [], []
+    for path in sorted(set(folder.glob("__native_*.c")) - {main}):
+        text, name = path.read_text(), f"{path.stem}_literals"
+        places = {place: n for n, place in enumerate(dict.fromkeys(_LITERAL.findall(text)))}
+        if places:
+            own, include = f"PyObject *{name}[{len(places)}];\n", f'#include "{header.name}"\n'
+            parts = enumerate(_LITERAL.split(text))  # every second one is a place
+            text = "".join(f"{name}[{places[part]}]" if n % 2 else part for n, part in parts)
+            path.write_text(text.replace(include, include + own, 1))
+            declared.append(f"extern {own}static const int {name}_places[] = {{{','.join(places)}}};\n")
+            copied.append(f"    for (int n = 0; n < {len(places)}; n++) {name}[n] = CPyStatics[{name}_places[n]];\n")
+    main.write_text(f"{before}{''.join(declared)}{begins}{after.replace(_FILLED, ''.join(copied) + _FILLED)}")
+    header.write_text(_LITERAL.sub("CPyStatics[]", header.read_text()))
+
+
+def declarations_used(headers: str) -> Callable[[str], list[str]]:
+    """Tells what a C file uses of these headers: declarations, what those use, and all that is no declaration."""
+    declarations: dict[str, str] = {}
+    for match in _DECLARATION.finditer(headers):
+        name = match[1] or match[2]
+        declarations[name] = declarations.get(name, "") + match[0]
+    words = {name: set(re.findall(r"\w+", text)) for name, text in declarations.items()}
+    rest = _GUARD.sub("", _DECLARATION.sub("", headers)).split()
+
+    def used(source: str) -> list[str]:
+        seen: set[str] = set()
+        more = set(re.findall(r"\w+", source)) & declarations.keys()
+        while more:
+            seen |= more
+            more = set().union(*(words[name] for name in more)) & declarations.keys() - seen
+        return [*rest, *(declarations[name] for name in sorted(seen))]
+
+    return used
 
 
 _TRIED = "#include <Python.h>\nPyMODINIT_FUNC PyInit_modserve_tried(void) { return NULL; }\n"
@@ -293,20 +346,22 @@ def _compile(extensions: Sequence[Any], cores: int, objects: Path, inplace: bool
     from setuptools.errors import CompileError, LinkError
 
     class Parallel(build_ext):  # type: ignore[misc]
-        """Files of a library side by side, where setuptools goes one by one, and only those that have changed."""
+        """Files and extension modules side by side, and only those that have changed."""
 
         def build_extensions(self) -> None:
             compiler: Any = self.compiler
             compile_some = compiler.compile
+            used = declarations_used("".join(path.read_text() for path in sorted(Path().glob("c/**/*.h"))))
 
-            def compile_one(source: str, headers: str, options: dict[str, Any]) -> list[str]:
-                """Nothing is done for a file that says what it said when it was last compiled, as do all headers.
+            def compile_one(source: str, options: dict[str, Any]) -> list[str]:
+                """Nothing is done for a file that says what it said when it was last compiled, as do its headers.
 
                 The versions stand for the headers of Python and of mypyc, whose place is another in each environment.
                 """
                 made: list[str] = compiler.object_filenames([source], output_dir=options["output_dir"])
                 flags = [options["macros"], options["extra_postargs"]]
-                parts = (Path(source).read_bytes(), headers, flags, version("mypy"), sys.version)
+                text = Path(source).read_text()
+                parts = (text, used(text), flags, version("mypy"), sys.version)
                 key = hashlib.sha256(repr(parts).encode()).hexdigest()
                 mark = Path(f"{made[0]}.key")
                 if not (mark.exists() and mark.read_text() == key and Path(made[0]).exists()):
@@ -316,18 +371,16 @@ def _compile(extensions: Sequence[Any], cores: int, objects: Path, inplace: bool
                 return made
 
             def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
-                headers = hashlib.sha256()
-                for path in sorted(Path().glob("c/**/*.h")):
-                    headers.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-                with ThreadPoolExecutor(cores) as pool:
-                    each = pool.map(lambda source: compile_one(source, headers.hexdigest(), options), sources)
-                    return [file for files in each for file in files]
+                with ThreadPoolExecutor(cores) as pool:  # the longest first, so that no core is left with it alone
+                    longest = sorted(sources, key=lambda source: -Path(source).stat().st_size)
+                    each = {source: pool.submit(compile_one, source, options) for source in longest}
+                    return [file for source in sources for file in each[source].result()]
 
             compiler.compile = compile_all
             super().build_extensions()
 
     command = Parallel(Distribution({"name": "modserve", "ext_modules": extensions, "packages": []}))
-    command.inplace = inplace
+    command.inplace, command.parallel = inplace, cores
     command.build_lib = command.build_temp = str(objects)
     command.verbose = False
     command.ensure_finalized()

@@ -1,4 +1,4 @@
-"""Write the tables of options, fields and errors in docs/ anew, from the source. tests/unit/test_docs.py compares."""
+"""Write the tables of options, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 from pathlib import Path
 

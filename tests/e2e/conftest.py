@@ -10,58 +10,16 @@ from python_models import MODES, PROTOCOLS
 from repositories import CONFIG_TYPES, EXAMPLES, ONNX_TYPES, write_identity, write_onnx_identity
 from server_process import ServerProcess, serving
 
+from file_seconds import longest_first
+
 if TYPE_CHECKING:
     from selenium import webdriver
 
 MAX_JSON = 200_000
 
-LONGEST = (
-    "test_every_page",
-    "test_with_workers",
-    "test_console_texts",
-    "test_remote_repositories",
-    "test_python_faults",
-    "test_install",
-    "test_model_memory",
-    "test_gateways",
-    "test_wire",
-    "test_bench_kinds",
-    "test_process_life",
-    "test_shared_ports",
-    "test_helm",
-    "test_lame_duck",
-    "test_memory_of_unloaded_models",
-    "test_unread_logs",
-    "test_workers",
-    "test_rolled_back_versions",
-    "test_perf_analyzer",
-    "test_what_to_try",
-    "test_record_and_replay",
-    "test_text_frameworks",
-    "test_unix_sockets",
-    "test_counts_of_workers",
-    "test_grpc_busy_connections",
-    "test_examples_python",
-    "test_remote_azure",
-    "test_redis_cache",
-    "test_console_in_a_browser",
-    "test_console_accessibility",
-    "test_docs_in_a_browser",
-    "test_docs_snippets",
-    "test_bench_command",
-    "test_commands",
-    "test_counterexamples_wire",
-    "test_python_environments",
-    "test_soak",
-    "test_memory_comes_back",
-    "test_text_faults",
-)
-"""What takes longest comes first: of several processes, none is left with it in the end (`--no-loadscope-reorder`)."""
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    longest_first(items, config)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ NOT_HERE: Mapping[str, str] = {
     "MODELS=/path/to/models EXTRAS=all docker ": "tests of the image are scripts/image's",
     "docker ": "tests of the image are scripts/image's",
     "helm ": "there is no cluster; tests/deploy/test_helm.py renders the chart",
-    "modserve bench detector ": "an example of a model; tests/unit/benchmarks/test_fleet_simulation.py plans",
+    "modserve bench detector ": "an example of a model; tests/project/benchmarks/test_fleet_simulation.py plans",
     "modserve serve --model-repository models \\\n  --record ": "writes below /var; the page records elsewhere before",
     "modserve ray deploy ": "needs a cluster of Ray; tests/ray has one",
     "kubectl ": "there is no cluster; tests/deploy has the manifests",

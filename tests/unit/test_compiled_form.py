@@ -4,6 +4,7 @@ import ast
 import ctypes
 import importlib
 import os
+import re
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_the_library_shows_other_libraries_only_how_to_load_it() -> None:
     library = ctypes.CDLL(file)
     assert hasattr(library, f"PyInit_{name}")
     assert not hasattr(library, "CPyList_GetItem"), "its functions call each other directly, or are inlined"
+
+
+def test_the_units_of_each_compiled_module_run_compiled() -> None:
+    script = (compiled_form.ROOT / "scripts" / "test").read_text(encoding="utf-8")
+    [folders] = re.findall(r"^packages=\(tests/unit/\{(.*)\}\)$", script, re.MULTILINE)
+    packages = [folder.replace("/", ".") for folder in folders.split(",")]
+    assert [name for name in MODULES.compiled if not compiled_form.within(name, packages)] == []
 
 
 def test_the_list_is_sorted_and_names_what_there_is() -> None:

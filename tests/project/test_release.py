@@ -411,10 +411,18 @@ def steps(workflow: Path) -> list[dict[str, Any]]:
 def test_the_workflows_run_our_scripts_and_nothing_else() -> None:
     commands = [step["run"] for workflow in WORKFLOWS for step in steps(workflow) if "run" in step]
     assert commands == [
-        "scripts/test --all",
+        'scripts/test "$SCOPE"',
         "scripts/wheels --all dist/wheels",
         'scripts/release --wheels dist/wheels "$GITHUB_REF_NAME"',
     ]
+    calls = {
+        workflow.name: job["with"]["scope"]
+        for workflow in WORKFLOWS
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values()
+        if "uses" in job
+    }
+    assert calls == {"release.yml": "--both"}
+    assert "inputs.scope || '--all'" in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert "exec scripts/test --all\n" in (ROOT / ".ci" / "run").read_text()
 
 
