@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from modserve.core.version import RolledBack, VersionPolicy
-from modserve.repository import control, rollbacks
+from modserve.repository import rollbacks
 from modserve.repository.local import LocalRepository
 
 BAD = RolledBack("it is bad", 17)
@@ -75,9 +75,10 @@ async def test_the_remedy_for_what_cannot_be_written(
 ) -> None:
     folder = tmp_path / "m"
     (folder / "2").mkdir(parents=True)
-    listing = (await LocalRepository(tmp_path).look())["m"]
+    repository = LocalRepository(tmp_path)
+    listing = (await repository.look())["m"]
     (folder / rollbacks.FILE).mkdir()
-    assert control._write(listing, 2, rolled_back) == (
+    assert await repository.keep_rollback(listing, 2, rolled_back) == (
         f"'{folder / rollbacks.FILE}' cannot be written: Is a directory: {remedy.format(folder=folder)}"
     )
 
