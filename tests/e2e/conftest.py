@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from open_server import OpenServer
 from python_models import MODES, PROTOCOLS
 from repositories import CONFIG_TYPES, EXAMPLES, ONNX_TYPES, write_identity, write_onnx_identity
 from server_process import ServerProcess, serving
@@ -81,6 +82,14 @@ def server(identities: Path) -> Iterator[ServerProcess]:
     """
     with serving(EXAMPLES, identities, options=[f"--http-max-input-size={MAX_JSON}"]) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenServer]:
+    """Hosts the models of tests that need no server of their own; its cache is for models that ask for it."""
+    options = ["--cache-config=local,size=1000000", "--allow-client-shm=true"]
+    with OpenServer.running(tmp_path_factory.mktemp("open"), options) as server:
+        yield server
 
 
 @pytest.fixture(params=MODES)

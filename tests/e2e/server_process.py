@@ -31,7 +31,7 @@ WORKERS = os.environ.get("MODSERVE_TEST_WORKERS", "")
 """How many workers each server has that the tests start, if not one."""
 
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class ServerProcess:
         self,
         repositories: Sequence[Path],
         options: Sequence[str] = (),
-        environment: Mapping[str, str] = _NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         before: Sequence[str] = (),
         program: Sequence[str] = (),
         directory: Path | None = None,
@@ -78,6 +78,8 @@ class ServerProcess:
             },
         )
         self._lines: list[str] = []
+        self._begin = 0
+        """The first line of `log`."""
         self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -95,7 +97,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        return "".join(self._lines)
+        return "".join(self._lines[self._begin :])
 
     @property
     def pid(self) -> int:
@@ -148,7 +150,11 @@ class ServerProcess:
         ended = self._process.wait(seconds)
         self._reader.join()
         assert ended == code, f"exit code {ended}, expected {code}:\n{self.log}"
-        trouble = [line for line in self._lines if _TROUBLE.search(line) or _is_stall(line)]
+        self.check_log(errors)
+
+    def check_log(self, errors: Sequence[str]) -> None:
+        """`log` has `errors`, and no others."""
+        trouble = [line for line in self._lines[self._begin :] if _TROUBLE.search(line) or _is_stall(line)]
         if WORKERS:  # what the supervisor adds to what the worker says itself
             trouble = [line for line in trouble if not line.endswith(" during startup: the server stops\n")]
         unexpected = [line for line in trouble if not any(re.search(pattern, line) for pattern in errors)]
@@ -180,7 +186,7 @@ def _is_stall(line: str) -> bool:
 def started(
     *repositories: Path,
     options: Sequence[str] = (),
-    environment: Mapping[str, str] = _NOTHING,
+    environment: Mapping[str, str] = NO_VARIABLES,
     before: Sequence[str] = (),
     program: Sequence[str] = (),
     directory: Path | None = None,
@@ -198,7 +204,7 @@ def serving(
     *repositories: Path,
     options: Sequence[str] = (),
     errors: Sequence[str] = (),
-    environment: Mapping[str, str] = _NOTHING,
+    environment: Mapping[str, str] = NO_VARIABLES,
 ) -> Iterator[ServerProcess]:
     """A server that has loaded its models, stopped in order afterwards; `errors` as for `ServerProcess.wait`."""
     with started(*repositories, options=options, environment=environment) as server:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from open_server import OpenServer
 from repositories import write_onnx_identity
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from tritonclient.grpc import InferenceServerClient, InferInput
 from wire import HOST, SECONDS
 
@@ -40,13 +41,13 @@ def write_growing(repository: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("large")
     write_onnx_identity(repository, "numbers", "FP32")
     for calls in CALLS:  # each has a model of its own, since engines keep memory
         write_onnx_identity(repository, f"numbers_{calls}", "FP32")
         write_growing(repository, f"growing_{calls}")
-    with serving(repository) as running:
+    with open_server.host(repository) as running:
         yield running
 
 

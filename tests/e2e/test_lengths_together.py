@@ -14,7 +14,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper, numpy_helper
-from server_process import ServerProcess, serving
+from open_server import OpenServer
+from server_process import ServerProcess
 from wire import HOST
 
 from encoder import EncoderSize, write_model
@@ -125,8 +126,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lengths_server(repository: Path) -> Iterator[ServerProcess]:
-    with serving(repository) as running:
+def lengths_server(repository: Path, open_server: OpenServer) -> Iterator[ServerProcess]:
+    with open_server.host(repository) as running:
         yield running
 
 
