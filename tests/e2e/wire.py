@@ -7,15 +7,27 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import grpc
-from server_process import ServerProcess
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 HOST = "127.0.0.1"
 SECONDS = 20.0
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class Ports(Protocol):
+    """A server that is only asked, wherever it runs."""
+
+    @property
+    def http_port(self) -> int: ...
+
+    @property
+    def grpc_port(self) -> int: ...
+
+    @property
+    def metrics_port(self) -> int: ...
 
 
 class Answer(NamedTuple):
@@ -199,7 +211,7 @@ def grpc_infer(port: int, ask: Ask) -> service_pb2.ModelInferResponse:
         return stub(opened).ModelInfer(message(ask), timeout=SECONDS)
 
 
-def assert_serving(server: ServerProcess) -> None:
+def assert_serving(server: Ports) -> None:
     """A good request gets its answer over both protocols."""
     answer = http_infer(server.http_port, Ask())
     assert answer.status == 200
@@ -207,7 +219,7 @@ def assert_serving(server: ServerProcess) -> None:
     assert raw_outputs(grpc_infer(server.grpc_port, Ask())) == {"OUTPUT0": SUM, "OUTPUT1": DIFFERENCE}
 
 
-def metric(server: ServerProcess, name: str, **labels: str) -> float:
+def metric(server: Ports, name: str, **labels: str) -> float:
     """One sample of the metrics page."""
     page = http(server.metrics_port, "GET", "/metrics").body.decode()
     for line in page.splitlines():
@@ -217,6 +229,6 @@ def metric(server: ServerProcess, name: str, **labels: str) -> float:
     raise AssertionError(f"no {name} with {labels} in:\n{page}")
 
 
-def statistics(server: ServerProcess, model: str) -> Any:
+def statistics(server: Ports, model: str) -> Any:
     """The statistics of a model's latest version."""
     return http(server.http_port, "GET", f"/v2/models/{model}/stats").json["model_stats"][-1]
