@@ -78,9 +78,11 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(identities: Path) -> Iterator[ServerProcess]:
     """Serves the example models and `identities`; takes up to `MAX_JSON` bytes of JSON.
 
-    Whatever the tests send it, its log must be free of errors in the end.
+    Whatever the tests send it, its log must be free of errors in the end. Good models let it start with
+    ``--exit-on-error``, too.
     """
-    with serving(EXAMPLES, identities, options=[f"--http-max-input-size={MAX_JSON}"]) as running:
+    options = [f"--http-max-input-size={MAX_JSON}", "--exit-on-error=true"]
+    with serving(EXAMPLES, identities, options=options) as running:
         yield running
 
 
@@ -88,7 +90,7 @@ def server(identities: Path) -> Iterator[ServerProcess]:
 def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenServer]:
     """Hosts the models of tests that need no server of their own; its cache is for models that ask for it."""
     options = ["--cache-config=local,size=1000000", "--allow-client-shm=true"]
-    with OpenServer.running(tmp_path_factory.mktemp("open"), options) as server:
+    with OpenServer.opened(tmp_path_factory.mktemp("open"), options) as server:
         yield server
 
 
