@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from bad_texts_table import BODIES, EMBEDDINGS, OPENAI_CALLS, ROWS, TEI_CALLS, Row, embed, say
 from minilm_folder import classifier, minilm, ranker
-from server_process import ServerProcess, serving
+from server_here import ServerHere, serving_here
 from text_models import FUNCTIONS, write_speaker
 from wire import Answer, connect, send
 
@@ -20,7 +20,7 @@ from wire import Answer, connect, send
 class Wire(NamedTuple):
     """The one server, and a connection to it that all rows share."""
 
-    server: ServerProcess
+    server: ServerHere
     connection: HTTPConnection
 
     def post(self, path: str, content: bytes) -> Answer:
@@ -37,11 +37,10 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     options = [f"minilm={minilm()}", f"ranker={ranker()}", f"classifier={classifier()}"]
     options += [f"{functions}:{name}" for name in ("shout", "recite", "add")]
     with (
-        serving(folder / "models", options=options) as server,
+        serving_here(folder / "models", options=options) as server,
         closing(connect(server.http_port)) as connection,
     ):
         yield Wire(server, connection)
-        assert server.running
 
 
 def check_good(wire: Wire) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
+from open_server import OpenServer
 from repositories import EXAMPLES, HELD, Gate, write_held, write_identity
+from server_here import serving_here
 from server_process import ServerProcess, eventually, serving, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
@@ -20,6 +22,7 @@ from wire import (
     UNLIMITED,
     Ask,
     Input,
+    Ports,
     channel,
     grpc_infer,
     http,
@@ -84,9 +87,9 @@ def busy(repository: Path) -> Gate:
 
 
 @pytest.fixture(scope="module")
-def plain(repository: Path, busy: Gate) -> Iterator[ServerProcess]:
+def plain(repository: Path, busy: Gate, open_server: OpenServer) -> Iterator[ServerProcess]:
     write_identity(repository, "quick")
-    with serving(repository, environment=HELD) as running:
+    with open_server.host(repository) as running:
         yield running
 
 
@@ -167,7 +170,7 @@ class Meter:
 
 
 @contextmanager
-def metered(server: ServerProcess, *options: tuple[str, int]) -> Iterator[tuple[Any, Meter]]:
+def metered(server: Ports, *options: tuple[str, int]) -> Iterator[tuple[Any, Meter]]:
     meter = Meter(server.grpc_port)
     opened = grpc.insecure_channel(f"{HOST}:{meter.port}", [*UNLIMITED, *options])
     with closing(meter), opened:
@@ -177,7 +180,7 @@ def metered(server: ServerProcess, *options: tuple[str, int]) -> Iterator[tuple[
 WIDTH = 1 << 17
 
 
-def answer_size(server: ServerProcess, *options: tuple[str, int]) -> int:
+def answer_size(server: Ports, *options: tuple[str, int]) -> int:
     """The bytes of a large answer on the wire."""
     with metered(server, *options) as (calls, meter):
         answer = calls.ModelInfer(message(ask("quick", WIDTH)), timeout=SECONDS)
@@ -192,7 +195,7 @@ def test_answers_are_not_compressed_unless_asked(plain: ServerProcess) -> None:
 def test_answers_are_compressed_and_connections_age(tmp_path: Path) -> None:
     write_identity(tmp_path, "quick")
     options = ["--grpc-infer-response-compression-level=high", "--grpc-max-connection-age=700"]
-    with serving(tmp_path, options=[*options, "--grpc-max-connection-age-grace=5000"]) as server:
+    with serving_here(tmp_path, options=[*options, "--grpc-max-connection-age-grace=5000"]) as server:
         assert answer_size(server) < WIDTH
         # A client that takes none gets none.
         assert answer_size(server, ("grpc.compression_enabled_algorithms_bitset", 1)) > 4 * WIDTH
@@ -210,10 +213,11 @@ async def outlive_a_connection(port: int) -> None:
 
 
 def test_servers_that_share_their_ports() -> None:
+    """One in this process, and another that comes and goes."""
     shared = ["--reuse-grpc-port=true", "--reuse-http-port=true"]
-    with serving(EXAMPLES, options=shared) as first:
+    with serving_here(EXAMPLES, options=shared) as first:
         ports = [f"--grpc-port={first.grpc_port}", f"--http-port={first.http_port}"]
-        with serving(EXAMPLES, options=[*shared, *ports]) as second:
+        with serving(EXAMPLES, options=[*shared, *ports, f"--grpc-address={HOST}", f"--http-address={HOST}"]) as second:
             assert (second.http_port, second.grpc_port) == (first.http_port, first.grpc_port)
         # One of them stops, and the other takes all.
         for _ in range(8):
