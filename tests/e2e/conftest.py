@@ -38,9 +38,11 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(identities: Path) -> Iterator[ServerProcess]:
     """Serves the example models and `identities`; takes up to `MAX_JSON` bytes of JSON.
 
-    Whatever the tests send it, its log must be free of errors in the end.
+    Whatever the tests send it, its log must be free of errors in the end. Good models let it start with
+    ``--exit-on-error``, too.
     """
-    with serving(EXAMPLES, identities, options=[f"--http-max-input-size={MAX_JSON}"]) as running:
+    options = [f"--http-max-input-size={MAX_JSON}", "--exit-on-error=true"]
+    with serving(EXAMPLES, identities, options=options) as running:
         yield running
 
 

@@ -7,11 +7,11 @@ from chromium import until
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from server_process import ServerProcess
+from server_process import Server
 from wire import HOST
 
 
-def opened(browser: webdriver.Chrome, server: ServerProcess, model: str = "", version: str = "1") -> webdriver.Chrome:
+def opened(browser: webdriver.Chrome, server: Server, model: str = "", version: str = "1") -> webdriver.Chrome:
     """The console, with figures; with the section of a model, if one is named."""
     browser.get("about:blank")
     place = f"#{urlencode({'model': model, 'version': version})}" if model else ""

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import quote
 
 from repositories import HELD, write_identity
-from server_process import LOADED, NO_VARIABLES, ServerProcess, eventually
+from server_process import LOADED, NO_VARIABLES, WORKERS, ServerProcess, eventually
 
-_PLACES = 4
+_PLACES = 8
 _LAST = "the_last_of_a_guest"
 
 
@@ -38,7 +39,7 @@ class OpenServer(ServerProcess):
         return int(self._ports[name])
 
     def load(self, name: str) -> None:
-        status, text = self._call(f"models/{name}/load")
+        status, text = self._change(name, "load")
         assert status == 200, text
 
     @contextmanager
@@ -47,16 +48,18 @@ class OpenServer(ServerProcess):
     ) -> "Iterator[ServerProcess]":
         """All models of `folders`, or those of `load`, loaded; none of them afterwards, nor any loaded in the block.
 
-        Models of other names than those of blocks around it. Inside, `log` begins with the block; `errors` are as for
-        `ServerProcess.wait`. Where a model may fail to load, so does the block's beginning, unless there are `errors`.
+        Models of other names than those of blocks around it, all of which load: a version that never did would keep the
+        server from being ready for ever. Inside, `log` begins with the block; `errors` are as for `ServerProcess.wait`.
         """
-        around, before, children = self._begin, self._in_use(), _children(self.pid)
+        around, before, children = self._begin, self._in_use() | self._unready(), _children(self.pid)
         places = [self._free.pop() for _ in folders]
         self._begin, named = len(self._lines), len(self._errors)
         try:
             for place, folder in zip(places, folders, strict=True):
                 _point(place, folder)
-            self._load([model.name for model in _models(folders)] if load is None else load, may_fail=bool(errors))
+            names = [model.name for model in _models(folders)] if load is None else load
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(self.load, names))
             yield self
         except BaseException:
             self._clear(before, children)
@@ -86,31 +89,37 @@ class OpenServer(ServerProcess):
         finally:
             server.dispose()
 
-    def _load(self, names: Sequence[str], may_fail: bool) -> None:
-        with ThreadPoolExecutor(4) as threads:
-            for status, text in threads.map(lambda name: self._call(f"models/{name}/load"), names):
-                assert may_fail or status == 200, text
-
     def _clear(self, before: Set[str], children: Set[int]) -> None:
         """Unload what is not of `before`, wait until nothing of it runs, and until all it logged is read."""
-        for name in self._in_use() - before:
-            self._call(f"models/{name}/unload")
-        eventually(lambda: self._in_use() <= before)
+        past = {each["name"] for each in self._index() if each.get("reason") != "unloaded"}
+        for name in (past | self._unready()) - before:
+            self._change(name, "unload")
+        eventually(lambda: self._in_use() | self._unready() <= before)
         eventually(lambda: _children(self.pid) <= children)
         read = len(self.log)
         self.load(_LAST)
-        self._call(f"models/{_LAST}/unload")
-        eventually(lambda: f"model '{_LAST}', version 1: unloaded" in self.log[read:])
+        self._change(_LAST, "unload")
+        eventually(lambda: self.log[read:].count(f"model '{_LAST}', version 1: unloaded") >= int(WORKERS or 1))
 
     def _in_use(self) -> Set[str]:
-        """The models that have been loaded, or should have been, and are not unloaded."""
-        entries = json.loads(self._call("index")[1])
-        return {each["name"] for each in entries if "state" in each and each.get("reason") != "unloaded"}
+        return {each["name"] for each in self._index() if each["state"] != "UNAVAILABLE"}
 
-    def _call(self, path: str) -> tuple[int, str]:
+    def _index(self) -> list[dict[str, str]]:
+        """The versions that were to be loaded once."""
+        return [each for each in json.loads(self._call("/v2/repository/index")[1]) if "state" in each]
+
+    def _unready(self) -> Set[str]:
+        """The models that keep the server from being ready."""
+        status, text = self._call("/v2/health/ready", "GET")
+        return set() if status == 200 else {each["name"] for each in json.loads(text)["reasons"]}
+
+    def _change(self, name: str, verb: str) -> tuple[int, str]:
+        return self._call(f"/v2/repository/models/{quote(name, safe='')}/{verb}")
+
+    def _call(self, path: str, method: str = "POST") -> tuple[int, str]:
         connection = HTTPConnection("127.0.0.1", self.http_port, timeout=60)
         try:
-            connection.request("POST", f"/v2/repository/{path}", b"{}")
+            connection.request(method, path)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
         finally:

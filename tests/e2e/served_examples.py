@@ -3,8 +3,8 @@
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +57,7 @@ def prepared(name: str) -> Path:
     return folder
 
 
-def run(name: str) -> Iterator[Example]:
+def run(name: str, serve: Callable[[Path], AbstractContextManager[ServerProcess]] = serving) -> Iterator[Example]:
     folder = prepared(name)
-    with serving(folder / "model_repository") as server, ExitStack() as clients:
+    with serve(folder / "model_repository") as server, ExitStack() as clients:
         yield Example(folder, server, load(folder / "client.py"), clients)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from tritonclient.grpc import service_pb2
 from wire import SECONDS, Ask, channel, http, http_infer, message, stub
 
@@ -32,12 +33,12 @@ def batch_size(cost: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving(EXAMPLES, options=["--server-timing=true"]) as running:
+def server() -> Iterator[Server]:
+    with serving_here(EXAMPLES, options=["--server-timing=true"]) as running:
         yield running
 
 
-def test_over_every_protocol(server: ServerProcess) -> None:
+def test_over_every_protocol(server: Server) -> None:
     for _ in range(2):  # the second time by the short cut
         assert batch_size(http_infer(server.http_port, Ask()).headers["Server-Timing"]) == 1
     assert "Server-Timing" not in http_infer(server.http_port, Ask(model="nosuch")).headers
@@ -67,14 +68,14 @@ def last(parameters: Any) -> bool:
     [("simple", SIMPLE, [True]), ("repeat", REPEAT, [False, False, True])],
     ids=["one response", "many"],
 )
-def test_on_a_stream_over_http(server: ServerProcess, model: str, inputs: Any, expected: list[bool]) -> None:
+def test_on_a_stream_over_http(server: Server, model: str, inputs: Any, expected: list[bool]) -> None:
     headers = {"Accept": "application/x-ndjson"}
     body = json.dumps({"inputs": inputs}).encode()
     answer = http(server.http_port, "POST", f"/v2/models/{model}/infer_stream", body, headers)
     assert [last(json.loads(line)["parameters"]) for line in answer.body.splitlines()] == expected
 
 
-def test_on_a_stream_over_grpc(server: ServerProcess) -> None:
+def test_on_a_stream_over_grpc(server: Server) -> None:
     repeat = service_pb2.ModelInferRequest(model_name="repeat")
     repeat.parameters["triton_enable_empty_final_response"].bool_param = True
     for tensor in REPEAT:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from open_server import OpenServer
 from repositories import HELD, copy_example, write_held
 from server_process import ServerProcess, eventually, serving
 from wire import Ask, assert_serving, http, http_infer
@@ -124,7 +125,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[ServerProcess]:
     """It polls, and every folder comes while it serves."""
     options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
-    with serving(repository, options=options, errors=[r"model '|cannot read model repository"]) as running:
+    errors = [r"model '|cannot read model repository"]
+    with serving(repository, options=options, environment=HELD, errors=errors) as running:
         yield running
 
 
@@ -219,28 +221,22 @@ def test_a_folder_that_is_copied_slowly(server: ServerProcess, repository: Path)
     shutil.rmtree(repository / name)
 
 
-def test_a_model_that_goes_while_it_loads(tmp_path: Path) -> None:
-    copy_example(tmp_path, "simple", GOOD)
-    options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
-    with serving(tmp_path, options=options, environment=HELD, errors=[]) as server:
-        outside = tmp_path.parent / f"{tmp_path.name}-outside"
-        gate = write_held(outside, "held", loads=False)
-        (outside / "held").rename(tmp_path / "held")
-        eventually(lambda: "LOADING" in http(server.http_port, "POST", "/v2/repository/index").body.decode())
-        del gate
-        (tmp_path / "held" / "1").rmdir()
-        (tmp_path / "held" / "config.pbtxt").unlink()
-        (tmp_path / "held" / "gate" / "loads").touch()
-        assert_serving(server)
-        shutil.rmtree(tmp_path / "held")
-        eventually(lambda: entry(server, "held").get("state") != "READY")
-        assert_serving(server)
+def test_a_model_that_goes_while_it_loads(server: ServerProcess, repository: Path, tmp_path: Path) -> None:
+    write_held(tmp_path, "held", loads=False)
+    (tmp_path / "held").rename(repository / "held")
+    eventually(lambda: "LOADING" in http(server.http_port, "POST", "/v2/repository/index").body.decode())
+    (repository / "held" / "1").rmdir()
+    (repository / "held" / "config.pbtxt").unlink()
+    (repository / "held" / "gate" / "loads").touch()
+    assert_serving(server)
+    shutil.rmtree(repository / "held")
+    eventually(lambda: entry(server, "held").get("state") != "READY")
+    assert_serving(server)
 
 
-def test_an_override_that_is_not_json(tmp_path: Path) -> None:
+def test_an_override_that_is_not_json(tmp_path: Path, open_server: OpenServer) -> None:
     copy_example(tmp_path, "simple", GOOD)
-    options = ["--model-control-mode=explicit", "--load-model=*"]
-    with serving(tmp_path, options=options) as server:
+    with open_server.host(tmp_path) as server:
         for config in ("{", "[]", '"text"', "", "nul", '{"maxBatchSize": {}}', '{"a": 1}', "\x00"):
             body = json.dumps({"parameters": {"config": config}}).encode()
             answer = http(server.http_port, "POST", f"/v2/repository/models/{GOOD}/load", body)

@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 from bad_gateways import bad_gateway, buffers, cuts_silence, drops_trailers, sends_twice, speaks_http_1_0
+from open_server import OpenServer
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_process import ServerProcess, eventually
 from wire import (
     HOST,
     SECONDS,
@@ -42,9 +43,8 @@ SOON_S = 0.2
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[ServerProcess]:
-    options = ["--model-control-mode=explicit", "--load-model=*"]
-    with serving(EXAMPLES, options=options) as server:
+def served(open_server: OpenServer) -> Iterator[ServerProcess]:
+    with open_server.host(EXAMPLES) as server:
         yield server
 
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import pytest
+from open_server import OpenServer
 from repositories import EXAMPLES, copy_example
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from tritonclient.grpc import service_pb2_grpc
 from wire import (
     HOST,
@@ -42,13 +43,13 @@ class Case(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     """The examples, and copies of them that wait until a batch is full, or for a quarter of a second."""
     copies = tmp_path_factory.mktemp("patient")
     for example, size in (("digits", 32), ("simple", 8)):
         patience = f"{{ preferred_batch_size: [ {size} ] max_queue_delay_microseconds: 250000 }}"
         copy_example(copies, example, f"patient_{example}", f"dynamic_batching {patience}", drop="dynamic_batching")
-    with serving(EXAMPLES, copies) as running:
+    with open_server.host(EXAMPLES, copies) as running:
         yield running
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_runs import QUICK, Bench, bench_against, results, successes
+from open_server import OpenServer
 from repositories import EXAMPLES, write_identity
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from wire import HOST
 
 from modserve.commands import table
@@ -21,12 +22,12 @@ DELAY_MS = 20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     """Serves the examples, `words` (BYTES), and `slow`, which takes `DELAY_MS` for a request, one after the other."""
     repository = tmp_path_factory.mktemp("benched")
     write_identity(repository, "words", "BYTES")
     write_identity(repository, "slow", parameters={"execute_delay_ms": DELAY_MS})
-    with serving(EXAMPLES, repository) as running:
+    with open_server.host(EXAMPLES, repository) as running:
         yield running
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from authority import Authority
 from bench_runs import QUICK, Bench, bench_against, results, successes
+from open_server import OpenServer
 from repositories import EXAMPLES, write_accumulator, write_identity, write_sequence_echo
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually
 from wire import http
 
 from modserve.commands import table
@@ -42,7 +44,7 @@ SEQUENCE_CASES = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     """Serves the examples, and models that keep sequences, four at a time: `sum_…`, and `texts`, whose ids are strings;
     `whole` is an ensemble of the first;
     `full` takes one request at a time, and one that waits."""
@@ -54,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (repository / "whole" / "config.pbtxt").write_text(ENSEMBLE)
     queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     write_identity(repository, "full", parameters={"execute_delay_ms": 20}, extra=queue)
-    with serving(EXAMPLES, repository) as running:
+    with open_server.host(EXAMPLES, repository) as running:
         yield running
 
 
@@ -225,12 +227,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def secure(authority: Authority) -> Iterator[ServerProcess]:
+def secure(authority: Authority) -> Iterator[Server]:
     """Asks its clients for certificates."""
     pair = authority.issue("server")
     options = ["--grpc-use-ssl-mutual=true", "--http-use-ssl-mutual=true", f"--grpc-root-cert={authority.certificate}"]
     options += [f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}"]
-    with serving(EXAMPLES, options=options) as running:
+    with serving_here(EXAMPLES, options=options) as running:
         yield running
 
 
@@ -240,7 +242,7 @@ TLS_WAYS = {"https": [], "grpcs": [], "grpcs stream": ["--streaming"]}
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("way", TLS_WAYS)
 def test_tls(
-    secure: ServerProcess,
+    secure: Server,
     authority: Authority,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -262,7 +264,7 @@ def test_tls(
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])
 def test_a_decoupled_model_over_tls(
-    secure: ServerProcess, authority: Authority, capsys: pytest.CaptureFixture[str], three: str, scheme: str
+    secure: Server, authority: Authority, capsys: pytest.CaptureFixture[str], three: str, scheme: str
 ) -> None:
     pair = authority.issue("client")
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"

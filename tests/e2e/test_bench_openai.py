@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 from bench_runs import QUICK, Bench, bench_against, results
-from server_process import ServerProcess, serving
-from text_models import FUNCTIONS, write_speaker
+from open_server import OpenServer
+from server_process import ServerProcess
+from text_models import FUNCTIONS, write_functions, write_speaker
 from wire import HOST
 
 from modserve.commands import table
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("bench")
     write_speaker(folder / "models")
-    functions = folder / "functions.py"
-    functions.write_text(FUNCTIONS)
-    with serving(folder / "models", options=[f"{functions}:words"]) as process:
-        yield process
+    write_functions(folder / "models", FUNCTIONS, "words")
+    with open_server.host(folder / "models") as running:
+        yield running
 
 
 @pytest.fixture

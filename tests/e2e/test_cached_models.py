@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from open_server import OpenServer
 from repositories import copy_example, write_identity
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server, ServerProcess
 from wire import Ask, Input, binary_outputs, grpc_infer, http, http_infer, metric, raw_outputs, statistics
 
 ENABLED = "\nresponse_cache { enable: true }\n"
@@ -15,19 +17,18 @@ PHOTO = Ask((Input("photo", "UINT8", (1, 12, 9), bytes(range(108))),), model="di
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("cached")
     write_identity(repository, "plain")
     write_identity(repository, "kept", extra=ENABLED)
     for example in ("digits", "digits_resize"):
         copy_example(repository, example, example)
     copy_example(repository, "digits_pipeline", "digits_pipeline", ENABLED)
-    options = ["--cache-config=local,size=1000000", "--model-control-mode=explicit", "--load-model=*"]
-    with serving(repository, options=options) as running:
+    with open_server.host(repository) as running:
         yield running
 
 
-def counts(server: ServerProcess, model: str) -> tuple[int, int, int, int]:
+def counts(server: Server, model: str) -> tuple[int, int, int, int]:
     found = statistics(server, model)
     succeeded, hits, misses = (
         found["inference_stats"][name]["count"] for name in ("success", "cache_hit", "cache_miss")
@@ -93,7 +94,7 @@ def test_an_ensemble_is_kept_as_a_whole(server: ServerProcess) -> None:
 
 def test_a_server_without_a_cache(tmp_path: Path) -> None:
     write_identity(tmp_path, "kept", extra=ENABLED)
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         assert "the server has no cache: every request is run" in server.log
         for _ in range(2):
             http_infer(server.http_port, numbers("kept", 1))

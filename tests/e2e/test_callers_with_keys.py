@@ -22,7 +22,8 @@ from authority import Authority
 from google.protobuf import message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually, serving
 from test_first_calls import Reflected
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, binary_request, channel, http, infer_path, message, stub
@@ -35,7 +36,7 @@ SUM = [[2] * 16]
 
 
 class Place(NamedTuple):
-    server: ServerProcess
+    server: Server
     file: Path
     user: str
     """The secret of a key for model 'simple'."""
@@ -51,7 +52,7 @@ def keys(file: Path, *words: str) -> str:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
     user = keys(file, "add", "user", "--scope", "simple=infer,read")
-    with serving(EXAMPLES, options=[f"--auth-file={file}"], environment={"MODSERVE_API_KEY": SINGLE}) as server:
+    with serving_here(EXAMPLES, options=[f"--auth-file={file}"], environment={"MODSERVE_API_KEY": SINGLE}) as server:
         yield Place(server, file, user)
 
 
@@ -206,7 +207,7 @@ def test_metrics_need_a_key_that_may_read_all(place: Place) -> None:
 def test_health_is_as_open_at_the_metrics_port_as_elsewhere(place: Place) -> None:
     assert http(place.server.metrics_port, "GET", "/v2/health/ready").status == 200
     closed = ["--auth-open=metrics"]
-    with serving(EXAMPLES, options=closed, environment={"MODSERVE_API_KEY": SINGLE}) as server:
+    with serving_here(EXAMPLES, options=closed, environment={"MODSERVE_API_KEY": SINGLE}) as server:
         for port in (server.metrics_port, server.http_port):
             statuses = [
                 http(port, "GET", "/v2/health/ready", headers=headers).status for headers in ({}, bearer(SINGLE))
@@ -263,7 +264,7 @@ def test_certificates(tmp_path: Path) -> None:
     file.write_text("certificates: [{match: 'CN=node-*', tenant: nodes, scopes: {simple: [infer, read]}}]\n")
     tls = [f"--grpc-{name}={path}" for name, path in zip(("server-cert", "server-key"), own, strict=True)]
     tls += [f"--grpc-root-cert={authority.certificate}", "--grpc-use-ssl-mutual=true", "--http-use-ssl-mutual=true"]
-    with serving(EXAMPLES, options=[*tls, f"--auth-file={file}"]) as server:
+    with serving_here(EXAMPLES, options=[*tls, f"--auth-file={file}"]) as server:
 
         def curl(pair: Any, path: str, *more: str) -> tuple[str, str]:
             command = ["curl", "-s", "-w", "\n%{http_code}", "--cacert", str(authority.certificate)]

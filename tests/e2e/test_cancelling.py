@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import grpc
 import pytest
-from repositories import HELD, Gate, write_held
-from server_process import ServerProcess, eventually, serving
+from open_server import OpenServer
+from repositories import Gate, write_held
+from server_process import ServerProcess, eventually
 from tritonclient.grpc import service_pb2
 from wire import (
     SECONDS,
@@ -60,8 +61,8 @@ def narrow(repository: Path) -> Gate:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, gate: Gate, narrow: Gate) -> Iterator[ServerProcess]:
-    with serving(repository, environment=HELD) as running:
+def server(repository: Path, gate: Gate, narrow: Gate, open_server: OpenServer) -> Iterator[ServerProcess]:
+    with open_server.host(repository) as running:
         yield running
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from foreign_clients import PYTHON, run_client
-from server_process import ServerProcess, serving
-from text_models import FUNCTIONS, write_speaker
+from open_server import OpenServer
+from server_process import ServerProcess
+from text_models import FUNCTIONS, write_functions, write_speaker
 from wire import HOST, http
 
 NAMES = ("shout", "words", "recite", "endless", "add")
@@ -78,14 +79,13 @@ CALLS = [(path, call) for path in ("/v1", "/openai/v1") for call in EXPECTED]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("chat")
     write_speaker(folder / "models")
     write_speaker(folder / "models", "raw", None)
-    functions = folder / "functions.py"
-    functions.write_text(FUNCTIONS)
-    with serving(folder / "models", options=[f"{functions}:{name}" for name in NAMES]) as process:
-        yield process
+    write_functions(folder / "models", FUNCTIONS, *NAMES)
+    with open_server.host(folder / "models") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess, eventually, serving
+from open_server import OpenServer
+from server_process import ServerProcess, eventually
 from terminal_process import CTRL_C, CTRL_D, TerminalProcess, at_terminal
-from text_models import FUNCTIONS, write_speaker
+from text_models import FUNCTIONS, write_functions, write_speaker
 from wire import HOST
 
 LOOP = """
@@ -46,14 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServerProcess]:
+def server(folder: Path, open_server: OpenServer) -> Iterator[ServerProcess]:
     write_speaker(folder / "models")
-    functions, loop = folder / "functions.py", folder / "loop.py"
-    functions.write_text(FUNCTIONS)
-    loop.write_text(LOOP)
-    files = [*(f"{functions}:{name}" for name in NAMES), f"{loop}:loop", f"{loop}:escapes"]
-    with serving(folder / "models", options=files) as process:
-        yield process
+    write_functions(folder / "models", FUNCTIONS, *NAMES)
+    write_functions(folder / "models", LOOP.replace("__file__", repr(str(folder / "loop.py"))), "loop", "escapes")
+    (folder / "functions.py").write_text(FUNCTIONS)
+    (folder / "loop.py").write_text(LOOP)
+    with open_server.host(folder / "models") as running:
+        yield running
 
 
 def url(server: ServerProcess) -> str:

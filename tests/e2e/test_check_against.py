@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from open_server import OpenServer
 from repositories import (
     EXAMPLES,
     copy_example,
@@ -21,7 +22,7 @@ from repositories import (
     write_onnx_identity,
     write_sequence_echo,
 )
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 
 ECHO = 'direct { } control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } }'
 
@@ -81,8 +82,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def other(folder: Path) -> Iterator[ServerProcess]:
-    with serving(folder / "there") as running:
+def other(folder: Path, open_server: OpenServer) -> Iterator[ServerProcess]:
+    with open_server.host(folder / "there") as running:
         yield running
 
 
@@ -166,7 +167,6 @@ def test_nobody_is_there(folder: Path) -> None:
         assert run.stderr.startswith(text)
 
 
-def test_the_examples_against_themselves(folder: Path) -> None:
-    with serving(EXAMPLES) as server:
-        run = check(folder, str(EXAMPLES), "--against", f"http://127.0.0.1:{server.http_port}")
+def test_the_examples_against_themselves(folder: Path, server: ServerProcess) -> None:
+    run = check(folder, str(EXAMPLES), "--against", f"http://127.0.0.1:{server.http_port}")
     assert run.returncode == 0, run.stdout

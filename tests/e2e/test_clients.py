@@ -230,8 +230,8 @@ def test_somebody_else_is_there(served: Serving) -> None:
 
 def test_a_server_that_was_started_again(tmp_path: Path) -> None:
     """Connections that are kept are not used when the server has closed them."""
-    with serving(EXAMPLES) as first:
-        port = first.http_port
+    with serve(EXAMPLES) as first:
+        port = first.ports.http
         client = modserve.connect(f"http://127.0.0.1:{port}")
         assert client.infer("simple", INPUTS).version == 1
     with serving(EXAMPLES, options=[f"--http-port={port}"]):

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from repositories import EXAMPLES
-from server_process import LOADED, ServerProcess, eventually, started
-from wire import DIFFERENCE, SUM, Answer, Ask, binary_outputs, binary_request, http
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually, started
+from wire import DIFFERENCE, SUM, Answer, Ask, binary_outputs, binary_request, grpc_infer, http
 
 SIMPLE: dict[str, Any] = {
     "inputs": [
@@ -25,12 +26,12 @@ HEALTH, PREDICT = "/v1/endpoints/7/deployedModels/9", "/v1/endpoints/7/deployedM
 REDIRECT = "X-Vertex-Ai-Triton-Redirect"
 
 
-def post(server: ServerProcess, path: str, document: object, **headers: str) -> Answer:
+def post(server: Server, path: str, document: object, **headers: str) -> Answer:
     more = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
     return http(server.http_port, "POST", path, json.dumps(document).encode(), more)
 
 
-def binary(server: ServerProcess, path: str, media_type: str) -> Answer:
+def binary(server: Server, path: str, media_type: str) -> Answer:
     body, headers = binary_request(Ask())
     return http(server.http_port, "POST", path, body, {"Content-Type": media_type + headers.popitem()[1]})
 
@@ -44,13 +45,11 @@ def assert_binary(answer: Answer, media_type: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[ServerProcess]:
+def endpoint() -> Iterator[Server]:
     """Of one model, whose name SageMaker passes on; the repository has others."""
     environment = {"MODSERVE_PLATFORM": "sagemaker", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "simple"}
-    with started(EXAMPLES, environment=environment) as server:
-        server.wait_for(LOADED)
+    with serving_here(EXAMPLES, options=["--grpc-port=0", "--metrics-port=0"], environment=environment) as server:
         yield server
-        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def vertex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def vertex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     shutil.copytree(EXAMPLES / "simple", repository / "simple")
     environment = {
@@ -74,13 +73,11 @@ def vertex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "AIP_PREDICT_ROUTE": PREDICT,
         "AIP_MODE": "PREDICTION",
     }
-    with started(options=["--platform=vertex"], environment=environment) as server:
-        server.wait_for(LOADED)
+    with serving_here(options=["--platform=vertex"], environment=environment) as server:
         yield server
-        server.stop()
 
 
-def test_an_endpoint_of_one_model(endpoint: ServerProcess) -> None:
+def test_an_endpoint_of_one_model(endpoint: Server) -> None:
     ping = http(endpoint.http_port, "GET", "/ping")
     assert ping.status == 200
     answer = post(endpoint, "/invocations", SIMPLE)
@@ -92,11 +89,11 @@ def test_an_endpoint_of_one_model(endpoint: ServerProcess) -> None:
     assert (wrong.status, wrong.json["error"]) == (400, "inference header size should be in range (0, 2), got: 77")
     assert http(endpoint.http_port, "GET", "/invocations").status == 405
     assert http(endpoint.http_port, "GET", "/models").status == 404  # one model is not loaded by calls
-    assert "gRPC listening" in endpoint.log, "its port was given"
-    assert "metrics listening" in endpoint.log
+    assert grpc_infer(endpoint.grpc_port, Ask()).model_name == "simple", "its port was given"
+    assert http(endpoint.metrics_port, "GET", "/metrics").status == 200
 
 
-def test_the_usual_calls_stay_as_they_are(endpoint: ServerProcess) -> None:
+def test_the_usual_calls_stay_as_they_are(endpoint: Server) -> None:
     body, headers = binary_request(Ask())
     answer = http(endpoint.http_port, "POST", "/v2/models/simple/infer", body, headers)
     assert answer.headers["Content-Type"] == "application/octet-stream"
@@ -155,7 +152,7 @@ def test_a_load_that_fails_leaves_nothing(many: ServerProcess, tmp_path: Path) -
     assert post(many, "/models", {"url": str(archive)}).json == {"error": "expected a text in 'model_name'"}
 
 
-def test_predictions_of_vertex(vertex: ServerProcess) -> None:
+def test_predictions_of_vertex(vertex: Server) -> None:
     """In Triton's form and in Vertex AI's own; a head says nothing of which it is."""
     assert http(vertex.http_port, "GET", HEALTH).status == 200
     for _ in range(2):
@@ -170,7 +167,7 @@ def test_predictions_of_vertex(vertex: ServerProcess) -> None:
     assert inflated.json == {"predictions": predictions[:1]}
 
 
-def test_vertex_redirects(vertex: ServerProcess) -> None:
+def test_vertex_redirects(vertex: Server) -> None:
     """Its endpoints only have POST, and a header says which call is meant."""
     body, headers = binary_request(Ask())
     binary_type = {"Content-Type": VERTEX_BINARY + headers.popitem()[1]}

@@ -22,6 +22,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
+from server_here import serving_here
 from server_process import ServerProcess, free_port, serving
 from wire import HOST, Answer, Ask, assert_serving, binary_request, http, infer_path
 
@@ -331,7 +332,7 @@ def test_the_pages_lead_to_each_other(server: ServerProcess, browser: webdriver.
 def test_two_hundred_models(browser: webdriver.Chrome, tmp_path: Path) -> None:
     for number in range(200):
         write_identity(tmp_path, f"model_{number:03}")
-    with serving(tmp_path) as server:
+    with serving_here(tmp_path) as server:
         opened(browser, server)
         until(lambda: text_of(browser, "#model-count") == "200 versions, 200 READY")
         browser.find_element(By.ID, "filter").send_keys("_19")
@@ -363,7 +364,7 @@ def test_the_table_of_tenants(browser: webdriver.Chrome, tmp_path: Path) -> None
     user = {"name": "user", "tenant": "trial", "sha256": sha256, "scopes": {"*": ["infer", "read"]}}
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": [user], "tenants": {"trial": {"requests_per_second": 0.001}}}))
-    with serving(EXAMPLES, options=[f"--auth-file={file}"]) as server:
+    with serving_here(EXAMPLES, options=[f"--auth-file={file}"]) as server:
         browser.execute_cdp_cmd("Network.enable", {})
         browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": key})
         try:

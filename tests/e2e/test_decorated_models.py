@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import LOADED, ServerProcess, serving, started
+from server_here import serving_here
+from server_process import LOADED, Server, started
 from wire import http
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def call(server: ServerProcess, model: str, *inputs: tuple[str, str, list[int], list[Any]]) -> dict[str, Any]:
+def call(server: Server, model: str, *inputs: tuple[str, str, list[int], list[Any]]) -> dict[str, Any]:
     body = {
         "inputs": [
             {"name": name, "datatype": datatype, "shape": shape, "data": data} for name, datatype, shape, data in inputs
@@ -47,12 +48,12 @@ def call(server: ServerProcess, model: str, *inputs: tuple[str, str, list[int], 
     return {each["name"]: each["data"] for each in answer.json["outputs"]}
 
 
-def failed(server: ServerProcess, model: str, text: str) -> tuple[int, str]:
+def failed(server: Server, model: str, text: str) -> tuple[int, str]:
     answer = http(server.http_port, "POST", f"/v2/models/{model}/generate", json.dumps({"text": text}).encode())
     return answer.status, answer.json["error"]
 
 
-def streamed(server: ServerProcess, model: str, **inputs: Any) -> list[Any]:
+def streamed(server: Server, model: str, **inputs: Any) -> list[Any]:
     answer = http(server.http_port, "POST", f"/v2/models/{model}/generate_stream", json.dumps(inputs).encode())
     return [json.loads(line)["output"] for line in re.findall(r"^data: (.*)$", answer.body.decode(), re.MULTILINE)]
 
@@ -69,13 +70,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServerProcess]:
+def server(folder: Path) -> Iterator[Server]:
     places = [f"{folder}/functions.py:{name}" for name in NAMES]
-    with serving(options=[*places, f"three={folder}/functions.py:Scale"]) as running:
+    with serving_here(options=[*places, f"three={folder}/functions.py:Scale"]) as running:
         yield running
 
 
-def test_the_functions_of_the_page(server: ServerProcess) -> None:
+def test_the_functions_of_the_page(server: Server) -> None:
     assert call(server, "double", ("points", "FP32", [1, 3], [1, 2, 3])) == {"output": [2, 4, 6]}
     assert call(server, "sentiment", ("text", "BYTES", [1], ["a!"])) == {"label": ["calm"], "score": [0.5]}
     threshold = ("threshold", "FP64", [1], [0.4])
@@ -87,12 +88,12 @@ def test_the_functions_of_the_page(server: ServerProcess) -> None:
         assert call(server, scale, ("x", "FP32", [2, 1], [1, 2])) == {"output": [3, 6]}
 
 
-def test_the_streams_of_the_page(server: ServerProcess) -> None:
+def test_the_streams_of_the_page(server: Server) -> None:
     assert streamed(server, "count", upto=3) == [0, 1, 2]
     assert streamed(server, "words", text="one two") == ["one", "two"]
 
 
-def test_what_clients_see_of_the_models(server: ServerProcess) -> None:
+def test_what_clients_see_of_the_models(server: Server) -> None:
     config = http(server.http_port, "GET", "/v2/models/Scale/config").json
     assert (config["backend"], config["max_batch_size"]) == ("python", 16)
     assert config["instance_group"][0]["count"] == 2
@@ -128,7 +129,7 @@ def test_type_checkers_understand_the_page(folder: Path) -> None:
 def test_in_a_repository_and_beside_one(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "double" / "1").mkdir(parents=True)
     (tmp_path / "double" / "1" / "model.py").write_text(blocks()[0])
-    with serving(tmp_path, options=[f"{folder}/functions.py:shout"]) as server:
+    with serving_here(tmp_path, options=[f"{folder}/functions.py:shout"]) as server:
         assert call(server, "double", ("points", "FP32", [1, 3], [1, 2, 3])) == {"output": [2, 4, 6]}
         assert call(server, "shout", ("texts", "BYTES", [1, 1], ["a"])) == {"output": ["A"]}
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from open_server import OpenServer
 from repositories import (
     CONFIG_TYPES,
     EXAMPLES,
@@ -12,7 +13,7 @@ from repositories import (
     write_sequence_echo,
     write_text_keeper,
 )
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from wire import http
 
 PATHS = {
@@ -25,7 +26,7 @@ PATHS = {
 
 
 @pytest.fixture(scope="module")
-def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def varied(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
     for datatype in CONFIG_TYPES:
         write_identity(repository, f"identity {datatype}", datatype)
@@ -33,12 +34,13 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_sequence_echo(repository, "named", "oldest { }", id_type="BYTES")
     write_accumulator(repository, "sum", "direct { }")
     write_text_keeper(repository, "keeper")
-    with serving(EXAMPLES, repository) as running:
+    with open_server.host(EXAMPLES, repository) as running:
         yield running
 
 
 def test_every_example_of_every_model(varied: ServerProcess) -> None:
-    names = http(varied.http_port, "GET", "/v2/models").json["models"]
+    index = http(varied.http_port, "POST", "/v2/repository/index", b'{"ready": true}').json
+    names = {entry["name"] for entry in index}
     assert len(names) == len(CONFIG_TYPES) + 9
     calls = 0
     for name in names:

@@ -15,7 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("desktop")
 
@@ -223,7 +224,7 @@ def test_an_inference_by_keyboard_alone(server: ServerProcess, browser: webdrive
 
 def test_restricted_calls_say_so_until_the_header_is_there(browser: webdriver.Chrome) -> None:
     options = ["--http-restricted-api=metadata,model-repository,inference:admin-key=secret"]
-    with serving(EXAMPLES, options=options) as restricted:
+    with serving_here(EXAMPLES, options=options) as restricted:
         browser.get(f"http://127.0.0.1:{restricted.http_port}/docs")
         note = "This API is restricted, expecting header 'admin-key'"
         until(lambda: shown(browser, "#model-note") == [note])

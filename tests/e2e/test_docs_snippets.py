@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from open_server import OpenServer
 from repositories import EXAMPLES, write_identity, write_sequence_echo
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from wire import SECONDS, http
 
 CLIENTS = ("curl", "python", "tritonclient")
@@ -33,14 +34,14 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def varied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def varied(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
     write_identity(repository, "a text", "BYTES")
     write_sequence_echo(repository, "sequence", "direct { }")
     for name in LARGE:
         (repository / f"large {name}" / "1").mkdir(parents=True)
         (repository / f"large {name}" / "config.pbtxt").write_text(IMAGES % {"type": name})
-    with serving(EXAMPLES, repository) as running:
+    with open_server.host(EXAMPLES, repository) as running:
         yield running
 
 

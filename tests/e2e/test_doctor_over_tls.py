@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import HOST
 
 from modserve.client.address import Address, parse
@@ -129,17 +130,17 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def server(authority: Authority) -> Iterator[ServerProcess]:
+def server(authority: Authority) -> Iterator[Server]:
     """gRPC over TLS, with restricted calls; HTTPS with client certificates."""
     pair = authority.issue("server")
     options = ["--grpc-use-ssl=true", "--http-use-ssl-mutual=true", f"--http-root-cert={authority.certificate}"]
     options += [f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}"]
     options += ["--grpc-restricted-protocol=logging,trace:admin=secret"]
-    with serving(EXAMPLES, options=options) as running:
+    with serving_here(EXAMPLES, options=options) as running:
         yield running
 
 
-def test_grpc_over_tls(server: ServerProcess) -> None:
+def test_grpc_over_tls(server: Server) -> None:
     found = {check.name: check for check in grpc_probe.all_checks(parse(f"grpcs://{HOST}:{server.grpc_port}"))}
     assert found["TLS"].text == "on, TLSv1.3"
     assert found["health"].text == "open, for probes"
@@ -153,7 +154,7 @@ def test_grpc_over_tls(server: ServerProcess) -> None:
     assert "is not allowed" in texts["model control"]
 
 
-def test_who_has_no_client_certificate_learns_nothing_more(server: ServerProcess) -> None:
+def test_who_has_no_client_certificate_learns_nothing_more(server: Server) -> None:
     checks = list(security_probe.all_checks(parse(f"https://{HOST}:{server.http_port}")))
     assert [(check.name, check.level, check.text) for check in checks[-2:]] == [
         ("client certificates", "ok", "needed"),

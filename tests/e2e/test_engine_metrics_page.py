@@ -4,8 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+from open_server import OpenServer
 from prometheus_client.parser import text_string_to_metric_families
-from repositories import HELD, write_identity
+from repositories import write_identity
 from server_process import ServerProcess, eventually, serving
 from wire import Ask, Input, http, http_infer, ints
 
@@ -16,10 +17,9 @@ def page(server: ServerProcess) -> list[str]:
     return [line for line in text.splitlines() if "test_" in line]
 
 
-def test_they_come_with_the_model_and_go_with_it(tmp_path: Path) -> None:
+def test_they_come_with_the_model_and_go_with_it(tmp_path: Path, open_server: OpenServer) -> None:
     write_identity(tmp_path, "metered", backend="metered", extra="instance_group [ { count: 2 kind: KIND_CPU } ]")
-    options = ["--model-control-mode=explicit", "--load-model=metered"]
-    with serving(tmp_path, options=options, environment=HELD) as server:
+    with open_server.host(tmp_path) as server:
         for rows in (1, 3, 8):
             ask = Ask((Input("INPUT0", "INT32", (rows, 1), ints(*range(rows))),), model="metered")
             assert http_infer(server.http_port, ask).status == 200

@@ -14,8 +14,9 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from onnx import TensorProto, helper
+from open_server import OpenServer
 from repositories import copy_example, write_identity
-from server_process import ServerProcess, eventually, serving
+from server_process import ServerProcess, eventually
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import Answer, channel, http, metric, stub
@@ -152,10 +153,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path) -> Iterator[ServerProcess]:
+def served(repository: Path, open_server: OpenServer) -> Iterator[ServerProcess]:
     names = [path.name for path in sorted(repository.iterdir()) if path.name not in ("simple", "digits_pipeline")]
-    options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)]
-    with serving(repository, options=options, errors=ERRORS) as running:
+    with open_server.host(repository, load=names, errors=ERRORS) as running:
         yield running
 
 

@@ -18,6 +18,7 @@ import pytest
 import sklearn.datasets
 import tritonclient.grpc
 import tritonclient.http
+from open_server import OpenServer
 from served_examples import EXAMPLES, Example, load, run
 from server_process import serving
 from tritonclient.utils import InferenceServerException
@@ -28,33 +29,33 @@ PICTURES = Path(sklearn.datasets.__file__).parent / "images"
 
 
 @pytest.fixture(scope="module")
-def embeddings() -> Iterator[Example]:
-    yield from run("text_embeddings")
+def embeddings(open_server: OpenServer) -> Iterator[Example]:
+    yield from run("text_embeddings", open_server.host)
 
 
 @pytest.fixture(scope="module")
-def images() -> Iterator[Example]:
-    yield from run("image_pipeline")
+def images(open_server: OpenServer) -> Iterator[Example]:
+    yield from run("image_pipeline", open_server.host)
 
 
 @pytest.fixture(scope="module")
-def pages() -> Iterator[Example]:
-    yield from run("bls_pipeline")
+def pages(open_server: OpenServer) -> Iterator[Example]:
+    yield from run("bls_pipeline", open_server.host)
 
 
 @pytest.fixture(scope="module")
-def stories() -> Iterator[Example]:
-    yield from run("token_stream")
+def stories(open_server: OpenServer) -> Iterator[Example]:
+    yield from run("token_stream", open_server.host)
 
 
 @pytest.fixture(scope="module")
-def series() -> Iterator[Example]:
-    yield from run("stateful")
+def series(open_server: OpenServer) -> Iterator[Example]:
+    yield from run("stateful", open_server.host)
 
 
 @pytest.fixture(scope="module")
-def speech() -> Iterator[Example]:
-    yield from run("speech_detection")
+def speech(open_server: OpenServer) -> Iterator[Example]:
+    yield from run("speech_detection", open_server.host)
 
 
 @pytest.fixture(scope="module")

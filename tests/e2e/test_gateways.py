@@ -25,7 +25,8 @@ import tritonclient.grpc
 import tritonclient.http
 from authority import Authority
 from repositories import EXAMPLES, write_accumulator
-from server_process import eventually, serving
+from server_here import serving_here
+from server_process import eventually
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, Input, binary_request, infer_path, message, stub
 from wire import http as send
@@ -331,7 +332,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Pat
     options = ["--http-use-ssl=true", "--grpc-use-ssl=true"]
     options += [f"--{port}-server-cert={pair.certificate}" for port in ("http", "grpc")]
     options += [f"--{port}-server-key={pair.key}" for port in ("http", "grpc")]
-    with serving(EXAMPLES, options=options, environment={"MODSERVE_API_KEY": SECRET}) as server:
+    with serving_here(EXAMPLES, options=options, environment={"MODSERVE_API_KEY": SECRET}) as server:
         yield server, directory
 
 

@@ -6,14 +6,16 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from repositories import EXAMPLES, HELD, write_held, write_identity
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here
+from server_process import ServerProcess, eventually, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import HOST, SECONDS, UNLIMITED, Ask, Input, channel, message, metric, stub
 
@@ -23,12 +25,6 @@ CANCELLED = grpc.StatusCode.CANCELLED
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 SERVICE = "/inference.GRPCInferenceService/"
 LIVE = service_pb2.ServerLiveRequest()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving(EXAMPLES) as running:
-        yield running
 
 
 @asynccontextmanager
@@ -167,18 +163,15 @@ def test_a_call_without_a_message_is_answered_at_once(raw: RawConnection) -> Non
 
 
 def test_calls_that_never_end_do_not_delay_the_shutdown_of_others() -> None:
-    with started(EXAMPLES) as server:
-        server.wait_for("Try it:")
-        connection = RawConnection(server.grpc_port)
-        try:
+    with ExitStack() as stack, ThreadPoolExecutor(1) as threads:
+        server = stack.enter_context(serving_here(EXAMPLES))
+        with closing(RawConnection(server.grpc_port)) as connection:
             for stream in (1, 3, 5):
                 connection.ask(stream, SERVICE + "ServerLive", END_STREAM)
             assert len(connection.ended({1, 3, 5})) == 3
-            server.signal(signal.SIGTERM)
+            end = threads.submit(stack.close)
             connection.ended(set())
-            server.wait(0, seconds=5)
-        finally:
-            connection.close()
+            end.result(5)
 
 
 # --- large messages ---------------------------------------------------------------------------------------------------
@@ -224,7 +217,8 @@ def test_messages_that_do_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_longest_message(tmp_path: Path) -> None:
     write_identity(tmp_path, "bytes", "UINT8")
-    with serving(tmp_path, options=["--grpc-max-message-size=1000000"]) as server, channel(server.grpc_port) as opened:
+    options = ["--grpc-max-message-size=1000000"]
+    with serving_here(tmp_path, options=options) as server, channel(server.grpc_port) as opened:
         assert stub(opened).ModelInfer(large(900_000), timeout=SECONDS).model_name == "bytes"
         with pytest.raises(grpc.RpcError) as raised:
             stub(opened).ModelInfer(large(1_100_000), timeout=SECONDS)

@@ -3,27 +3,18 @@
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from tritonclient.grpc import service_pb2 as pb
 from wire import DIFFERENCE, HOST, SECONDS, SUM, Ask, message
 
 _CURL = ["curl", "-s", "-i", "--http2-prior-knowledge", "-H", "Content-Type: application/grpc", "--data-binary", "@-"]
 SERVICE = "/inference.GRPCInferenceService/"
-
-
-@pytest.fixture(scope="module")
-def server(identities: Path) -> Iterator[ServerProcess]:
-    with serving(EXAMPLES, identities) as running:
-        yield running
 
 
 def unary(channel: Channel, name: str) -> Any:

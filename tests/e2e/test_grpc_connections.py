@@ -11,8 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
+from open_server import OpenServer
 from repositories import HELD, Gate, write_held, write_identity
-from server_process import ServerProcess, eventually, serving, started
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
     HOST,
@@ -82,9 +84,9 @@ def busy(repository: Path) -> Gate:
 
 
 @pytest.fixture(scope="module")
-def plain(repository: Path, busy: Gate) -> Iterator[ServerProcess]:
+def plain(repository: Path, busy: Gate, open_server: OpenServer) -> Iterator[ServerProcess]:
     write_identity(repository, "quick")
-    with serving(repository, environment=HELD) as running:
+    with open_server.host(repository) as running:
         yield running
 
 
@@ -165,7 +167,7 @@ class Meter:
 
 
 @contextmanager
-def metered(server: ServerProcess, *options: tuple[str, int]) -> Iterator[tuple[Any, Meter]]:
+def metered(server: Server, *options: tuple[str, int]) -> Iterator[tuple[Any, Meter]]:
     meter = Meter(server.grpc_port)
     opened = grpc.insecure_channel(f"{HOST}:{meter.port}", [*UNLIMITED, *options])
     with closing(meter), opened:
@@ -175,7 +177,7 @@ def metered(server: ServerProcess, *options: tuple[str, int]) -> Iterator[tuple[
 WIDTH = 1 << 17
 
 
-def answer_size(server: ServerProcess, *options: tuple[str, int]) -> int:
+def answer_size(server: Server, *options: tuple[str, int]) -> int:
     """The bytes of a large answer on the wire."""
     with metered(server, *options) as (calls, meter):
         answer = calls.ModelInfer(message(ask("quick", WIDTH)), timeout=SECONDS)
@@ -190,7 +192,7 @@ def test_answers_are_not_compressed_unless_asked(plain: ServerProcess) -> None:
 def test_answers_are_compressed_and_connections_age(tmp_path: Path) -> None:
     write_identity(tmp_path, "quick")
     options = ["--grpc-infer-response-compression-level=high", "--grpc-max-connection-age=700"]
-    with serving(tmp_path, options=[*options, "--grpc-max-connection-age-grace=5000"]) as server:
+    with serving_here(tmp_path, options=[*options, "--grpc-max-connection-age-grace=5000"]) as server:
         assert answer_size(server) < WIDTH
         # A client that takes none gets none.
         assert answer_size(server, ("grpc.compression_enabled_algorithms_bitset", 1)) > 4 * WIDTH

@@ -5,25 +5,17 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from node_packages import NoPackagesError, node_modules
-from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_process import ServerProcess
 from wire import HOST, SECONDS, Ask, message
 
 ROOT = Path(__file__).parents[2]
 NODE_CLIENT = Path(__file__).with_name("grpc_node.js")
 SERVICE = "/inference.GRPCInferenceService/"
 GRPC_HEADERS = ["-H", "te: trailers", "-H", "content-type: application/grpc"]
-
-
-@pytest.fixture(scope="module")
-def server(identities: Path) -> Iterator[ServerProcess]:
-    with serving(EXAMPLES, identities) as running:
-        yield running
 
 
 def framed(data: bytes) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, Ask, binary_request, http, infer_path
 
@@ -24,8 +25,8 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with serving(EXAMPLES, options=OPTIONS) as process:
+def server() -> Iterator[Server]:
+    with serving_here(EXAMPLES, options=OPTIONS) as process:
         yield process
 
 
@@ -36,7 +37,7 @@ def inputs(module: Any) -> list[Any]:
     return found
 
 
-def test_headers_of_the_http_client(server: ServerProcess) -> None:
+def test_headers_of_the_http_client(server: Server) -> None:
     with tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
         result = client.infer("simple", inputs(tritonclient.http), headers={"X-User": "a"})
         assert (result.as_numpy("OUTPUT0") == A + A).all()
@@ -45,7 +46,7 @@ def test_headers_of_the_http_client(server: ServerProcess) -> None:
         assert caught.value.message() == RESERVED.format("priority")
 
 
-def test_metadata_of_the_grpc_client(server: ServerProcess) -> None:
+def test_metadata_of_the_grpc_client(server: Server) -> None:
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
         result = client.infer("simple", inputs(tritonclient.grpc), headers={"x-user": "a", "x-raw-bin": b"\xff"})
         assert (result.as_numpy("OUTPUT0") == A + A).all()
@@ -54,7 +55,7 @@ def test_metadata_of_the_grpc_client(server: ServerProcess) -> None:
         assert caught.value.message() == RESERVED.format("priority")
 
 
-def test_metadata_of_a_stream(server: ServerProcess) -> None:
+def test_metadata_of_a_stream(server: Server) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
         client.start_stream(lambda result, error: answers.put((result, error)), headers={"priority": "1"})
@@ -66,7 +67,7 @@ def test_metadata_of_a_stream(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v2"), ("POST", infer_path("simple")), ("GET", "/nowhere")])
-def test_a_page_may_read_the_answer(server: ServerProcess, method: str, path: str) -> None:
+def test_a_page_may_read_the_answer(server: Server, method: str, path: str) -> None:
     body, headers = binary_request(Ask()) if method == "POST" else (b"", {})
     for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
         answer = http(server.http_port, method, path, body, {**headers, "Origin": origin})
@@ -74,7 +75,7 @@ def test_a_page_may_read_the_answer(server: ServerProcess, method: str, path: st
         assert answer.headers["Vary"] == "Origin"
 
 
-def test_preflight(server: ServerProcess) -> None:
+def test_preflight(server: Server) -> None:
     headers = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",

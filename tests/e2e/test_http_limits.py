@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from repositories import EXAMPLES
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually, serving
 from wire import HOST, SECONDS, assert_serving, connect, http, send
 
 from attack.measuring import footprint
@@ -40,7 +41,7 @@ def with_few_files(count: int, script: Path) -> str:
     return str(script)
 
 
-def is_taken(server: ServerProcess) -> bool:
+def is_taken(server: Server) -> bool:
     """Whether there is room for a connection. One that is turned away may be reset before its client reads why."""
     try:
         return http(server.http_port, "GET", "/v2/health/live").status == 200
@@ -48,14 +49,14 @@ def is_taken(server: ServerProcess) -> bool:
         return False
 
 
-@pytest.fixture
-def limited() -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def limited() -> Iterator[Server]:
     options = ["--http-max-connections=20", "--http-idle-timeout=2", "--http-client-timeout=2"]
-    with serving(EXAMPLES, options=options) as running:
+    with serving_here(EXAMPLES, options=options) as running:
         yield running
 
 
-def test_connections_above_the_limit_are_told(limited: ServerProcess) -> None:
+def test_connections_above_the_limit_are_told(limited: Server) -> None:
     with ExitStack() as stack:
         for _ in range(20):
             kept = stack.enter_context(dialled(limited.http_port))
@@ -73,7 +74,7 @@ def test_connections_above_the_limit_are_told(limited: ServerProcess) -> None:
     assert_serving(limited)
 
 
-def test_silent_clients_are_ended(limited: ServerProcess) -> None:
+def test_silent_clients_are_ended(limited: Server) -> None:
     head = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
     idle, half, body = (dialled(limited.http_port) for _ in range(3))
     half.sendall(head[:30])
@@ -83,7 +84,7 @@ def test_silent_clients_are_ended(limited: ServerProcess) -> None:
     assert answer_of(idle) == b""
 
 
-def test_the_system_looks_after_silent_clients(limited: ServerProcess) -> None:
+def test_the_system_looks_after_silent_clients(limited: Server) -> None:
     """Timers of the server's end of a connection, as the kernel shows them; 02 is keep-alive."""
     with dialled(limited.http_port) as connection:
         connection.sendall(LIVE)
@@ -151,7 +152,7 @@ def push(selector: selectors.BaseSelector) -> None:
 
 
 def test_a_request_beyond_the_memory_for_all() -> None:
-    with serving(EXAMPLES, options=["--request-memory-limit=1000000"]) as server:
+    with serving_here(EXAMPLES, options=["--request-memory-limit=1000000"]) as server:
         head = "POST /v2/models/simple/infer HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: 10\r\n"
         with dialled(server.http_port) as connection:
             connection.sendall(f"{head}Content-Length: 1000001\r\n\r\n".encode())
@@ -160,7 +161,7 @@ def test_a_request_beyond_the_memory_for_all() -> None:
         assert_serving(server)
 
 
-def held_and_refused(server: ServerProcess, request: bytes) -> None:
+def held_and_refused(server: Server, request: bytes) -> None:
     """Two clients send most of a large body: one finds no room, and the other is served."""
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from open_server import OpenServer
 from repositories import EXAMPLES, copy_example, write_identity
-from server_process import LOADED, ServerProcess, eventually, serving, started
+from server_process import LOADED, ServerProcess, eventually, started
 from tritonclient.utils.shared_memory import (
     create_shared_memory_region,
     destroy_shared_memory_region,
@@ -34,12 +35,12 @@ NOT_ONE = (
 
 
 @pytest.fixture(scope="module")
-def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def streaming(tmp_path_factory: pytest.TempPathFactory, open_server: OpenServer) -> Iterator[ServerProcess]:
     """The examples, `words`, an identity of BYTES, and `counted`, a `repeat` for those who count its failures."""
     repository = tmp_path_factory.mktemp("streaming")
     write_identity(repository, "words", "BYTES")
     copy_example(repository, "repeat", "counted")
-    with serving(EXAMPLES, repository, options=["--allow-client-shm=true"]) as running:
+    with open_server.host(EXAMPLES, repository) as running:
         yield running
 
 

@@ -16,9 +16,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from server_process import serving, started
+from server_here import serving_here
 from wire import HOST, http
 
+from modserve.core.errors import ModserveError
 from text_folders import IDS, MODULES, write_folder
 
 NAME = "org/tiny-embedder"
@@ -131,14 +132,12 @@ def standing_in(folder: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     write_embedder(tmp_path / "snapshot")
     with standing_in(tmp_path / "snapshot") as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
         yield running
-
-
-def environment(hub: Hub, token: str = "") -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.url, **({"HF_TOKEN": token} if token else {})}
 
 
 def options(tmp_path: Path, place: str = f"hf://{NAME}") -> list[str]:
@@ -152,10 +151,11 @@ def embed(port: int) -> list[float]:
     return vector
 
 
-def test_a_model_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is needed is fetched, and once: the second server finds it in the cache."""
     hub.private = True
-    with serving(options=options(tmp_path), environment=environment(hub, TOKEN)) as server:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serving_here(options=options(tmp_path)) as server:
         vector = embed(server.http_port)
         assert TOKEN not in server.log
     assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
@@ -164,14 +164,14 @@ def test_a_model_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     of_other_server = [authorization for path, authorization in hub.requests if path.startswith("/cdn/")]
     assert of_other_server == [""], "the token is for the hub alone"
     hub.requests.clear()
-    with serving(options=options(tmp_path), environment=environment(hub, TOKEN)) as server:
+    with serving_here(options=options(tmp_path)) as server:
         assert embed(server.http_port) == vector
     assert hub.fetched() == []
 
 
 def test_a_transfer_that_breaks_off_goes_on(hub: Hub, tmp_path: Path) -> None:
     hub.broken = 2
-    with serving(options=options(tmp_path), environment=environment(hub)) as server:
+    with serving_here(options=options(tmp_path)) as server:
         embed(server.http_port)
     assert hub.broken == 0
 
@@ -185,14 +185,13 @@ def test_a_transfer_that_breaks_off_goes_on(hub: Hub, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there(hub: Hub, tmp_path: Path, place: str, message: str) -> None:
-    with started(options=options(tmp_path, place), environment=environment(hub)) as server:
-        server.wait(code=1, errors=[message])
-    assert message in server.log
+    with pytest.raises(ModserveError, match=re.escape(message)), serving_here(options=options(tmp_path, place)):
+        pass
 
 
 def test_a_model_in_another_form(hub: Hub, tmp_path: Path) -> None:
     (hub.folder / "onnx" / "model.onnx").unlink()
-    with started(options=options(tmp_path), environment=environment(hub)) as server:
-        server.wait_for("has none of the files model.onnx, onnx/model.onnx")
-        server.stop(errors=["has none of the files model.onnx, onnx/model.onnx"])
+    text = "has none of the files model.onnx, onnx/model.onnx"
+    with pytest.raises(AssertionError, match=text), serving_here(options=options(tmp_path)):
+        pass
     assert not [path for path in hub.fetched() if path]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 from repositories import EXAMPLES, HELD, write_accumulator, write_held
+from server_here import serving_here
 from server_process import LOADED, ServerProcess, eventually, free_port, own_ports, refuses, started
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -219,12 +220,11 @@ class Callers:
 
 def test_no_call_of_a_grpc_client_is_refused_before_it_knows() -> None:
     """It gets a GOAWAY first. What it had sent by then is served."""
-    with started(EXAMPLES) as server, ThreadPoolExecutor(8) as threads:
-        server.wait_for(LOADED)
-        callers = Callers(server.grpc_port)
+    with ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        callers = Callers(stack.enter_context(serving_here(EXAMPLES)).grpc_port)
         running = [threads.submit(callers.run) for _ in range(8)]
         eventually(lambda: callers.outcomes["ok"] > 80)
-        server.stop()
+        stack.close()
         for each in running:
             each.result(SECONDS)
     assert callers.outcomes["nobody listens"] == 8, callers.outcomes

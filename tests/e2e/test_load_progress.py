@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from open_server import OpenServer
 from python_models import tensors, write_python
-from server_process import LOADED, serving
+from server_process import ServerProcess, serving
 from wire import http
 
 SLOW = """
@@ -36,20 +37,31 @@ def slow_model(repository: Path) -> Iterator[None]:
         gate.write_text("go")
 
 
-@pytest.mark.parametrize("mode", ["explicit", "poll"])
-def test_a_long_load_after_the_start(tmp_path: Path, mode: str) -> None:
-    repository = tmp_path / "models"
-    repository.mkdir()
-    options = [f"--model-control-mode={mode}", *(["--repository-poll-secs=1"] if mode == "poll" else [])]
-    with serving(repository, options=options) as server:
-        server.wait_for(LOADED)
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+def progress_is_told(server: ServerProcess) -> None:
+    server.wait_for(r" INFO    modserve\.progress: loading model 'slow_process', version 1: 2 s$")
+    assert http(server.http_port, "GET", "/v2/health/live").status == 200
+
+
+def test_a_long_load_by_a_client(repository: Path, open_server: OpenServer) -> None:
+    with open_server.host(repository, load=()) as server:
         with slow_model(repository):
             path = "/v2/repository/models/slow_process/load"
             load = threading.Thread(target=http, args=(server.http_port, "POST", path))
-            if mode == "explicit":
-                load.start()
-            server.wait_for(r" INFO    modserve\.progress: loading model 'slow_process', version 1: 2 s$")
-            assert http(server.http_port, "GET", "/v2/health/live").status == 200
+            load.start()
+            progress_is_told(server)
         server.wait_for(r"model 'slow_process', version 1: ready after")
-        if mode == "explicit":
-            load.join()
+        load.join()
+
+
+def test_a_long_load_of_a_model_that_was_found(repository: Path) -> None:
+    options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
+    with serving(repository, options=options) as server:
+        with slow_model(repository):
+            progress_is_told(server)
+        server.wait_for(r"model 'slow_process', version 1: ready after")

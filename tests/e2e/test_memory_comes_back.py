@@ -3,10 +3,11 @@
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
+import pytest
 from onnx import TensorProto, helper
 from repositories import write_identity
 from server_process import ServerProcess, eventually, serving
@@ -97,19 +98,24 @@ def comes_back(server: ServerProcess, ask: Ask, count: int, size: int) -> None:
     eventually(lambda: resident(server) < MORE * before, 60)
 
 
-def test_of_responses_that_waited_for_slow_readers(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("models")
+    write_fill(repository)
+    write_identity(repository, "slow", "FP32", parameters={"execute_delay_ms": DELAY_MS})
+    with serving(repository) as running:
+        yield running
+
+
+def test_of_responses_that_waited_for_slow_readers(server: ServerProcess) -> None:
     """They are in the memory of ONNX Runtime, which never gives any back by itself."""
-    write_fill(tmp_path)
-    with serving(tmp_path) as server:
-        ask = Ask((Input("IN", "INT64", (1,), struct.pack("<q", FLOATS)),), "fill")
-        assert http_infer(server.http_port, ask).status == 200
-        comes_back(server, ask, READERS, 4 * FLOATS)
+    ask = Ask((Input("IN", "INT64", (1,), struct.pack("<q", FLOATS)),), "fill")
+    assert http_infer(server.http_port, ask).status == 200
+    comes_back(server, ask, READERS, 4 * FLOATS)
 
 
-def test_of_requests_that_waited_in_a_queue(tmp_path: Path) -> None:
+def test_of_requests_that_waited_in_a_queue(server: ServerProcess) -> None:
     """They are in the memory of the C library, in blocks that nobody else needs."""
-    write_identity(tmp_path, "slow", "FP32", parameters={"execute_delay_ms": DELAY_MS})
-    with serving(tmp_path) as server:
-        ask = Ask((Input("INPUT0", "FP32", (1, SHORT), bytes(4 * SHORT)),), "slow")
-        assert http_infer(server.http_port, ask).status == 200
-        comes_back(server, ask, QUEUED, 4 * SHORT)
+    ask = Ask((Input("INPUT0", "FP32", (1, SHORT), bytes(4 * SHORT)),), "slow")
+    assert http_infer(server.http_port, ask).status == 200
+    comes_back(server, ask, QUEUED, 4 * SHORT)

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -13,10 +14,12 @@ import grpc
 import numpy as np
 import pytest
 from repositories import EXAMPLES, copy_example, write_identity
-from server_process import ServerProcess, eventually, serving, started
+from server_process import ServerProcess, eventually, serving
 from test_client_flavours import FLAVOURS, A, B, Client, opened
 from tritonclient.grpc import service_pb2
 from wire import SECONDS, Answer, Ask, channel, http, http_infer, stub
+
+from modserve import cli
 
 ERRORS = [r"failed to load model", r"cannot be loaded"]
 ONNX = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
@@ -379,7 +382,6 @@ def test_changes_in_the_repository_are_followed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_contradicting_options(options: list[str], text: str) -> None:
-    with started(EXAMPLES, options=options) as server:
-        server.wait_for(text)
-        server.wait(2)
+def test_contradicting_options(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", f"--model-repository={EXAMPLES}", *options]) == 2
+    assert re.search(text, capsys.readouterr().err)

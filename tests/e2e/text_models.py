@@ -194,6 +194,14 @@ def add(a: int, b: int) -> int:
 """
 
 
+def write_functions(repository: Path, code: str, *names: str) -> None:
+    """Put functions of `code` into a repository, each as the model of its name."""
+    for name in names:
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(f"{code}\nmodel = {name}\n")
+
+
 def write_speaker(repository: Path, name: str = "speaker", template: str | None = TEMPLATE) -> Path:
     """Put the model into a repository, with the files of a tokenizer that a chat needs."""
     folder = repository / name / "1"

@@ -14,7 +14,7 @@ from modserve.frontends.offload import background_threads
 from modserve.library.connecting import connect, settings_of
 from modserve.observability.watchdog import Watchdog
 from modserve.process.app import InferenceServer
-from modserve.process.listeners import Listeners, Ports
+from modserve.process.listeners import Listeners, Ports, access_control
 from modserve.settings import Settings
 from modserve.settings.front_ends import FrontEndSettings
 
@@ -129,7 +129,8 @@ class _Thread:
         watchdog = Watchdog(0)
         with background_threads(server.cores):
             async with asyncio.TaskGroup() as tasks:
-                listeners = Listeners(server, server.engine_metrics, self._settings, tasks, watchdog)
+                access = access_control(self._settings)
+                listeners = Listeners(server, server.engine_metrics, self._settings, tasks, watchdog, access=access)
                 self.ports = await listeners.start()
                 try:
                     with watchdog:
