@@ -11,8 +11,7 @@ from authority import Authority
 from bench_runs import QUICK, Bench, bench_against, results, successes
 from open_server import OpenServer
 from repositories import EXAMPLES, write_accumulator, write_identity, write_sequence_echo
-from server_here import serving_here
-from server_process import Server, ServerProcess, eventually
+from server_process import ServerProcess, eventually, serving
 from wire import http
 
 from modserve.commands import table
@@ -227,12 +226,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def secure(authority: Authority) -> Iterator[Server]:
+def secure(authority: Authority) -> Iterator[ServerProcess]:
     """Asks its clients for certificates."""
     pair = authority.issue("server")
     options = ["--grpc-use-ssl-mutual=true", "--http-use-ssl-mutual=true", f"--grpc-root-cert={authority.certificate}"]
     options += [f"--grpc-server-cert={pair.certificate}", f"--grpc-server-key={pair.key}"]
-    with serving_here(EXAMPLES, options=options) as running:
+    with serving(EXAMPLES, options=options) as running:
         yield running
 
 
@@ -242,7 +241,7 @@ TLS_WAYS = {"https": [], "grpcs": [], "grpcs stream": ["--streaming"]}
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("way", TLS_WAYS)
 def test_tls(
-    secure: Server,
+    secure: ServerProcess,
     authority: Authority,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -264,7 +263,7 @@ def test_tls(
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])
 def test_a_decoupled_model_over_tls(
-    secure: Server, authority: Authority, capsys: pytest.CaptureFixture[str], three: str, scheme: str
+    secure: ServerProcess, authority: Authority, capsys: pytest.CaptureFixture[str], three: str, scheme: str
 ) -> None:
     pair = authority.issue("client")
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
