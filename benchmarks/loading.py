@@ -1,4 +1,4 @@
-"""What it costs to load models: time to READY and memory, beside the engine alone in the same kind of process.
+"""Cost of loading models: time to READY and memory, beside the engine alone in the same kind of process.
 
     python benchmarks/loading.py                 # the table of files, about three minutes
     python benchmarks/loading.py --only int8     # files whose name contains this
@@ -250,7 +250,7 @@ def main() -> None:
 
 
 _ALONE = {"load": load, "models-of": with_models, "sessions": engine_alone}
-"""What a process of its own does, by its first argument."""
+"""Run in a process of its own; the first argument says what."""
 
 
 if __name__ == "__main__":

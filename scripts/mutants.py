@@ -46,7 +46,7 @@ SUITES = ("product", "unit", "fuzz")
 ELSEWHERE = ("tests/product/wire/", "tests/fuzz/test_endless_arrays.py")
 """Tests of processes of their own."""
 LIBRARIES = ("fastapi", "google.protobuf", "grpc", "ml_dtypes", "numpy", "orjson", "rich", "uvloop")
-"""What takes long to import: processes for tests are forked when these are there."""
+"""Modules that take long to import: processes for tests are forked when these are there."""
 JOBS = 2
 _UNUSED = ("cacheprovider", "hypothesispytest", "xdist")
 PYTEST = (*(f"-pno:{plugin}" for plugin in _UNUSED), "-mnot slow", "-Wignore::pytest.PytestAssertRewriteWarning")
@@ -70,7 +70,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a test file runs without mutants: lines by file of the source."""
+    """Record what a test file runs without mutants: lines by file of the source."""
 
     test: str
     seconds: float
@@ -202,7 +202,7 @@ def base_digest(sources: Mapping[str, bytes]) -> bytes:
 
 
 def measured(test: str, files: Set[str], copies: Copies, base: bytes, cache: Path = CACHE) -> Reach | None:
-    """What a test file reaches of some files, from the cache or by running it; None if it fails."""
+    """Return what a test file reaches of some files, from the cache or by running it; None if it fails."""
     kept = cache / f"{hashlib.sha256(base + test.encode() + (ROOT / test).read_bytes()).hexdigest()[:24]}.json"
     if not kept.exists():
         made = kept.with_suffix(f".{os.getpid()}")
@@ -218,7 +218,7 @@ def measured(test: str, files: Set[str], copies: Copies, base: bytes, cache: Pat
 
 
 def fate(mutant: Mutant, reaches: Sequence[Reach], copies: Copies) -> str:
-    """What becomes of a mutant in the tests that reach it: "killed" or "survived", the mutant, and by which test."""
+    """Run a mutant in the tests that reach it: "killed" or "survived", the mutant, and by which test."""
     package = mutant.site.file.split("/")[1]
     tests = sorted(reaches, key=lambda reach: (reach.test.split("/")[2] != package, reach.seconds))
     limits = ["-o", f"faulthandler_timeout={TEST_SECONDS}", "-o", "faulthandler_exit_on_timeout=true"]

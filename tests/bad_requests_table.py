@@ -89,7 +89,7 @@ OPTIONS = [
     "--http-restricted-api=statistics:secret=open",
     "--grpc-restricted-protocol=statistics:secret=open",
 ]
-"""Of the server that gets all this."""
+"""Options of the server that gets all this."""
 
 WAS_500 = "Triton blames itself for JSON that a client got wrong: 500."
 WRAPS = "Triton takes the number's lowest bits."
@@ -884,6 +884,6 @@ LOGS: dict[str, Row] = {
     "log: a file, in gRPC": Row(logged("log_file", string_param="x"),
         "log file location can not be updated through network protocol", UNSUPPORTED),
 }  # fmt: skip
-"""What only a server can answer that has a process of its own: it changes how that logs."""
+"""Rows that only a server can answer that has a process of its own: it changes how that logs."""
 
 TABLES = (BOTH, HTTP, PATHS, FRAMING, CONTROL, GRPC, STREAMS, GRPC_CONTROL, LOGS)

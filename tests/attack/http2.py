@@ -130,12 +130,12 @@ class Connection:
         return _status(self.blocks.get(stream, b""))
 
     def exhausted(self, streams: Iterable[int]) -> int:
-        """How many of the calls have ended RESOURCE_EXHAUSTED, of what has come by now."""
+        """Number of calls that have ended RESOURCE_EXHAUSTED, of what has come by now."""
         self.wait_for_status(1_000_001, 0.05)
         return sum(self.status(stream) == 8 for stream in streams)
 
     def refused(self, streams: Sequence[int], executed: Callable[[], int]) -> int:
-        """How many of the calls have ended RESOURCE_EXHAUSTED, once all others are `executed`."""
+        """Number of calls that have ended RESOURCE_EXHAUSTED, once all others are `executed`."""
         counts = [0]
 
         def complete() -> bool:

@@ -19,7 +19,7 @@ from server_process import ServerProcess
 from wire import HOST, Answer, infer_path, statistics
 
 SECONDS: Final = 120.0
-"""How long any one answer may take: on the busiest machine, what `Limits.cpu_seconds` allows."""
+"""Longest time of an answer, in seconds: on the busiest machine, what `Limits.cpu_seconds` allows."""
 
 MEMORY_LIMIT: Final = 512 * 1024 * 1024
 OPTIONS: Final = (
@@ -73,7 +73,7 @@ def post(
 
 
 def executed(server: ServerProcess) -> int:
-    """How many requests to `numbers` the server has executed."""
+    """Number of requests to `numbers` the server has executed."""
     return int(statistics(server, "numbers")["inference_count"])
 
 

@@ -30,7 +30,7 @@ class OpenServer(ServerProcess):
         for place in self._free:
             place.symlink_to(self._nothing)
         self._errors: list[str] = []
-        """Those of all blocks that are over."""
+        """Errors of all blocks that are over."""
         explicit = ["--model-control-mode=explicit"]
         super().__init__([root / "marks", *self._free], [*explicit, *options], {**HELD, **environment})
         self._ports: dict[str, str] = {}

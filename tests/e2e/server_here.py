@@ -29,7 +29,7 @@ _STOP_SECONDS = 20.0
 
 
 _servers: "list[ServerHere]" = []
-"""Those that have not been disposed of."""
+"""Servers that have not been disposed of."""
 
 
 class _LineStream(io.TextIOBase):

@@ -72,7 +72,7 @@ def grpc_statistics(server: ServerProcess) -> Counts:
 
 
 def console(server: ServerProcess) -> Counts:
-    """What is shown of counts that only grow."""
+    """Views of counts that only grow."""
     with closing(connect(server.http_port)) as connection:
         connection.request("GET", "/console/events")
         response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""What an engine counts for itself, and what its processes use, on the metrics page of a real server."""
+"""Counts of an engine, and memory and CPU of its processes, on the metrics page of a real server."""
 
 import os
 import signal

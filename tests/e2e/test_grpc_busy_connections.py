@@ -40,7 +40,7 @@ def test_no_call_is_lost(server: ServerProcess, client: str, streams: int, count
 
 
 def ended_connections(server: ServerProcess) -> dict[str, float]:
-    """Those that the server has ended, by reason."""
+    """Connections that the server has ended, by reason."""
     reasons = ("window_updates", "noise", "resets", "pings", "protocol")
     return {reason: metric(server, "modserve_grpc_connections_ended_total", reason=reason) for reason in reasons}
 

@@ -14,7 +14,7 @@ from wire import assert_serving
 
 
 def state() -> tuple[object, ...]:
-    """What a process has once."""
+    """State that a process has once."""
     loggers = [logging.getLogger(name) for name in ("", "modserve")]
     return (
         [(each.handlers[:], each.level) for each in loggers],

@@ -22,7 +22,7 @@ SELECTED = (
     *("test_model_control.py", "test_sequences.py"),
     *("test_shared_memory_regions.py", "test_repository_and_logging.py"),
 )
-"""Those with calls that workers answer together (`FleetServer`), and the options that they are handed."""
+"""Suites with calls that workers answer together (`FleetServer`), and the options that they are handed."""
 
 NOT_OF_SEVERAL = (
     "test_model_control.py::test_a_swap_under_traffic",  # counts lines in the log

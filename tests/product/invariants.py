@@ -67,7 +67,7 @@ def _check_settled(world: World) -> None:
 
 
 def _check_rollbacks(world: World) -> None:
-    """What is rolled back is written down, for the next server."""
+    """Check that rollbacks are written down, for the next server."""
     for name in world.variations:
         if world.served(name):
             assert world.server.routings.rolled_back(name) == rollbacks.read(world.path(name))[0], f"'{name}'"

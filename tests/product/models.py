@@ -29,7 +29,7 @@ model_warmup { name: "first" batch_size: 2
   inputs { key: "IN" value { data_type: TYPE_INT64 dims: 1 zero_data: true } } }
 """
 GENERATION: Final = 10**9
-"""What a response is larger by for each time that the model's files have changed."""
+"""Difference that a response shows for each time that the model's files have changed."""
 CHAT_TENSORS: Final = TENSORS.replace("TYPE_INT64", "TYPE_STRING")
 
 

@@ -202,7 +202,7 @@ class TrialInstance:
 
 
 class PuppetInstance:
-    """What the kinds have in common."""
+    """Common part of the kinds."""
 
     size: ClassVar = 60 * MEGABYTE
     """What a model with them takes in memory."""
@@ -212,7 +212,7 @@ class PuppetInstance:
         self.model = source.config.name
         self.version = source.version
         self.generation = int((source.model_directory / str(source.version) / WEIGHTS).read_text())
-        """Of the model's files, as they were when it was opened."""
+        """Generation of the model's files, as they were when it was opened."""
         self.models = source.models
         self.handle: InstanceHandle | None = None
         engines.made += 1

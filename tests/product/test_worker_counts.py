@@ -1,4 +1,4 @@
-"""What workers have counted stays in the sums, whatever becomes of them: they die, come back, and load models anew.
+"""Counts of workers stay in the sums, whatever becomes of them: they die, come back, and load models anew.
 
 The real `Tally` of each worker, with processes that count without serving anything. A sum is compared with that of the
 look before it, by any worker: it never falls while a worker has the model, has all that was counted since in processes

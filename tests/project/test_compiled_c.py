@@ -44,7 +44,7 @@ INCLUDES = '#include "__native_modserve_compiled.h"\n#include "__native_internal
 
 
 def c_files(folder: Path, a: str, b: str, count: int) -> dict[str, str]:
-    """What the C files of two modules say, once each has its own literals."""
+    """C files of two modules, once each has its own literals."""
     folder.mkdir()
     (folder / f"__native_internal_{LIBRARY}.h").write_text(HEADER.format(count=count))
     (folder / f"__native_{LIBRARY}.c").write_text(GLOBALS.format(count=count))

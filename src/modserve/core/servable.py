@@ -171,11 +171,11 @@ class ProcessOwner(Protocol):
 
     @property
     def process_ids(self) -> list[int]:
-        """Those of its instances that are up."""
+        """Processes of its instances that are up."""
 
 
 def process_ids(servable: object) -> list[int]:
-    """As `ProcessOwner` has it; empty for a servable that runs in the server's process."""
+    """Return its processes, as `ProcessOwner` has them; none for a servable that runs in the server's process."""
     return servable.process_ids if isinstance(servable, ProcessOwner) else []
 
 

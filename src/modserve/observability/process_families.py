@@ -1,4 +1,4 @@
-"""What the operating system says of the server's process, under the names that all Prometheus clients have for it.
+"""Figures of the operating system of the server's process, under the names that all Prometheus clients have for it.
 
 And of the processes that run models.
 """

@@ -53,7 +53,7 @@ class ServerFigures:
     """None if nothing is recorded."""
     oldest: Mapping[ModelId, Oldest] = field(default_factory=dict)
     processes: Sequence[tuple[str, int, Sequence[int]]] = ()
-    """Of models that run in processes of their own, as `ModelProcesses` reads them."""
+    """Metrics of models that run in processes of their own, as `ModelProcesses` reads them."""
     repository_reads: Mapping[str, float] = field(default_factory=dict)
     """Last good reading of each repository, in seconds since 1970, of a server that looks again and again."""
 

@@ -50,7 +50,7 @@ _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
 
 
 def access_control(settings: Settings) -> "AccessControl | None":
-    """Who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
+    """Return who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
     key = settings.api_key
     if not settings.auth_file and key is None:
         return None
@@ -85,7 +85,7 @@ def grpc_settings(settings: Settings, reuse_port: bool) -> GrpcSettings:
 
 
 def http_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
-    """How HTTP is served, with as many connections as the system has room for."""
+    """Return the options of HTTP, with as many connections as the system has room for."""
     http = settings.http
     most = open_files.connections(http.max_connections)
     return replace(http, max_connections=most, reuse_port=http.reuse_port or reuse_port)

@@ -245,7 +245,7 @@ class ModelControl:
     # Versions that take requests, and those that were rolled back
 
     async def set_routing(self, name: str, document: object, revision: str) -> None:
-        """As `Server.set_routing`. With a `revision`, another worker has checked it, and writes what has to be."""
+        """Set it, as `Server.set_routing` does. With a `revision`, another worker has checked it, and writes."""
         table, latest = self._table, self._table.latest(name)
         if reasons := reading.rollbacks(document):
             present = (await scan(self._repositories, (name,))).models.get(name)
@@ -277,7 +277,7 @@ class ModelControl:
                 return seen
 
     def _recall(self, listings: Iterable[Listing]) -> None:
-        """What is rolled back is what repositories say: of models to load, in the turn of the look."""
+        """Take the rolled-back versions from the repositories: of models to load, in the turn of the look."""
         for listing in listings:
             self._table.routings.recall(listing.name, listing.rolled_back)
 

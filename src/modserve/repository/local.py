@@ -63,7 +63,7 @@ class LocalRepository:
         return DirectoryLease(listing.path, changed=changed)
 
     async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
-        """As `RollbackKeeper`, in the model's directory."""
+        """Write it, as `RollbackKeeper` says, into the model's directory."""
         try:
             await asyncio.to_thread(rollbacks.write, listing.path, version, rolled_back)
         except OSError as error:

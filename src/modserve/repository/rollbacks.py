@@ -108,7 +108,7 @@ def remedy(
     rolled_back: RolledBack | None,
     forgetting: str = "a restart of this or another server",
 ) -> str:
-    """What to do where a change cannot be written."""
+    """Return the advice for a change that cannot be written."""
     if rolled_back is None:
         return f"remove '{listing.path / FILE}', or a restart rolls back what it names"
     return f"remove '{listing.path / str(version)}', or {forgetting} takes version {version} for the latest again"

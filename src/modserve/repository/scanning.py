@@ -1,4 +1,4 @@
-"""What the repositories of a server hold together, and what has changed in them."""
+"""Looks through the repositories of a server: their models, and the changes since the last look."""
 
 import logging
 from collections import Counter
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Scan(NamedTuple):
-    """What the model repositories hold. A name that is in two of them is no model, as in Triton."""
+    """Models of the repositories. A name that is in two of them is no model, as in Triton."""
 
     models: dict[str, Listing]
     duplicates: tuple[str, ...]
@@ -38,7 +38,7 @@ async def scan(repositories: Sequence[Repository], names: Collection[str] | None
 
 
 def together(looks: Sequence[Mapping[str, Listing]]) -> Scan:
-    """What several repositories hold."""
+    """Combine the looks at several repositories."""
     counts = Counter(name for look in looks for name in look)
     models = {name: listing for look in looks for name, listing in look.items() if counts[name] == 1}
     return Scan(models, tuple(sorted(name for name, count in counts.items() if count > 1)))

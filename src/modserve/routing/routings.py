@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 API, CONFIG, ENDED = "api", "config", ""
 _SAME = ("model", "source", "routing")
-"""What reports say in each worker."""
+"""Fields of reports that are alike in each worker."""
 
 
 class Routings:
@@ -215,7 +215,7 @@ class Routings:
         return {**report, "rolled_back": versions} if versions else report
 
     def revision(self, name: str) -> str:
-        """What the routing of a model is called in all workers; another one counts from 0."""
+        """Name of a model's routing in all workers; another one counts from 0."""
         router = self._routers.get(name)
         return "" if router is None else router.revision or json.dumps(router.routing.document)
 

@@ -197,7 +197,7 @@ class Server(Protocol):
         ...
 
     async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
-        """What the console shows of all workers, with how many there are; of the only process `own()` and None."""
+        """Return the console's figures of all workers, with their number; of the only process `own()` and None."""
         ...
 
     # Changes to the whole server

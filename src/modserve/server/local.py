@@ -171,7 +171,7 @@ class LocalServer:
         return self.routings.report(name, lambda version: self._trouble(name, version))
 
     def routing_counts(self) -> list[dict[str, Any]]:
-        """What all routings have done so far, for sums of several workers."""
+        """Return the counts of all routings, for sums of several workers."""
         return self.routings.counts(self._trouble)
 
     async def set_routing(self, name: str, document: object, revision: str = "") -> None:

@@ -20,7 +20,7 @@ _WHILE_STOPPING = frozenset({"status", "state", "tell", "give_notice", "drain"})
 
 
 class WorkerControl:
-    """What the other workers may call in this one. `tell` has its figures; `leave` begins its end."""
+    """Calls of the other workers to this one. `tell` has its figures; `leave` begins its end."""
 
     def __init__(
         self,

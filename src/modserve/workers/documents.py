@@ -24,7 +24,7 @@ _RULES: Mapping[str, str] = {
     "ready": "least",
     "recorded": "known",
 }
-"""How the values of several workers are combined, by the name of the field. Other numbers only grow: they are sums.
+"""Ways to combine the values of several workers, by the name of the field. Other numbers only grow: they are sums.
 
 Other texts are those of the first worker.
 """
@@ -61,7 +61,7 @@ class _Node:
         self.values: dict[Any, Any] = {}
         self.live = False
         self.empty = empty
-        """What it is in a worker that has nothing in it."""
+        """Return its value in a worker that has nothing in it."""
 
 
 def document(families: Families) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Question(NamedTuple):
     former: str = ""
     """The last one of the same worker."""
     orphans: Collection[Sample] = ()
-    """What nobody had then. A worker forgets it, unless another question has come in between."""
+    """Series that nobody had then. A worker forgets it, unless another question has come in between."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
@@ -193,7 +193,7 @@ def add(a: Any, b: Any) -> Any:
 
 
 def fell(a: Any, b: Any) -> bool:
-    """Whether `b` has begun anew since it was `a`."""
+    """Return whether `b` has begun anew since it was `a`."""
     if isinstance(a, dict):
         return any(b.get(key, 0) < count for key, count in a.items())
     if isinstance(a, list):

@@ -47,7 +47,7 @@ class Tally:
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def counts(self, topic: str) -> Counts:
-        """What this worker has told of a topic."""
+        """Return the figures that this worker has told of a topic."""
         if topic not in self._counts:
             identity = self._identity
             self._counts[topic] = Counts(None if identity is None else identity.counts(identity.index, topic))

@@ -1,4 +1,4 @@
-"""What is read of an ONNX file before the engine loads it: neither weights nor long lists."""
+"""Reading an ONNX file before the engine loads it: neither weights nor long lists."""
 
 import time
 import tracemalloc
@@ -31,7 +31,7 @@ def weights(kind: int, values: Any) -> bytes:
 
 
 def read(content: bytes) -> None:
-    """As at a load."""
+    """Look at a model as a load does."""
     with memoryview(content) as view:
         assert flattened(view) is None
         assert guarded(view) is None

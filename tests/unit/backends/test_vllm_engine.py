@@ -119,7 +119,7 @@ class Client:
 
 
 BEGUN_S = 1.0
-"""When each request has come, by the clock of the engine's program."""
+"""Time at which each request has come, by the clock of the engine's program."""
 
 
 class Bench:

@@ -25,7 +25,7 @@ from modserve.workers.pages import WorkerPage, merged
 
 
 def added(readings: Sequence[Counters]) -> Any:
-    """As of several workers."""
+    """Figures of several workers."""
     return document(merged([WorkerPage(tables(each)) for each in readings])[0])
 
 

@@ -129,7 +129,7 @@ def closed(**counts: int) -> Family:
 
 
 def batches(*pages: WorkerPage) -> dict[str, float]:
-    """What is on the page of all, by reason."""
+    """Read the page of all, by reason."""
     values = merged(pages)[0]["modserve_batches_closed"].values
     return {sample.split('reason="')[1][:-2]: value for sample, value in values.items()}
 

@@ -255,7 +255,7 @@ class _GraphReader:
         return UNKNOWN
 
     def _is_safe(self, tensor: WireField | None) -> bool:
-        """Whether a constant tensor certainly has no 0, and no -1, by which the lowest number cannot be divided."""
+        """Return whether a constant certainly has no 0, and no -1, by which the lowest number cannot be divided."""
         if tensor is None:
             return False
         data = self._data

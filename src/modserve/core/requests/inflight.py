@@ -49,7 +49,7 @@ class RequestTrace(Protocol):
         """This request is made for that of `other` as well, whose child it is not."""
 
     def failed(self, error: ModserveError, status: int | str) -> None:
-        """What the client is about to get in place of a response, with HTTP's status or the name of gRPC's."""
+        """Note the error that the client gets in place of a response, with HTTP's status or the name of gRPC's."""
 
     def end(self) -> None:
         """The response has been sent, or nobody waits for it any more. May be called again."""

@@ -148,7 +148,7 @@ class ModelStatistics:
         """How many of them are gone, and not made anew yet."""
         self.instance_restarts = 0
         self.calls = 0
-        """How many calls of its engine to other models, or of their loads, have not ended."""
+        """Number of calls of its engine to other models, or to load them, that have not ended."""
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()

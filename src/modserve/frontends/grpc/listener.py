@@ -90,7 +90,7 @@ class GrpcListener:
         return {} if self._port is None else self._port.endings
 
     async def start(self, accepting: bool = True) -> int:
-        """As `HttpListener.start`."""
+        """Open the port, as `HttpListener.start` does."""
         loop, options = asyncio.get_running_loop(), self._options
         grpc_port = self._port = GrpcPort(
             loop,

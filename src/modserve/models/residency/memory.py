@@ -74,7 +74,7 @@ class Occupant(Protocol):
 
     @property
     def calls(self) -> bool:
-        """Whether its engine is calling another model, and may wait for that to come into memory."""
+        """Return whether its engine is calling another model, and may wait for that to come into memory."""
 
     @property
     def interruptible(self) -> bool:
@@ -117,7 +117,7 @@ class ModelMemory:
         self._run = run
         self._occupants: dict[Occupant, None] = {}
         self._loading: dict[Occupant, int] = {}
-        """Those that are being loaded, each with the bytes of others that were loaded meanwhile."""
+        """Occupants that are being loaded, each with the bytes of others that were loaded meanwhile."""
         self._queue: dict[Occupant, int] = {}
         """Those that wait for room, the first one first, each with when it is blocked."""
         self._changed = asyncio.Event()

@@ -218,7 +218,7 @@ class RemoteRepository:
         return rollbacks.parsed(content, f"{self.place}/{file.path}")
 
     async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
-        """As `RollbackKeeper`: in the store, or else in the cache."""
+        """Write it, as `RollbackKeeper` says, into the store, or else into the cache."""
         name, cache = listing.name, self._transfer.cache
         why = ""
         try:

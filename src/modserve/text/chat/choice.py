@@ -36,7 +36,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Those of `completion_tokens` that are certainly of thoughts."""
+    """Number of `completion_tokens` that are certainly of thoughts."""
 
     @property
     def document(self) -> dict[str, Any]:

@@ -246,7 +246,7 @@ _OF_CALLS: Final[Mapping[str, Mapping[str, Refused]]] = {
         "response_format": Refused("send 'text' with a member 'format'"),
     },
 }
-"""What one call refuses, or for another reason than the others."""
+"""Fields that one call refuses, or for another reason than the others."""
 _PARAMETERS: Final = {name: field for name, field in FIELDS.items() if isinstance(field, Parameter)}
 FORMS: Final[Mapping[str, str]] = {
     name: field.member for name, field in FIELDS.items() if isinstance(field, FormMember)
@@ -293,6 +293,6 @@ def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
 
 
 def is_demand(name: str, value: object) -> bool:
-    """Whether a model has to know a sampling parameter with this value."""
+    """Return whether a model has to know a sampling parameter with this value."""
     parameter = _PARAMETERS.get(name)
     return name == STRUCTURE or (parameter is not None and parameter.demand and value != parameter.neutral)

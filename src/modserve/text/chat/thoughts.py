@@ -9,7 +9,7 @@ from typing import Final
 from .stops import overlap
 
 _MARKS: Final = {"<think>": "</think>", "[THINK]": "[/THINK]"}
-"""Of Qwen3, DeepSeek-R1 and most others; of Mistral's models."""
+"""Marks of Qwen3, DeepSeek-R1 and most others; of Mistral's models."""
 _BEFORE, _BEGUN, _WITHIN, _BEHIND, _OVER = range(5)
 """Before the first mark; behind it, and behind the other one, where white space is left out; in the answer."""
 

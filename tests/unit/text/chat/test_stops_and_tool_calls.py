@@ -24,7 +24,7 @@ def pieces(text: Any, size: int) -> list[Any]:
 
 
 def ended(text: str, stops: tuple[str, ...], size: int) -> tuple[str, bool]:
-    """What is left of a text in pieces of `size` bytes, and whether a stop was reached."""
+    """Return what is left of a text in pieces of `size` bytes, and whether a stop was reached."""
     end, (*first, last) = TextEnd(stops), pieces(text.encode(), size)
     return "".join([*map(end.feed, first), end.feed(last, final=True)]), end.reached
 
