@@ -2,12 +2,16 @@
 
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from .logging import LineWriter, TextStream
+
+_LONGEST_REST = 8192
+"""Characters of a line that waits for its end."""
 
 
 @contextmanager
@@ -21,38 +25,56 @@ def unblocked() -> Iterator[None]:
     finally:
         sys.stdout, sys.stderr = former
         for stream in streams:
+            stream.flush()
             stream.writer.flush()
 
 
 class _Unblocked:
     """A stream whose `write` never blocks; else as the one behind it.
 
-    In a process that a model forks there is no thread that writes: there it is the one behind it.
+    It is written in whole lines, or what there is at a `flush`: those of several threads and processes do not mix. In a
+    process that a model forks there is no thread that writes: there it is the one behind it.
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:
         self._stream = stream
         self._forked = False
+        self._rest = ""
+        """The beginning of a line."""
+        self._lock = threading.RLock()  # reentrant: a signal handler of Python's may print
         self.writer = LineWriter(name, TextStream(stream).write, lambda count, reason: None)
         _streams.add(self)
 
     def write(self, text: str) -> int:
-        if self._forked:
-            return self._stream.write(text)
-        self.writer.put(text)
+        with self._lock:
+            ready = self._rest + text
+            end = len(ready) if len(ready) > _LONGEST_REST else ready.rfind("\n") + 1
+            ready, self._rest = ready[:end], ready[end:]
+            self._put(ready)
         return len(text)
+
+    def _put(self, text: str) -> None:
+        if self._forked:
+            self._stream.write(text)
+        elif text:
+            self.writer.put(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Do nothing: it would wait."""
+        """Have the beginning of a line written, too. Do not wait for that."""
+        with self._lock:
+            ready, self._rest = self._rest, ""
+            self._put(ready)
         if self._forked:
             self._stream.flush()
 
     def fork(self) -> None:
         """This is another process from now on."""
         self._forked = True
+        self._rest = ""  # which the other one will write
+        self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

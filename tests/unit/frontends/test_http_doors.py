@@ -47,6 +47,7 @@ V1 = {
     "protocol.http.v1_predict_request",
     "protocol.http.v1_predict_response",
     *("text.chat.errors", "text.chat.fields", "text.chat.suggestions", "text.files", "text.openai_errors"),
+    "text.unknown_fields",
 }
 TEXTS = {
     "frontends.http.parts",

@@ -28,3 +28,22 @@ def test_processes_that_a_model_forks_print_as_the_model_does() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
     assert sorted(done.stdout.splitlines()) == ["behind it", "of the child", "of the parent"]
     assert done.stderr == "its error\n"
+
+
+FLUSHED = """
+import os
+import sys
+from modserve.observability.standard_streams import unblocked
+
+with unblocked():
+    print("the beginning, ", end="", flush=True)
+    sys.stdout.writer.flush()
+    os.write(1, b"something between, ")
+    print("the end")
+    print("of no line", end="")
+"""
+
+
+def test_the_beginning_of_a_line_is_written_at_a_flush_and_at_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", FLUSHED], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "the beginning, something between, the end\nof no line"
