@@ -280,3 +280,34 @@ def test_an_instance_that_is_refused_when_it_is_made_anew_and_then_unloaded() ->
         world.unload("plain")
         world.run()
         assert world.engines.made == 0
+
+
+def test_an_instance_that_is_lost_before_its_warm_up() -> None:
+    """It was closed meanwhile, and whoever waited for the model heard that."""
+    with World(70_000_000) as world:
+        world.need("plain")
+        world.evict("plain")
+        world.run()
+        world.change("plain", warm_up=True, count=2)
+        world.run()
+        entry = world.submit("plain")
+        world.run()
+        world.lose(1)
+        world.run(2.0)
+        world.finish()
+        world.run()
+        assert entry.failure is not None
+        assert "was lost before its warm-up" in entry.failure.message
+
+
+def test_an_instance_that_is_lost_in_a_load_that_fails() -> None:
+    """The next load counted it as lost for ever."""
+    with World(70_000_000) as world:
+        world.need("plain")
+        world.change("plain", warm_up=True)
+        world.run()
+        world.submit("plain")
+        world.run()
+        world.finish(how="error")
+        world.lose()
+        world.run()

@@ -106,7 +106,12 @@ class InstanceSet:
 
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
         """Run samples on one of the instances, before there are requests to run."""
-        self._start_warming(self._instances[number], samples, on_end)
+        instance = self._instances[number]
+        if not instance.gone:
+            self._start_warming(instance, samples, on_end)
+            return
+        text = f"model '{self._model.name}', instance '{instance.name}' was lost before its warm-up"
+        on_end([Ran(samples[0].name, 0, 0, InstanceLostError(text), samples[0].made_up)])
 
     def _start_warming(self, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
         ended = partial(self._warming_ended, instance, on_end)

@@ -210,10 +210,14 @@ class OnDemandModel:
             began_ns = self._clock.now_ns()
             self._step(StageEvent.ROOM)
 
+        def wait() -> None:
+            self._has_no_instances()
+            self._step(StageEvent.NO_ROOM)
+
         try:
             await self._left()
             self._step(StageEvent.WANTED)
-            inner = await self._memory.load(self, begin, lambda: self._step(StageEvent.NO_ROOM))
+            inner = await self._memory.load(self, begin, wait)
         except asyncio.CancelledError:
             self._task = None
             self._step(StageEvent.FAILED)
@@ -268,7 +272,14 @@ class OnDemandModel:
             self._task.cancel()
 
     async def make(self) -> Servable:
-        return await self._make(self.statistics)
+        try:
+            return await self._make(self.statistics)
+        except BaseException:
+            self._has_no_instances()
+            raise
+
+    def _has_no_instances(self) -> None:
+        self.statistics.instances = self.statistics.instances_lost = 0
 
     # In memory: what the budget sees of it
 
@@ -351,7 +362,7 @@ class OnDemandModel:
         try:
             await self._memory.close(inner, self)
         finally:
-            self.statistics.instances = self.statistics.instances_lost = 0
+            self._has_no_instances()
             self._leaving = None
             self._step(StageEvent.LEFT)
             if len(self._waiting) or self._watchers:
