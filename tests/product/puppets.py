@@ -165,6 +165,7 @@ class PuppetModel:
         self._engines = engines
         self._kind = kind
         self._source = source
+        self._generation = int((source.model_directory / str(source.version) / WEIGHTS).read_text())
         engines.models.append(self)
         engines.process_bytes += kind.size
 
@@ -182,6 +183,7 @@ class PuppetModel:
             raise internal("no instance can be made")
         self._engines.called("instance", self._source.config.name)
         executor: Any = self._kind(self._engines, self._source)
+        executor.generation = self._generation
         return executor  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -211,7 +213,7 @@ class PuppetInstance:
         self.engines = engines
         self.model = source.config.name
         self.version = source.version
-        self.generation = int((source.model_directory / str(source.version) / WEIGHTS).read_text())
+        self.generation = 0
         """Generation of the model's files, as they were when it was opened."""
         self.models = source.models
         self.handle: InstanceHandle | None = None
