@@ -73,7 +73,10 @@ import time
 
 def noted(model):
     path = os.path.join(NOTES, model)
-    return open(path).read() if os.path.exists(path) else ""
+    if not os.path.exists(path):
+        return ""
+    with open(path) as file:
+        return file.read()
 
 def ints(name, *values):
     return pb_utils.Tensor(name, np.array(values, np.int32))

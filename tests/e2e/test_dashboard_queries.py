@@ -24,6 +24,7 @@ FAULTS = {
     'code=~"UNKNOWN|INTERNAL|UNAVAILABLE|DATA_LOSS|RESOURCE_EXHAUSTED"': 'code="OK"',
     "unless on": "and on",
     "_limit_bytes > 0": "_limit_bytes >= 0",
+    'instance=~".*"} > 0': 'instance=~".*"} >= 0',
 }
 """Parts of queries that only a fault gives data, and what is looked for in their place."""
 ROUTING = '{"labels": {"new": 2}, "split": {"1": 1}, "shadow": {"version": 2, "share": 1}}'

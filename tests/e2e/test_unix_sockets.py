@@ -19,7 +19,6 @@ import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 from repositories import EXAMPLES
-from server_here import started_here
 from server_process import ServerProcess, eventually, serving, started
 from tritonclient.utils import InferenceServerException
 
@@ -199,6 +198,6 @@ def test_whoever_reaches_the_operators_socket_drains_the_server(place: Place) ->
 def test_a_living_server_keeps_its_socket(place: Place) -> None:
     options = [f"--http-address={place.url('http')}", "--allow-grpc=false", "--allow-metrics=false", "--workers=1"]
     message = f"cannot open the HTTP socket {place.url('http')}: another server listens there; '--http-address' chooses"
-    with started_here(EXAMPLES, options=options) as second:
+    with started(EXAMPLES, options=options) as second:
         second.wait(1, errors=[message])
     assert curl(place.path("http"), "/v2/health/ready")[0] == 200
