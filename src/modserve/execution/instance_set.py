@@ -107,7 +107,7 @@ class InstanceSet:
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
         """Run samples on one of the instances, before there are requests to run."""
         instance = self._instances[number]
-        if not instance.gone:
+        if not instance.was_lost:
             self._start_warming(instance, samples, on_end)
             return
         text = f"model '{self._model.name}', instance '{instance.name}' was lost before its warm-up"
@@ -208,7 +208,7 @@ class InstanceSet:
             return
         if instance.gone:
             return
-        instance.gone = True
+        instance.gone = instance.was_lost = True
         self._statistics.instances_lost += 1
         if instance in self._free:
             self._free = deque(each for each in self._free if each is not instance)
