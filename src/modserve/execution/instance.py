@@ -51,8 +51,6 @@ class Instance(ABC):
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
     gone: bool = False
     """It takes nothing: it is new, leaves, or was lost. Kept by the pool."""
-    was_lost: bool = False
-    """Its engine is gone, and another one is to be made. Kept by the pool."""
     open: set[RequestProgress]
     """The requests without a final response, of an engine that responds to each by itself."""
     heard_ns: int = 0

@@ -60,6 +60,8 @@ class InstanceSet:
             self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._revived, self._revival_failed)
         self._instances: dict[int, Instance] = {}
         """By number."""
+        self._once_lost: set[int] = set()
+        """Numbers of instances that were lost; they may have been made anew since, and warm up by themselves then."""
         self._next_number = 0
         self._free: deque[Instance] = deque()
         self.leaving: list[Instance] = []
@@ -107,7 +109,7 @@ class InstanceSet:
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
         """Run samples on one of the instances, before there are requests to run."""
         instance = self._instances[number]
-        if not instance.was_lost:
+        if number not in self._once_lost:
             self._start_warming(instance, samples, on_end)
             return
         text = f"model '{self._model.name}', instance '{instance.name}' was lost before its warm-up"
@@ -208,7 +210,8 @@ class InstanceSet:
             return
         if instance.gone:
             return
-        instance.gone = instance.was_lost = True
+        instance.gone = True
+        self._once_lost.add(instance.number)
         self._statistics.instances_lost += 1
         if instance in self._free:
             self._free = deque(each for each in self._free if each is not instance)
