@@ -306,7 +306,7 @@ def test_sequences_keep_their_model(tmp_path: Path, lazy: OpenServer) -> None:
             answer = http(server.http_port, "POST", "/v2/models/sums/infer", body).json
             assert "outputs" in answer, answer
             sums += [each["data"][0] for each in answer["outputs"] if each["name"] == "OUTPUT"]
-            time.sleep(2.5)
+            time.sleep(2.5)  # longer than a model may be idle: an open sequence keeps it, and nothing tells of that
         assert sums == [1, 2, 3]
         assert memory(server)["by_name"]["sums"]["loads"] == 1
         eventually(lambda: not memory(server)["by_name"]["sums"]["resident"])

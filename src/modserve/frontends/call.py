@@ -41,7 +41,7 @@ class Wire(NamedTuple):
     sending: str
     sent: str
     attributes: Mapping[str, str]
-    """Of spans, and what a path or RPC is called there (OpenTelemetry's semantic conventions)."""
+    """Attributes of spans, and the name of a path or RPC there (OpenTelemetry's semantic conventions)."""
     called: str
 
 

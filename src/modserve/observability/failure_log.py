@@ -33,7 +33,7 @@ class FailureLog:
         proxies: Proxies | None = None,
     ) -> None:
         self.proxies = proxies or Proxies()
-        """Those that are believed about the addresses of clients."""
+        """Proxies that are believed about the addresses of clients."""
         self._enabled = enabled
         self._limit = LogLimit(clock)
         self._call_later = call_later

@@ -109,7 +109,7 @@ def address_text(client: object) -> str:
 
 
 def word(name: str) -> str:
-    """As it is, if it is one word; else in quotes, with what is not printable escaped, and not for long."""
+    """Return it as it is, if it is one word; else in quotes, with what is not printable escaped, and cut."""
     if len(name) > NAME_LENGTH:
         name = f"{name[:NAME_LENGTH]}..."
     if name.isidentifier():

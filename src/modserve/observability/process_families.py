@@ -25,7 +25,7 @@ class _Status(NamedTuple):
 
 
 def _status(process: Path) -> _Status:
-    """By its folder in ``/proc``. Raises OSError, ValueError or IndexError."""
+    """Read a process by its folder in ``/proc``. Raises OSError, ValueError or IndexError."""
     words = (process / "stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
     cpu_s = (int(words[_UTIME]) + int(words[_STIME])) / ticks

@@ -24,7 +24,7 @@ MOST_BYTES = 1024 * 1024
 """Polling reads the file again and again. A thousand versions with the longest reasons are less."""
 
 Rollbacks: TypeAlias = Mapping[int, RolledBack]
-"""By version."""
+"""Rollbacks by version."""
 
 
 def is_file(below: str) -> bool:

@@ -294,7 +294,7 @@ class Settings(BaseModel):
 
     @property
     def proxies(self) -> Proxies:
-        """Those that are believed about the addresses of clients."""
+        """Proxies that are believed about the addresses of clients."""
         return Proxies([network_of(each) for each in self.trusted_proxy])
 
     @property

@@ -19,7 +19,7 @@ _TRACE: Final = b"traceparent"
 
 AGENT: Final = frozenset((_AGENT,))
 CHAINS: Final = frozenset((_CHAIN, _STANDARD_CHAIN))
-"""By which proxies say whom a request is from (RFC 7239)."""
+"""Headers by which proxies say whom a request is from (RFC 7239)."""
 _ALL: Final = AGENT | CHAINS | {_TRACE}
 
 _LONGEST: Final = 1024
@@ -109,7 +109,7 @@ def _hops(lines: Lines) -> list[str]:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Of an address with or without a port, in brackets or quotes; None for anything else."""
+    """Read an address with or without a port, in brackets or quotes; None for anything else."""
     text = text.strip().strip('"').partition("%")[0]
     if text.startswith("["):
         text = text[1:].partition("]")[0]
