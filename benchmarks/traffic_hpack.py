@@ -21,8 +21,6 @@ _STATIC_NAMES = {name: number for number, (name, _) in reversed(list(enumerate(_
 _SIGNS = {"+": (6, 0x40), "-": (4, 0x00), "!": (4, 0x10)}
 """Bits that a name's index has, and those before it."""
 _TABLE_BYTES, _FIELD_BYTES = 4096, 32
-_FORGET = b"\x20\x3f\xe1\x1f"
-"""A table without room, and one with the usual room again."""
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 _HEADERS, _WINDOW = 1, 8
 _END_HEADERS = 4
@@ -91,18 +89,15 @@ def fields(client: GrpcClient, path: str, host: str, timeout: str, metadata: Seq
 
 
 def blocks(client: GrpcClient, calls: Sequence[Sequence[Field]]) -> tuple[list[bytes], list[bytes]]:
-    """Those that a connection begins with, and those that may follow again and again: they leave the table as it was.
+    """Those that a connection begins with, and those that may follow again and again.
 
-    Where the table is another each time, it is emptied before the first of them.
+    Where the table is another each time, these are the first ones: they refer to nothing older than themselves.
     """
     encoder = Encoder(client)
     first = [encoder.block(call) for call in calls]
     before = list(encoder.table)
     again = [encoder.block(call) for call in calls]
-    if encoder.table == before:
-        return first, again
-    again = [_FORGET + first[0], *first[1:]]
-    return first, again
+    return first, again if encoder.table == before else first
 
 
 def call_frames(client: GrpcClient, block: bytes, message: bytes) -> Call:

@@ -11,7 +11,7 @@ from hpack import Decoder
 
 import traffic
 from modserve.commands.bench.http2 import frame
-from overhead import Load
+from overhead import CONNECTIONS, Load
 from traffic_heads import ENVOY, GRPC_CLIENTS, H2LOAD, HTTP_CLIENTS, WRK, GrpcClient, HttpClient
 from traffic_hpack import Encoder, Field, blocks, call_frames, fields
 from traffic_replay import Connection, FailedError, Script, drive
@@ -81,6 +81,7 @@ def test_a_head_says_how_long_its_body_is(client: HttpClient) -> None:
     body, json_length = traffic.binary(id=traffic.own_id)()
     head, _, sent = traffic.request(client, "simple", body, json_length, traffic.traced()).partition(b"\r\n\r\n")
     assert sent == body
+    assert json_length
     assert re.search(rb"(?i)\r\ncontent-length: %d(\r|$)" % len(body), head)
     assert re.search(rb"\r\nInference-Header-Content-Length: %d\r" % json_length, head)
     assert not re.search(rb"[{}|]", head)
@@ -112,7 +113,7 @@ def test_the_table() -> None:
         loads = {
             (row, connections): [Load(1, 100 * factor, 400, 0, cost * run * factor) for run in (1, 2, 3)]
             for row, cost in ((traffic.GRPC, 10), ("other metadata", 15))
-            for connections in traffic.CONNECTIONS
+            for connections in CONNECTIONS
         }
         servers.append(traffic.Contender(name, Mock(), loads))
     row = traffic.Row("h", "other metadata", traffic.GRPC, Mock())
@@ -120,7 +121,7 @@ def test_the_table() -> None:
     assert lines[2] == (
         "| h | other metadata | 1 | 30.0 µs | 60.0 µs | 0.50 | 0.10 ms | 0.20 ms | 0.40 ms | 0.40 ms | 1.00 | 1.50 |"
     )
-    assert len(lines) == 2 + len(traffic.CONNECTIONS)
+    assert len(lines) == 2 + len(CONNECTIONS)
     assert {line.count("|") for line in lines} == {13}
 
 
