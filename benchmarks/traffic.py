@@ -228,7 +228,7 @@ def replay(file: Path, target: ServerProcess, connections: int, seconds: int) ->
         words = process.communicate("\n")[0].split()
         cpu = target.cpu_seconds() - before
     if process.returncode:
-        raise SystemExit("calls have failed: see above")
+        raise SystemExit(f"calls to port {target.grpc} have failed: see above")
     count, taken, p50, p99, p999 = int(words[0]), *map(float, words[1:])
     return Load(count / taken, p50, p99, p999, cpu / count * 1e6, count)
 
