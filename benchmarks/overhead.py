@@ -3,6 +3,7 @@
     python benchmarks/overhead.py                     # prints the report, some minutes
     python benchmarks/overhead.py --write             # and puts it into docs/performance/tables.md
     python benchmarks/overhead.py --baseline ../old   # another checkout of the source beside this one
+    python benchmarks/overhead.py --traffic           # requests that differ as real ones do: a table of its own
 
 Needs ``pip install .[dev]`` and the programs wrk and h2load (Debian: wrk, nghttp2-client). Where the environment
 variable TRITON_SERVER_CMD has a command that starts Triton, with ``{repository}``, ``{http_port}``, ``{grpc_port}`` and
@@ -223,7 +224,7 @@ def http_body(inputs: list[dict[str, object]], data: bytes) -> tuple[bytes, int]
     return text + data, len(text)
 
 
-_WRK_REPORT = r"""
+WRK_REPORT = r"""
 done = function(summary, latency, requests)
   local at = function(share) return latency:percentile(share) end
   io.write(string.format("percentiles %d %d %d\n", at(50), at(99), at(99.9)))
@@ -247,11 +248,11 @@ def wrk(
         length = "" if json_length is None else f'wrk.headers["Inference-Header-Content-Length"] = "{json_length}"\n'
         script.write_text(
             f'wrk.method = "POST"\nwrk.body = io.open("{content}", "rb"):read("*a")\n'
-            f'wrk.headers["Content-Type"] = "application/json"\n{length}{_WRK_REPORT}'
+            f'wrk.headers["Content-Type"] = "application/json"\n{length}{WRK_REPORT}'
         )
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "60s", "-s", str(script)]
         before = target.cpu_seconds()
-        text = _run([*command, f"http://127.0.0.1:{target.http}/v2/models/{model}/{path_end}"])
+        text = run_program([*command, f"http://127.0.0.1:{target.http}/v2/models/{model}/{path_end}"])
         return read_wrk(text, target.cpu_seconds() - before)
 
 
@@ -303,7 +304,7 @@ def h2load(target: ServerProcess, message: bytes, connections: int, requests: in
         command = ["h2load", "-n", str(requests), "-c", str(connections), "-m", "1", "-d", str(body)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"--log-file={log}"]
         before = target.cpu_seconds()
-        text = _run([*command, f"http://127.0.0.1:{target.grpc}/{pb.SERVICE}/ModelInfer"])
+        text = run_program([*command, f"http://127.0.0.1:{target.grpc}/{pb.SERVICE}/ModelInfer"])
         cpu = target.cpu_seconds() - before
         times = sorted(int(line.split("\t")[2]) for line in log.read_text().splitlines())
     if f" {requests} succeeded" not in text:
@@ -328,7 +329,7 @@ def missing_programs(which: Callable[[str], str | None] = shutil.which) -> str:
     return f"not installed: {', '.join(missing)} (Debian: apt-get install {needed})"
 
 
-def _run(command: Sequence[str]) -> str:
+def run_program(command: Sequence[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -704,15 +705,26 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the report into {REPORT.relative_to(ROOT)}")
     parser.add_argument("--baseline", type=Path, help="another checkout, whose server is measured beside this one's")
     parser.add_argument("--large-requests", type=int, default=2_000, help="at least so many requests of 4.8 MB")
+    parser.add_argument(
+        "--traffic",
+        nargs="*",
+        metavar="KIND",
+        help="requests that differ as real ones do, of these kinds (letters, see docs/performance/tables.md) or of all",
+    )
     arguments = parser.parse_args()
     if missing := missing_programs():
         raise SystemExit(missing)
     if arguments.baseline and not (arguments.baseline / "src" / "modserve").is_dir():
         raise SystemExit(f"--baseline: {arguments.baseline} has no src/modserve")
-    text = report(arguments)
+    if arguments.traffic is not None:
+        import traffic  # which imports this module
+
+        text, mark = traffic.report(arguments), "overhead.py --traffic"
+    else:
+        text, mark = report(arguments), "overhead.py"
     print(text)
     if arguments.write:
-        put_into_report("overhead.py", text)
+        put_into_report(mark, text)
 
 
 def put_into_report(script: str, text: str, report: Path = REPORT) -> None:
