@@ -13,7 +13,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
 from modserve.protocol import response_form
 from modserve.protocol.http import infer_request, json_heads
-from modserve.protocol.http.json_heads import Description, JsonHeads, read_numbers
+from modserve.protocol.http.json_heads import RequestDescription, JsonHeads, read_numbers
 
 FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
 
@@ -41,7 +41,7 @@ def warmed(*texts: str) -> JsonHeads:
     return heads
 
 
-def recalled(text: str, heads: JsonHeads) -> Description | None:
+def recalled(text: str, heads: JsonHeads) -> RequestDescription | None:
     """What the memory has of a request like this."""
     request = json_heads.cut(text.encode())
     return None if request is None else heads.look_up(request, 10**6)

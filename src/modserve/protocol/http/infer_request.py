@@ -12,7 +12,7 @@ from modserve.core.tensors.shared_memory import LeaseFactory, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, response_form, shared_memory
 from modserve.protocol.http import json_heads
-from modserve.protocol.http.json_heads import Description, HttpInput, JsonHeads, read_numbers
+from modserve.protocol.http.json_heads import RequestDescription, HttpInput, JsonHeads, read_numbers
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import (
     JsonObject,
@@ -102,7 +102,7 @@ def decode_request(
     return decoded, look
 
 
-_Document: TypeAlias = tuple[str, dict[str, ParameterValue], bool, Description]
+_Document: TypeAlias = tuple[str, dict[str, ParameterValue], bool, RequestDescription]
 """The id, the parameters, whether outputs that are not listed come back as binary data, and the tensors."""
 
 
@@ -125,7 +125,7 @@ def _document(document: JsonObject, max_json_tensor: int, nulls: bool) -> _Docum
     outputs, look = _outputs(document)
     inputs, places = _inputs(document, request_id, max_json_tensor, nulls)
     shared = bool(places or (look is not None and look.places))
-    return request_id, values, binary_output, Description(inputs, places, outputs, look, shared)
+    return request_id, values, binary_output, RequestDescription(inputs, places, outputs, look, shared)
 
 
 def _bind(

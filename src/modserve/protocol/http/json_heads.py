@@ -1,5 +1,5 @@
-"""Memory of request descriptions: saves 3 of the 14 µs of a binary request, and 6 of the 20 µs of one in JSON, if each
-request has other ids, parameters and values (`benchmarks/codec_shortcuts.py`).
+"""Memory of request descriptions: saves 4 of the 14 µs of a binary request, and of the 20 µs of one in JSON, if each
+request has another id and other values; 3.5 with other parameters, too (`benchmarks/codec_shortcuts.py`).
 
 A client describes the tensors of a model in the same words in each request. `cut` takes off the id and the parameters,
 which clients write at the beginning or the end. The rest is looked up: all of it if the tensors are binary, and all but
@@ -60,7 +60,7 @@ class InputSpan(NamedTuple):
     suffix: bytes
 
 
-class Description(NamedTuple):
+class RequestDescription(NamedTuple):
     """The inputs and outputs that the JSON of a request describes."""
 
     inputs: tuple[HttpInput, ...]
@@ -144,7 +144,7 @@ def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
     return value, end + 2 if text[end + 1] == _SPACE else end + 1
 
 
-def read_numbers(request: CutRequest, known: Description) -> dict[str, Tensor] | None:
+def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Tensor] | None:
     """The inputs of a request whose description begins like this one; None if it is of another kind, or wrong."""
     text, start, stop = request.text, request.numbers, request.stop
     inputs: dict[str, Tensor] = {}
@@ -167,9 +167,9 @@ def read_numbers(request: CutRequest, known: Description) -> dict[str, Tensor] |
     return inputs if start == stop else None
 
 
-_ONCE: Final = Description((), (), (), None, False)
+_ONCE: Final = RequestDescription((), (), (), None, False)
 """Requests that are described like this have come once: most never come again."""
-_NEVER: Final = Description((), (), (), None, False)
+_NEVER: Final = RequestDescription((), (), (), None, False)
 
 
 @final
@@ -179,16 +179,16 @@ class JsonHeads:
     __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Description] = {}
+        self.known: dict[bytes, RequestDescription] = {}
 
-    def look_up(self, request: CutRequest, max_json_tensor: int) -> Description | None:
+    def look_up(self, request: CutRequest, max_json_tensor: int) -> RequestDescription | None:
         """The description of a request, if it has come before. Its numbers, if it has `spans`, are to be read yet."""
         known = self.known.get(request.key)
         if known is None or known is _ONCE or known is _NEVER or known.largest > max_json_tensor:
             return None
         return known
 
-    def remember(self, request: CutRequest, description: Description) -> None:
+    def remember(self, request: CutRequest, description: RequestDescription) -> None:
         """Keep the description of a correct request, from the second one on that begins like it."""
         key = request.key
         if len(key) > _MEMORABLE:
@@ -202,7 +202,7 @@ class JsonHeads:
             self.known[key] = _lasting(request, description)
 
 
-def _lasting(request: CutRequest, description: Description) -> Description:
+def _lasting(request: CutRequest, description: RequestDescription) -> RequestDescription:
     """The description to keep; `_NEVER` if other requests that are cut alike may mean something else."""
     rest = request.text[request.start : request.stop]
     matches = list(_NUMBERS.finditer(rest))
