@@ -13,7 +13,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
 from modserve.protocol import response_form
 from modserve.protocol.http import infer_request, json_heads
-from modserve.protocol.http.json_heads import RequestDescription, JsonHeads, read_numbers
+from modserve.protocol.http.json_heads import JsonHeads, RequestDescription, read_numbers
 
 FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
 

@@ -12,7 +12,7 @@ from modserve.core.tensors.shared_memory import LeaseFactory, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, response_form, shared_memory
 from modserve.protocol.http import json_heads
-from modserve.protocol.http.json_heads import RequestDescription, HttpInput, JsonHeads, read_numbers
+from modserve.protocol.http.json_heads import HttpInput, JsonHeads, RequestDescription, read_numbers
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import (
     JsonObject,
