@@ -2,13 +2,16 @@
 
     PYTHONPATH=build/compiled python benchmarks/codec_shortcuts.py
 
-No server runs: each row calls what has the short cut, with the requests that clients send again and again. Both ways
+No server runs: each row calls what has the short cut, with the requests that its name tells. Both ways
 take turns in one run, and the medians are compared. A whole request takes some 15 µs (docs/performance/tables.md).
 """
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -110,25 +113,39 @@ def http_heads() -> Iterator[ShortCut]:
 def http_json() -> Iterator[ShortCut]:
     heads, texts = JsonHeads(), JsonTexts()
     binary, numbers = json_body(True), json_body(False)
-    body = binary + bytes(128)
 
     def decode(text: bytes, length: int | None, remembered: JsonHeads | None) -> None:
         decode_request("simple", None, text, length, 0, None, _MOST_JSON, remembered)
+
+    def decode_next(texts: Iterator[bytes], binary: bool, remembered: JsonHeads | None) -> None:
+        text = next(texts)
+        decode(text + bytes(128) if binary else text, len(text) if binary else None, remembered)
 
     def encode(remembered: JsonTexts | None, look: response_form.ResponseForm) -> None:
         pieces = None if remembered is None else remembered.look_up(_RESPONSE, look)
         encode_response(_RESPONSE, look, remembered, pieces)
 
-    yield ShortCut(
-        "json_heads: the JSON before binary tensors",
-        lambda: decode(body, len(binary), heads),
-        lambda: decode(body, len(binary), None),
-    )
-    yield ShortCut(
-        "json_heads: JSON but for its numbers",
-        lambda: decode(numbers, None, heads),
-        lambda: decode(numbers, None, None),
-    )
+    spread = {"sequence_id": 1, "sequence_start": True, "sequence_end": False, "priority": 1, "timeout": 1000}
+    outputs = b',"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":%b}},{"name":"OUTPUT1"}]'
+    for kind, members in (
+        ("binary", binary[1:-1] + outputs % b"true"),
+        ("JSON", numbers[1:-1] + outputs % b"false"),
+    ):
+        for name, variants in {
+            "the same bytes": [b"{%b}" % members] * 1000,
+            "another id": [b'{"id":"%d",%b}' % (number, members) for number in range(1000)],
+            "another id, other parameters": [
+                b'{"id":"%d",%b,"parameters":%b}'
+                % (number, members, json.dumps({**spread, "sequence_id": number}, separators=(",", ":")).encode())
+                for number in range(1000)
+            ],
+            "another id, eight models in turns": [
+                b'{"id":"%d",%b}' % (number, members.replace(b"INPUT", b"IN%d_" % (number % 8)))
+                for number in range(1000)
+            ],
+        }.items():
+            read = partial(decode_next, cycle(variants), kind == "binary")
+            yield ShortCut(f"json_heads: {kind}, {name}", partial(read, heads), partial(read, None))
     yield ShortCut(
         "infer_response: the JSON of binary outputs",
         lambda: encode(texts, response_form.BINARY),

@@ -75,8 +75,10 @@ def _alike(data: bytes, choose: random.Random) -> bytes:
     first, _, second = data.partition(b"\0")
     if choose.random() < 0.2:
         first = _json(first, choose)
-    kind = choose.randrange(4)
-    if kind == 0:
+    kind = choose.randrange(5)
+    if kind == 4:
+        second = _told(first, choose)
+    elif kind == 0:
         second = first[: choose.randrange(len(first) + 1)]
     elif kind == 1:  # cut behind one of the marks of JSON, where readers stop
         ends = [end for end, byte in enumerate(first, 1) if byte in b'[]{}":, ']
@@ -86,6 +88,20 @@ def _alike(data: bytes, choose: random.Random) -> bytes:
     else:
         second = _json(second or first, choose)
     return first + b"\0" + second
+
+
+def _told(request: bytes, choose: random.Random) -> bytes:
+    """A request with an id and parameters where clients write them, or nearly there."""
+    parameters = (
+        b'"parameters":{"priority":1}',
+        b'"parameters":{"x":"}"}',
+        b'"parameters":{"x":{}}',
+        b'"parameters":null',
+    )
+    before = b'"id":"7",', b'"id":"",', b'"id":7,', b'"id": "a\\"", ', choose.choice(parameters) + b",", b""
+    behind = b",%b}" % choose.choice(parameters), b", %b}" % choose.choice(parameters), b"}", b"}}", b",}"
+    changed = b"{" + choose.choice(before) + choose.choice((b"", choose.choice(before))) + request[1:-1]
+    return changed + choose.choice(behind)
 
 
 def _dumped(document: Any) -> bytes:

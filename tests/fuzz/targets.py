@@ -154,27 +154,34 @@ def http_json(data: bytes) -> None:
 
 
 def http_json_alike(data: bytes) -> None:
-    """Two requests in JSON, a zero byte between them: what is remembered of the first changes nothing of the second."""
+    """Two requests in JSON, a zero byte between them: what is remembered of the first changes nothing of the second.
+
+    Each by itself, and with binary data behind it.
+    """
     first, _, second = data.partition(b"\0")
     heads = JsonHeads()
-    for _ in range(2):
+    for length in (None, None, len(first), len(first)):
         try:
-            infer_request.decode_request("model", None, first, None, _ONE_SECOND_NS, _Region, _MAX_JSON, heads)
+            _decoded(first, length, heads)
         except ModserveError:
-            break
-    outcomes: list[object] = []
-    for each in (heads, None):
-        try:
-            request, reply = infer_request.decode_request(
-                "model", None, second, None, _ONE_SECOND_NS, _Region, _MAX_JSON, each
-            )
-        except ModserveError as error:
-            outcomes.append((error.code, error.message))
             continue
-        inputs = [(name, each.datatype, each.shape, bytes(each.raw)) for name, each in request.inputs.items()]
-        outcomes.append((inputs, request.outputs, repr(request.parameters), request.id, reply))
-    assert outcomes[0] == outcomes[1]
-    infer_request.decode_request("model", None, second, None, _ONE_SECOND_NS, _Region, _MAX_JSON)
+    for length in (None, len(second)):
+        outcomes: list[object] = []
+        for each in (heads, None):
+            try:
+                request, reply = _decoded(second, length, each)
+            except ModserveError as error:
+                outcomes.append((error.code, error.message))
+                continue
+            inputs = [(name, each.datatype, each.shape, bytes(each.raw)) for name, each in request.inputs.items()]
+            outcomes.append((inputs, request.outputs, repr(request.parameters), request.id, reply))
+        assert outcomes[0] == outcomes[1]
+    _decoded(second, None, None)
+
+
+def _decoded(text: bytes, length: int | None, heads: JsonHeads | None) -> tuple[InferenceRequest, ResponseForm]:
+    body = text if length is None else text + bytes(range(16))
+    return infer_request.decode_request("model", None, body, length, _ONE_SECOND_NS, _Region, _MAX_JSON, heads)
 
 
 def http_binary(data: bytes) -> None:

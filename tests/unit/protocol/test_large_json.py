@@ -165,13 +165,13 @@ def test_mistakes_are_found_in_pieces(case: str) -> None:
 
 def pieces(text: bytes) -> Any:
     """As `read`, in the way of long documents alone. Raises what that does."""
-    header = infer_request._header(large_json.parse(text), 2**63, nulls=False)
+    request_id, parameters, _, description = infer_request._document(large_json.parse(text), 2**63, nulls=False)
     tensors = {
         each.name: (each.tensor.datatype, each.tensor.shape, bytes(each.tensor.raw))
-        for each in header.inputs
+        for each in description.inputs
         if each.tensor is not None
     }
-    return header.id, header.parameters, header.outputs, tensors
+    return request_id, parameters, description.outputs, tensors
 
 
 SMALL = [

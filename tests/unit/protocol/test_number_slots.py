@@ -1,4 +1,4 @@
-"""JSON requests that differ in their numbers alone are read by what is remembered, and come to the same."""
+"""JSON requests that differ in ids, parameters and numbers are read by what is remembered, and come to the same."""
 
 import json
 import math
@@ -12,8 +12,8 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.tensors import dtypes
 from modserve.protocol import response_form
-from modserve.protocol.http import infer_request
-from modserve.protocol.http.json_heads import HttpInput, JsonHeads, NumberSlots, read_numbers, slots_of
+from modserve.protocol.http import infer_request, json_heads
+from modserve.protocol.http.json_heads import JsonHeads, RequestDescription, read_numbers
 
 FIRST = '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
 
@@ -41,9 +41,10 @@ def warmed(*texts: str) -> JsonHeads:
     return heads
 
 
-def slots(text: str) -> NumberSlots | None:
-    inputs = [HttpInput(name, each.datatype, each.shape, 0, each) for name, each in decode(text).inputs.items()]
-    return slots_of(text.encode(), inputs)
+def recalled(text: str, heads: JsonHeads) -> RequestDescription | None:
+    """What the memory has of a request like this."""
+    request = json_heads.cut(text.encode())
+    return None if request is None else heads.look_up(request, 10**6)
 
 
 def test_from_the_third_request_on_only_the_numbers_are_read() -> None:
@@ -78,9 +79,10 @@ def test_a_request_that_is_read_as_a_whole_has_no_form() -> None:
     ids=["compact", "spaced", "nested", "data first", "two inputs"],
 )
 def test_slots_take_the_request_that_they_were_made_of(text: str) -> None:
-    known = slots(text)
+    known, request = recalled(text, warmed(text)), json_heads.cut(text.encode())
     assert known is not None
-    inputs = read_numbers(text.encode(), known)
+    assert request is not None
+    inputs = read_numbers(request, known)
     assert inputs is not None
     expected = decode(text).inputs
     assert list(inputs) == list(expected)
@@ -106,12 +108,10 @@ def test_slots_take_the_request_that_they_were_made_of(text: str) -> None:
     ids=["texts", "booleans", "BF16", "none", "elsewhere", "twice", "without data", "in another spelling"],
 )
 def test_requests_without_slots(text: str) -> None:
-    try:
-        assert slots(text) is None
-    except ModserveError:  # the request itself is refused
-        pass
     heads = JsonHeads()
     assert len({str(outcome(text, heads)) for _ in range(4)}) == 1
+    known = recalled(text, heads)
+    assert known is None or not known.spans
 
 
 NUMBERS = [
@@ -215,12 +215,97 @@ def test_numbers_become_the_same_elements(values: list[Any]) -> None:
         assert outcome(other, heads) == outcome(other)
 
 
-def test_a_beginning_that_two_kinds_of_requests_share_serves_the_first() -> None:
+def test_other_outputs_are_another_description() -> None:
     binary = FIRST[:-1] + ',"outputs":[{"name":"B","parameters":{"binary_data":true}}]}'
     heads = warmed(FIRST, binary)
     for text in (FIRST, binary):
+        assert recalled(text, heads) is not None
         _, look = infer_request.decode_request("m", None, text.encode(), None, heads=heads)
         assert (look is response_form.JSON) == (text is FIRST)
+
+
+def test_a_beginning_that_two_kinds_of_requests_share_serves_the_first() -> None:
+    other = FIRST.replace("}]", ',"more":1}]')
+    heads = warmed(FIRST, other)
+    assert [decode(text, heads).form is None for text in (FIRST, other)] == [False, True]
+
+
+BINARY = (
+    '{"inputs":[{"name":"A","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}}],'
+    '"outputs":[{"name":"B"}]}'
+)
+IDS = ['"7"', '"a-b_c"', r'"\u00e9"', '"}"', r'"\"data\":["']
+PARAMETERS = [
+    '{"sequence_id":7,"sequence_start":true,"sequence_end":false,"priority":2,"timeout":9}',
+    '{"binary_data_output":true}',
+    "{}",
+    '{"x":1.5,"y":"z"}',
+]
+
+
+def whole_outcome(text: str, heads: JsonHeads | None) -> object:
+    """Like `outcome`, of a request with eight bytes of binary data behind it, and of one without."""
+    outcomes = [outcome(text, heads)]
+    body = text.encode() + bytes(range(8))
+    try:
+        request, look = infer_request.decode_request("m", None, body, len(body) - 8, heads=heads)
+    except ModserveError as error:
+        return outcomes, error.code, error.message
+    inputs = [(name, each.datatype, each.shape, bytes(each.raw)) for name, each in request.inputs.items()]
+    return outcomes, inputs, request.outputs, request.parameters, request.id, request.timeout_ns, look
+
+
+def variants(text: str, space: str = "") -> list[str]:
+    """A request with ids and parameters where clients write them."""
+    ids = ["", *(f'"id":{space}{each},{space}' for each in IDS)]
+    front = ["", *(f'"parameters":{space}{each},{space}' for each in PARAMETERS)]
+    texts = ["{" + before + first + text[1:] for before in ids for first in front]
+    tails = [f',{space}"parameters":{space}{each}}}' for each in PARAMETERS]
+    return texts + ["{" + before + text[1:-1] + tail for before in ids for tail in tails]
+
+
+@pytest.mark.parametrize("space", ["", " "], ids=["compact", "spaced"])
+@pytest.mark.parametrize("text", [FIRST, BINARY], ids=["json", "binary"])
+def test_requests_with_any_id_and_parameters_are_recalled(text: str, space: str) -> None:
+    spaced = json.dumps(json.loads(text), separators=("," + space, ":" + space))
+    heads = JsonHeads()
+    texts = variants(spaced, space)
+    for each in texts[:8]:
+        whole_outcome(each, heads)
+    for each in texts:
+        assert whole_outcome(each, heads) == whole_outcome(each, None), each
+    unusual = [each for each in texts if recalled(each, heads) is None]
+    assert unusual == [each for each in texts if '\\"' in each]  # ids with quotes
+
+
+ODD = [
+    "%s", " %s", "%s\n", "[%s", "x%s", '{"id":"7",}', '{"id":"7"}', '{"id":"7', '{"id":7,%r', '{"id":null,%r',
+    '{"id":"",%r', '{"id":"7" ,%r', '{"id":"7";%r', '{"id":"7"%r', '{"id":"\\ud800",%r', '{"id":"a\tb",%r',
+    '{"id":"a\\",%r', '{"id":"7","id":"8",%r', '{"parameters":{"a":1}%r', '{"parameters":{"a":{}},%r',
+    '{"parameters":null,%r', '{"parameters":[],%r', '{"parameters":{"a":1,%r', '{"parameters":{"triton_x":1},%r',
+    '{"parameters":{"priority":-1},%r', '{"parameters":{"a":1},"parameters":{"b":2},%r', '{%m"parameters":{"a":1}}',
+    '{%m;"parameters":{"a":1}}', '{%m,x"parameters":{"a":1}}', '{%m,["parameters":{"a":1}}',
+    '{%m,,"parameters":{"a":1}}', '{%m,  "parameters":{"a":1}}', '{%m,"parameters":{"a":{}}}',
+    '{%m,"parameters":{"a":1}', '{%m,"parameters":{"a":1},"parameters":{"b":2}}',
+    '{"parameters":{"b":2},%m,"parameters":{"a":1}}', '{%m,"id":"9"}', '{%m,"parameters":{"x":"}"}}',
+    '{%m,"x":{"parameters":{}}}', '{%m,"x":"\\"parameters\\":{}"}', "{%m,", "{%m", "%m}", "{%m}}",
+    '{%m,"outputs":[]}', '{%m,"parameters":{"a":true,"binary_data_output":7}}',
+    '{"id":"7",%m,"parameters":{"timeout":5}}',
+]  # fmt: skip
+"""Around a request: %s is all of it, %r all behind the first brace, %m its members."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("text", [FIRST, BINARY], ids=["json", "binary"])
+def test_what_is_cut_from_odd_requests_changes_nothing(text: str, odd: str) -> None:
+    heads = JsonHeads()
+    for each in (text, '{"id":"1",' + text[1:], text[:-1] + ',"parameters":{"a":1}}'):
+        for _ in range(2):
+            whole_outcome(each, heads)
+    assert recalled(text, heads) is not None
+    other = odd.replace("%s", text).replace("%r", text[1:]).replace("%m", text[1:-1])
+    for _ in range(3):
+        assert whole_outcome(other, heads) == whole_outcome(other, None)
 
 
 def test_the_limit_of_a_tensor_holds_for_what_is_remembered() -> None:
@@ -233,12 +318,12 @@ def test_the_limit_of_a_tensor_holds_for_what_is_remembered() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        FIRST.replace('{"inputs"', '{"id":"7","inputs"'),
-        " " * 4097 + FIRST,
-        FIRST + " " * 4096,
+        FIRST[:-1] + ',"id":"7"}',
+        "{" + " " * 4096 + FIRST[1:],
+        FIRST[:-1] + " " * 4096 + "}",
         FIRST[:-1] + " " * 32 * 1024 + "}",
     ],
-    ids=["with an id", "a long beginning", "a long end", "long"],
+    ids=["with an id in an unusual place", "a long beginning", "a long end", "long"],
 )
 def test_requests_that_are_not_worth_remembering(text: str) -> None:
     heads = warmed(text)
@@ -248,5 +333,5 @@ def test_requests_that_are_not_worth_remembering(text: str) -> None:
 def test_what_is_remembered_is_bounded() -> None:
     heads = JsonHeads()
     for number in range(1025):
-        decode(FIRST.replace('{"inputs"', f'{{"parameters":{{"n":{number}}},"inputs"'), heads)
-    assert len(heads._alike) == 1
+        decode(FIRST.replace('"A"', f'"{number}"'), heads)
+    assert len(heads.known) == 1

@@ -2,7 +2,8 @@
 tensor data extension).
 """
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.request import InferenceRequest, ParameterValue, label, timeout_ns
@@ -10,7 +11,8 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.shared_memory import LeaseFactory, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, response_form, shared_memory
-from modserve.protocol.http.json_heads import Header, HttpInput, JsonHeads
+from modserve.protocol.http import json_heads
+from modserve.protocol.http.json_heads import HttpInput, JsonHeads, RequestDescription, read_numbers
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import (
     JsonObject,
@@ -75,62 +77,70 @@ def decode_request(
     whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have. With
     `nulls`, which goes without `heads`, null is NaN.
     """
-    if json_length is None:
-        text = bytes(body)
-        alike = None if heads is None else heads.look_up(text, max_json_tensor)
-        if alike is not None:
-            header, inputs = alike
-        else:
-            header = _read_header(text, max_json_tensor, nulls)
-            inputs = _bind(header, body, None, model_name)
-            if heads is not None:
-                heads.remember_numbers(text, header)
+    text = bytes(body if json_length is None else body[:json_length])
+    request = None if heads is None else json_heads.cut(text)
+    known = None if heads is None or request is None else heads.look_up(request, max_json_tensor)
+    inputs = None if known is None or request is None else read_numbers(request, known)
+    if known is None or request is None or inputs is None:
+        identity, values, binary_output, known = _read(text, max_json_tensor, nulls)
+        inputs = {}
+        if heads is not None and request is not None:
+            heads.remember(request, known)
     else:
-        text = bytes(body[:json_length])
-        known = None if heads is None else heads.known.get(text)
-        header = _read_header(text, max_json_tensor, nulls) if known is None else known
-        if known is None and heads is not None:
-            heads.remember(text, header)
-        inputs = _bind(header, body, json_length, model_name)
-    values = header.parameters
+        identity = request.request_id
+        values, binary_output = _parameters(request.parameters)
+    _bind(known.inputs, inputs, body, json_length, model_name)
     limit_ns = timeout_ns(values) if values else 0
-    request = InferenceRequest(
-        model_name, inputs, header.outputs, version, header.id, values, deadline_ns, limit_ns, header.form
+    decoded = InferenceRequest(
+        model_name, inputs, known.outputs, version, identity, values, deadline_ns, limit_ns, known.form
     )
-    if header.shared:
-        _share(header, inputs, lend)
-    return request, header.response_form
+    look = known.response_form
+    if look is None:
+        look = response_form.BINARY if binary_output else response_form.JSON
+    if known.shared:
+        _share(known.places, look.places, inputs, lend)
+    return decoded, look
 
 
-def _read_header(text: Buffer, max_json_tensor: int, nulls: bool) -> Header:
+_Document: TypeAlias = tuple[str, dict[str, ParameterValue], bool, RequestDescription]
+"""The id, the parameters, whether outputs that are not listed come back as binary data, and the tensors."""
+
+
+def _read(text: bytes, max_json_tensor: int, nulls: bool) -> _Document:
     if len(text) >= large_json.LARGE:
         try:
-            return _header(large_json.parse(text), max_json_tensor, nulls)
+            return _document(large_json.parse(text), max_json_tensor, nulls)
         except ModserveError:
             if len(text) > limits.LIMITS.other_json:
                 raise
             # The plain way, which sees the whole, names the mistake better.
-    return _header(parse_object(text), max_json_tensor, nulls)
+    return _document(parse_object(text), max_json_tensor, nulls)
 
 
-def _header(document: JsonObject, max_json_tensor: int, nulls: bool) -> Header:
+def _document(document: JsonObject, max_json_tensor: int, nulls: bool) -> _Document:
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise mistyped("id", "string", request_id)
-    values, binary_output = _parameters(document)
-    outputs, look = _outputs(document, binary_output)
+    values, binary_output = _parameters(document.get("parameters"))
+    outputs, look = _outputs(document)
     inputs, places = _inputs(document, request_id, max_json_tensor, nulls)
-    return Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
+    shared = bool(places or (look is not None and look.places))
+    return request_id, values, binary_output, RequestDescription(inputs, places, outputs, look, shared)
 
 
-def _bind(header: Header, body: Buffer, json_length: int | None, model_name: str) -> dict[str, Tensor]:
-    """The inputs, with the binary data that follows the JSON."""
-    inputs: dict[str, Tensor] = {}
+def _bind(
+    described: Sequence[HttpInput],
+    inputs: dict[str, Tensor],
+    body: Buffer,
+    json_length: int | None,
+    model_name: str,
+) -> None:
+    """Add the described inputs, with the binary data that follows the JSON."""
     position = length = len(body)
     binary = memoryview(body) if length > _SMALL else body
     if json_length is not None:
         position = json_length
-    for name, datatype, shape, size, tensor in header.inputs:
+    for name, datatype, shape, size, tensor in described:
         if tensor is not None:
             inputs[name] = tensor
             continue
@@ -152,25 +162,28 @@ def _bind(header: Header, body: Buffer, json_length: int | None, model_name: str
         position = end
     if position != length:
         raise invalid(f"unexpected additional input data for model '{model_name}'")
-    return inputs
 
 
-def _share(header: Header, inputs: dict[str, Tensor], lend: LeaseFactory | None) -> None:
+def _share(
+    places: Sequence[tuple[HttpInput, RegionSlice]],
+    outputs: Mapping[str, RegionSlice],
+    inputs: dict[str, Tensor],
+    lend: LeaseFactory | None,
+) -> None:
     """Add the inputs that are in shared memory, and reserve the places of the outputs."""
     if lend is None:
-        for each, _ in header.places:
+        for each, _ in places:
             raise shared_memory.refused("input", each.name)
-        raise shared_memory.refused("output", next(iter(header.response_form.places)))
+        raise shared_memory.refused("output", next(iter(outputs)))
     lease = lend()
-    for each, place in header.places:
+    for each, place in places:
         inputs[each.name] = shared_memory.input_tensor(each.datatype, each.shape, place, lease)
-    for place in header.response_form.places.values():
+    for place in outputs.values():
         lease.reserve(place)
 
 
-def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
+def _parameters(value: object) -> tuple[dict[str, ParameterValue], bool]:
     """The request's parameters, and whether outputs that are not listed come back as binary data."""
-    value = document.get("parameters")
     if value is None:
         return {}, False
     if type(value) is not dict:
@@ -184,13 +197,13 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
                 raise mistyped(key, "boolean", element)
             binary_output = element
             continue
-        parameters.check_name(key)
         check = _TYPED_PARAMETERS.get(key)
         if check is not None:
             types, is_not = check
             if type(element) not in types or (type(element) is int and not 0 <= element <= _MAX_UNSIGNED):
                 raise mistyped(key, is_not, element)
         else:
+            parameters.check_name(key)
             element = parameters.custom(key, element)
         values[key] = element
     return values, binary_output
@@ -205,12 +218,13 @@ _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], ResponseForm]:
+def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None]:
+    """The outputs that are asked for, and how they are to look; None if none is listed."""
     value = document.get("outputs", [])
     if type(value) is not list:
         raise mistyped("outputs", "array", value)
     if not value:
-        return (), response_form.BINARY if binary_output else response_form.JSON
+        return (), None
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("outputs", len(value))
     names: list[str] = []  # also what is asked for twice, which the model refuses

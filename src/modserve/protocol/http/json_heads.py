@@ -1,38 +1,42 @@
-"""What the JSON of an inference request says, and the memory of what came before, which is not read again.
+"""Memory of request descriptions: saves 4 of the 14 µs of a binary request, and of the 20 µs of one in JSON, if each
+request has another id and other values; 3.5 with other parameters, too (`benchmarks/codec_shortcuts.py`).
 
-Two kinds of requests are known again:
+A client describes the tensors of a model in the same words in each request. `cut` takes off the id and the parameters,
+which clients write at the beginning or the end. The rest is looked up: all of it if the tensors are binary, and all but
+their numbers if they are JSON. Each part that is cut out is parsed, so it is a whole JSON value, and the rest has been
+parsed without it: together, they are the same document.
 
-- Those with binary tensors, by all of their JSON. Of the 15 µs that a request takes, this saves 2.5.
-- Those in JSON alone, by all but the numbers of their tensors: if the text around the numbers is what it was, and each
-  part between is a JSON array, the whole is what it was but for these arrays. Of 20 µs, this saves 3.1.
-
-Whatever is not as expected is left to the usual way, which reads the whole and says what is wrong. What is saved is
-measured by `benchmarks/codec_shortcuts.py`.
+Whatever is not as expected is left to the usual way, which reads the whole and says what is wrong.
 """
 
 import math
 import re
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, final
 
 import orjson
 
-from modserve.core.requests.request import ParameterValue, RequestForm
+from modserve.core.requests.request import RequestForm
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.shared_memory import RegionSlice
 from modserve.core.tensors.tensor import Shape, Tensor
 from modserve.protocol.json import json_data
+from modserve.protocol.json.json_text import JsonObject
 from modserve.protocol.json.large_json import LARGE
 from modserve.protocol.response_form import ResponseForm
 
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
 """Bytes of the longest text that is kept of a request."""
-_KEY: Final = b'"data"'
-_NUMBERS = re.compile(rb'"data"\s*:\s*(\[[-+.eE0-9,\[\]\s]*\])')
+_ID: Final = b'{"id":'
+_PARAMETERS: Final = b'"parameters":'
+_DATA: Final = b'"data":'
+_OUTPUTS: Final = b'"outputs":'
+_NUMBERS = re.compile(rb'"data":(\s*\[[-+.eE0-9,\[\]\s]*\])')
 _KINDS = ("int", "float")
+_OPEN, _CLOSE, _COMMA, _SPACE = b"{}, "
 
 
 class HttpInput(NamedTuple):  # which is made sooner than a dataclass
@@ -43,22 +47,6 @@ class HttpInput(NamedTuple):  # which is made sooner than a dataclass
     shape: Shape
     size: int
     tensor: Tensor | None
-
-
-class Header(NamedTuple):
-    """All that the JSON part of a request says."""
-
-    id: str
-    parameters: Mapping[str, ParameterValue]
-    inputs: tuple[HttpInput, ...]
-    places: tuple[tuple[HttpInput, RegionSlice], ...]
-    """The inputs that are in shared memory."""
-    outputs: tuple[str, ...]
-    response_form: ResponseForm
-    shared: bool
-    """Whether any tensor is in shared memory."""
-    form: RequestForm | None = None
-    """Of JSON that is remembered."""
 
 
 class InputSpan(NamedTuple):
@@ -72,67 +60,96 @@ class InputSpan(NamedTuple):
     suffix: bytes
 
 
-class NumberSlots(NamedTuple):
-    """A request's text without its numbers. What stands `before` the first of them ends with an opening `_KEY`."""
+class RequestDescription(NamedTuple):
+    """The inputs and outputs that the JSON of a request describes."""
 
-    before: bytes
-    slots: tuple[InputSpan, ...]
-    largest: int
-    """Bytes of the largest tensor."""
-    length: int
-    """Bytes of all this text."""
-
-
-def slots_of(text: bytes, inputs: Sequence[HttpInput]) -> NumberSlots | None:
-    """Those of a request with these inputs; None if they are not all arrays of numbers."""
-    matches = list(_NUMBERS.finditer(text))
-    if not matches or len(matches) != len(inputs):
-        return None
-    if any(each.datatype.json_kind not in _KINDS or each.datatype.own_numpy is None for each in inputs):
-        return None
-    around = []
-    at = 0
-    for match in matches:
-        around.append(text[at : match.start(1)])
-        at = match.end(1)
-    around.append(text[at:])
-    if not _in_order(around):
-        return None
-    slots = []
-    largest = 0
-    for each, suffix in zip(inputs, around[1:], strict=True):
-        count = math.prod(each.shape)
-        largest = max(largest, count * each.datatype.size)
-        packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
-        slots.append(InputSpan(each.name, each.datatype, each.shape, packer, suffix))
-    return NumberSlots(around[0], tuple(slots), largest, sum(map(len, around)))
+    inputs: tuple[HttpInput, ...]
+    """Without those whose numbers are in `spans`."""
+    places: tuple[tuple[HttpInput, RegionSlice], ...]
+    """The inputs that are in shared memory."""
+    outputs: tuple[str, ...]
+    response_form: ResponseForm | None
+    """None if no outputs are listed: then the parameters say it."""
+    shared: bool
+    """Whether any tensor is in shared memory."""
+    form: RequestForm | None = None
+    """Of a description that is remembered."""
+    spans: tuple[InputSpan, ...] = ()
+    largest: int = 0
+    """Bytes of the largest of their tensors."""
 
 
-def _in_order(around: Sequence[bytes]) -> bool:
-    """Whether what goes between these texts is the data of the inputs, one after the other: marks in its place show it.
+@final
+class CutRequest:
+    """A request's JSON without its id and its parameters: ``text[start:stop]``, in braces.
 
-    Nobody can know the marks beforehand, so none of the client's own texts is one.
+    `key` is all of that, or what stands before the numbers of the first tensor, which begin at `numbers`, and the
+    outputs that are listed behind them.
     """
-    marks = [secrets.token_hex(8) for _ in around[1:]]
-    marked = b"".join(b'%b"%b"' % (text, mark.encode()) for text, mark in zip(around, marks, strict=False)) + around[-1]
-    try:
-        document = orjson.loads(marked)
-    except orjson.JSONDecodeError:  # they are parts of arrays, as of one with NaN in it
-        return False
-    inputs = document.get("inputs") if isinstance(document, dict) else None
-    if not isinstance(inputs, list):
-        return False
-    return marks == [each.get("data") if isinstance(each, dict) else None for each in inputs]
+
+    __slots__ = ("key", "numbers", "parameters", "request_id", "start", "stop", "text")
+
+    def __init__(self, text: bytes, start: int, stop: int, request_id: str, parameters: JsonObject | None) -> None:
+        self.text = text
+        self.start = start
+        self.stop = stop
+        self.request_id = request_id
+        self.parameters = parameters
+        data = text.find(_DATA, start, stop)
+        if data < 0:
+            self.numbers = stop
+            self.key = text[start:stop]
+        else:
+            self.numbers = data + len(_DATA)
+            outputs = text.rfind(_OUTPUTS, self.numbers, stop)
+            self.key = text[start : self.numbers] + (text[outputs:stop] if outputs >= 0 else b"")
 
 
-def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
-    """The inputs of a request; None if it is of another kind, or wrong. Raises INVALID_ARG for arrays in too many."""
-    if not text.startswith(known.before):
+def cut(text: bytes) -> CutRequest | None:
+    """The parts of a request; None for one that is long, or written in an unusual way."""
+    size = len(text)
+    if not 2 < size < LARGE or text[0] != _OPEN or text[size - 1] != _CLOSE:
         return None
+    start, stop = 1, size - 1
+    request_id = ""
+    parameters: JsonObject | None = None
+    try:
+        if text.startswith(_ID):
+            begin = len(_ID)
+            value, start = _first(text, begin, text.find(b'"', text.find(b'"', begin) + 1) + 1)
+            if type(value) is not str:
+                return None
+            request_id = value
+        if text.startswith(_PARAMETERS, start):
+            value, start = _first(text, start + len(_PARAMETERS), text.find(b"}", start) + 1)
+            if type(value) is not dict:
+                return None
+            parameters = value
+        elif text[stop - 1] == _CLOSE and (begin := text.rfind(_PARAMETERS, start)) >= start + 2:
+            value = orjson.loads(text[begin + len(_PARAMETERS) : stop])
+            stop = begin - 1 if text[begin - 1] != _SPACE else begin - 2
+            if type(value) is not dict or text[stop] != _COMMA:
+                return None
+            parameters = value
+    except ValueError:
+        return None
+    return CutRequest(text, start, stop, request_id, parameters)
+
+
+def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
+    """The JSON value between these places, and where the next member begins. Raises ValueError if there is none."""
+    if end <= start or text[end : end + 1] != b",":
+        raise ValueError("no other member follows")
+    value = orjson.loads(text[start:end])
+    return value, end + 2 if text[end + 1] == _SPACE else end + 1
+
+
+def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Tensor] | None:
+    """The inputs of a request whose description begins like this one; None if it is of another kind, or wrong."""
+    text, start, stop = request.text, request.numbers, request.stop
     inputs: dict[str, Tensor] = {}
-    start = len(known.before)
-    for name, datatype, shape, packer, suffix in known.slots:
-        end = text.find(suffix, start)
+    for name, datatype, shape, packer, suffix in known.spans:
+        end = text.find(suffix, start, stop)
         if end < 0:  # before the slice, which would begin behind its end where the text is cut
             return None
         numbers = text[start:end]
@@ -147,68 +164,86 @@ def read_numbers(text: bytes, known: NumberSlots) -> dict[str, Tensor] | None:
             return None
         inputs[name] = Tensor(datatype, shape, elements, None)
         start = end + len(suffix)
-    return inputs if start == len(text) else None
+    return inputs if start == stop else None
 
 
-class _Alike(NamedTuple):
-    """Requests in JSON alone that differ in their numbers only. Without `slots` they are not known well enough."""
-
-    slots: NumberSlots | None
-    header: Header | None
+_ONCE: Final = RequestDescription((), (), (), None, False)
+"""Requests that are described like this have come once: most never come again."""
+_NEVER: Final = RequestDescription((), (), (), None, False)
 
 
-_ONCE: Final = _Alike(None, None)
-"""Requests that begin like this have come once: most never come again, and it takes a while to make slots of one."""
-_NEVER: Final = _Alike(None, None)
-
-
+@final
 class JsonHeads:
-    """The JSON of requests that repeats from call to call and is not read again.
+    """Descriptions that came before. Bounded. Usable on any thread: two that read the same come to the same."""
 
-    That is all of it where the tensors are binary, and all but the numbers where they are not. What it holds is
-    bounded. Usable on any thread: two that read the same JSON at a time come to the same.
-    """
-
-    __slots__ = ("_alike", "known")
+    __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Header] = {}
-        self._alike: dict[bytes, _Alike] = {}
-        """By what stands before the first tensor's data."""
+        self.known: dict[bytes, RequestDescription] = {}
 
-    def remember(self, text: bytes, header: Header) -> None:
-        # With an id it will not come again; with tensors in it, it could be large.
-        if header.id or len(text) > _MEMORABLE or any(each.tensor is not None for each in header.inputs):
-            return
-        if len(self.known) >= _REMEMBERED:
-            self.known.clear()
-        self.known[text] = header if header.shared else header._replace(form=RequestForm())
-
-    def look_up(self, text: bytes, max_json_tensor: int) -> tuple[Header, dict[str, Tensor]] | None:
-        """What a request in JSON alone says, if all but its numbers is remembered. Raises INVALID_ARG."""
-        if len(text) >= LARGE:
+    def look_up(self, request: CutRequest, max_json_tensor: int) -> RequestDescription | None:
+        """The description of a request, if it has come before. Its numbers, if it has `spans`, are to be read yet."""
+        known = self.known.get(request.key)
+        if known is None or known is _ONCE or known is _NEVER or known.largest > max_json_tensor:
             return None
-        slots, header = self._alike.get(text[: text.find(_KEY)], _ONCE)
-        if slots is None or header is None or slots.largest > max_json_tensor:
-            return None
-        inputs = read_numbers(text, slots)
-        return None if inputs is None else (header, inputs)
+        return known
 
-    def remember_numbers(self, text: bytes, header: Header) -> None:
-        """For requests in JSON alone that differ from this one in their numbers."""
-        if header.id or header.shared or len(text) >= LARGE:
+    def remember(self, request: CutRequest, description: RequestDescription) -> None:
+        """Keep the description of a correct request, from the second one on that begins like it."""
+        key = request.key
+        if len(key) > _MEMORABLE:
             return
-        start = text.find(_KEY)
-        if not 0 < start <= _MEMORABLE:
-            return
-        beginning = text[:start]
-        before = self._alike.get(beginning)
+        before = self.known.get(key)
         if before is None:
-            if len(self._alike) >= _REMEMBERED:
-                self._alike.clear()
-            self._alike[beginning] = _ONCE
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            self.known[key] = _ONCE
         elif before is _ONCE:  # else the first kind of this beginning stays
-            slots = slots_of(text, header.inputs)
-            short = slots is not None and slots.length <= _MEMORABLE
-            kept = header._replace(inputs=(), form=RequestForm())
-            self._alike[beginning] = _Alike(slots, kept) if short else _NEVER
+            self.known[key] = _lasting(request, description)
+
+
+def _lasting(request: CutRequest, description: RequestDescription) -> RequestDescription:
+    """The description to keep; `_NEVER` if other requests that are cut alike may mean something else."""
+    rest = request.text[request.start : request.stop]
+    matches = list(_NUMBERS.finditer(rest))
+    tensors = sum(each.tensor is not None for each in description.inputs)
+    if len(matches) != tensors or (tensors and tensors != len(description.inputs)):
+        return _NEVER
+    around = []
+    at = 0
+    for match in matches:
+        around.append(rest[at : match.start(1)])
+        at = match.end(1)
+    around.append(rest[at:])
+    if len(around[0]) != request.numbers - request.start or sum(map(len, around)) > _MEMORABLE or not _in_order(around):
+        return _NEVER
+    form = None if description.shared else RequestForm()
+    if not tensors:
+        return description._replace(form=form)
+    spans = []
+    largest = 0
+    for each, suffix in zip(description.inputs, around[1:], strict=True):
+        if each.datatype.json_kind not in _KINDS or each.datatype.own_numpy is None:
+            return _NEVER
+        count = math.prod(each.shape)
+        largest = max(largest, count * each.datatype.size)
+        packer = struct.Struct(f"{count}{each.datatype.numpy.char}")
+        spans.append(InputSpan(each.name, each.datatype, each.shape, packer, suffix))
+    return description._replace(inputs=(), form=form, spans=tuple(spans), largest=largest)
+
+
+def _in_order(around: Sequence[bytes]) -> bool:
+    """Whether these texts are an object without id and parameters, and the data of the inputs goes between them.
+
+    Marks in its place show it. Nobody can know them beforehand, so none of the client's own texts is one.
+    """
+    marks = [secrets.token_hex(8) for _ in around[1:]]
+    marked = b"".join(b'%b"%b"' % (text, mark.encode()) for text, mark in zip(around, marks, strict=False)) + around[-1]
+    try:
+        document: JsonObject = orjson.loads(b"{%b}" % marked)
+    except orjson.JSONDecodeError:  # they are parts of arrays, as of one with NaN in it
+        return False
+    inputs = document.get("inputs")
+    if "id" in document or "parameters" in document or not isinstance(inputs, list):
+        return False
+    return not marks or marks == [each.get("data") if isinstance(each, dict) else None for each in inputs]
