@@ -6,19 +6,24 @@
 The bare protocol finds the end of each head, reads the length of the body, and writes what modserve responded to
 the same request: the same bytes in and out, with no model, no queue and no checks. What is left between the two is what
 modserve does for its protocol; what the bare protocol costs belongs to the kernel, the event loop and wrk's requests.
-The servers take turns, window by window, under wrk. Run it with the compiled form on PYTHONPATH to measure that form.
+The servers take turns, window by window, under wrk. Afterwards strace counts the system calls of a request at one
+connection. Run it with the compiled form on PYTHONPATH to measure that form.
 """
 
 import argparse
 import asyncio
 import platform
+import shutil
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -142,8 +147,39 @@ def table(rows: Sequence[tuple[str, int, Load, Load, Sequence[float]]]) -> list[
     return lines
 
 
+def system_calls(pid: int, load: Callable[[], Load]) -> dict[str, float]:
+    """What a request of `load` costs in system calls, by name, the most frequent first."""
+    with tempfile.NamedTemporaryFile("r") as summary:
+        command = ["strace", "-f", "-c", "-U", "calls,name", "-o", summary.name, "-p", str(pid)]
+        tracing = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
+            if tracing.poll() is not None:
+                raise SystemExit("strace could not attach to the server")
+            time.sleep(0.01)
+        count = load().count
+        tracing.send_signal(signal.SIGINT)
+        tracing.wait()
+        return read_calls(summary.read(), count)
+
+
+def read_calls(summary: str, requests: int) -> dict[str, float]:
+    """Calls a request in what strace has counted; without those that fewer than one in a hundred makes."""
+    rows = [line.split() for line in summary.splitlines()]
+    counts = {row[1]: int(row[0]) / requests for row in rows if len(row) == 2 and row[0].isdigit()}
+    counts.pop("total", None)
+    return {name: count for name, count in sorted(counts.items(), key=lambda each: -each[1]) if count >= 0.01}
+
+
+def calls_table(columns: Sequence[tuple[str, dict[str, float]]]) -> list[str]:
+    lines = ["| request, server | system calls a request at one connection |", "|---|---|"]
+    for name, calls in columns:
+        lines.append(f"| {name} | {', '.join(f'{call} {count:.2f}' for call, count in calls.items())} |")
+    return lines
+
+
 def report(runs: int, seconds: int) -> str:
     rows = []
+    calls = []
     with tempfile.TemporaryDirectory() as directory, server(write_repository(Path(directory))) as ours:
         for name, (body, json_length) in BODIES.items():
             with bare_server(response_of(ours.http, body, json_length)) as bare:
@@ -155,8 +191,11 @@ def report(runs: int, seconds: int) -> str:
                     mine, theirs = (each[1:] for each in (loads[ours.pid], loads[bare.pid]))
                     ratios = [a.cpu_us / b.cpu_us for a, b in zip(mine, theirs, strict=True)]
                     rows.append((name, connections, median(mine), median(theirs), ratios))
+                for label, target in (("modserve", ours), ("bare protocol", bare)):
+                    load = partial(wrk, target, "simple", body, json_length, 1, seconds)
+                    calls.append((f"{name}, {label}", system_calls(target.pid, load)))
     head = f"Python {platform.python_version()}, {platform.machine()}, modserve {form()}; server CPU a request:"
-    return "\n".join([head, "", *table(rows)])
+    return "\n".join([head, "", *table(rows), "", *calls_table(calls)])
 
 
 def main() -> None:
@@ -171,6 +210,8 @@ def main() -> None:
         return
     if missing := missing_programs():
         raise SystemExit(missing)
+    if shutil.which("strace") is None:
+        raise SystemExit("not installed: strace (Debian: apt-get install strace)")
     text = report(arguments.runs, arguments.seconds)
     print(text)
     if arguments.write:

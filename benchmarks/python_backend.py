@@ -3,6 +3,7 @@
     python benchmarks/python_backend.py                              # prints the report; some 40 minutes
     python benchmarks/python_backend.py --write                      # and puts it, and its picture, into the docs
     python benchmarks/python_backend.py --models add_sub --clients 8 --runs 1 --seconds 2
+    python benchmarks/python_backend.py --busy 2                     # beside two processes that only burn CPU
 
 The models are those of the folder model_files. Needs what overhead.py needs: wrk, h2load, and for the comparison with
 Triton its command in TRITON_SERVER_CMD. The interpreter that Triton's stub runs (the first python3 in PATH) needs NumPy
@@ -116,6 +117,18 @@ def ways(chosen: Sequence[Workload], protocols: Sequence[str], clients: Sequence
         for workload in chosen
         for protocol in protocols
     ]
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Processes that only burn CPU."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 @dataclass
@@ -306,9 +319,9 @@ def measure(
             with_model = [each.contender for each in served if workload.model in each.models]
             for contender in with_model:
                 check(contender.target, workload)
-            overhead.measure(
-                with_model, ways([workload], arguments.protocols, arguments.clients, driver), arguments.runs, 0
-            )
+            chosen_ways = ways([workload], arguments.protocols, arguments.clients, driver)
+            with busy_loops(arguments.busy):
+                overhead.measure(with_model, chosen_ways, arguments.runs, 0)
             print(f"{workload.model} is measured", file=sys.stderr)
             if workload.model != "identity":
                 for each in served:
@@ -347,6 +360,7 @@ def parser(models: Sequence[str]) -> argparse.ArgumentParser:
     options.add_argument("--models", type=_names(models), default=list(models), help="some of " + ",".join(models))
     options.add_argument("--protocols", type=_names(PROTOCOLS), default=list(PROTOCOLS), help="HTTP, gRPC or both")
     options.add_argument("--clients", type=_counts, default=[1, 8, 32], help="numbers of clients, 1,8,32 by default")
+    options.add_argument("--busy", type=int, default=0, help="processes beside that only burn CPU")
     options.add_argument("--picture", type=Path, help="write the picture to this file")
     options.add_argument("--write", action="store_true", help="put report and picture into the docs")
     return options
@@ -354,14 +368,18 @@ def parser(models: Sequence[str]) -> argparse.ArgumentParser:
 
 def main() -> None:
     known = workloads()
-    arguments = parser(list(known)).parse_args()
+    options = parser(list(known))
+    arguments = options.parse_args()
+    if arguments.busy and arguments.write:
+        options.error("--write keeps the table of a quiet machine: --busy is only printed")
     if missing := overhead.missing_programs():
         raise SystemExit(missing)
     driver = Driver(arguments.seconds)
     tables, short, image = measure(arguments, [known[name] for name in arguments.models], driver)
     conditions = (
         f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and servers "
-        f"share the cores. Medians of {arguments.runs} windows of {arguments.seconds} s, 3 times that "
+        f"share the cores with {arguments.busy} busy loops. Medians of {arguments.runs} windows of "
+        f"{arguments.seconds} s, 3 times that "
         "for 16 MB. CPU is the user and system time of the server and of its child processes, workers or stubs; memory "
         "is theirs too (PSS: shared pages count once). The busiest load generator used "
         f"{driver.busiest:.0%} of one core."

@@ -48,6 +48,10 @@ class TritonPythonModel:
             value = float(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
             if way == "library":
                 made = pb_utils.Tensor("OUT", np.array([by_pool(method, math.sqrt, value)], np.float32))
+            elif way == "groups":
+                parent = os.getppid()
+                same = 10 * (os.getsid(0) == os.getsid(parent)) + (os.getpgid(0) == os.getpgid(parent))
+                made = pb_utils.Tensor("OUT", np.array([same], np.float32))
             elif way == "secrets":
                 count = sum("SECRET" in text for text in os.environ.values())
                 made = pb_utils.Tensor("OUT", np.array([count], np.float32))
@@ -109,6 +113,11 @@ def test_the_main_module_starts_nothing_in_another_process(server: ServerProcess
 def test_models_do_not_inherit_the_secrets_of_restricted_calls(server: ServerProcess, model: str) -> None:
     assert call(server.http_port, "logging").status == 403
     assert '"data":[0.0]' in outcome(server, model, "any secrets")
+
+
+def test_a_worker_shares_the_session_of_its_server_and_has_a_group_of_its_own(server: ServerProcess) -> None:
+    """Linux gives each session a share of the processor, and a worker of its own waits for it on a busy machine."""
+    assert '"data":[10.0]' in outcome(server, "process", "any groups")
 
 
 def test_processes_that_are_left_hold_up_no_stop(server: ServerProcess) -> None:

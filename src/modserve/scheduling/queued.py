@@ -262,7 +262,7 @@ class QueuedScheduler(Generic[SlotT]):
                 reason = decision.reason
                 if reason is Reason.IDLE_INSTANCE and queue.count and not together.count:
                     reason = Reason.SHAPE
-                runner.run(slot, batch, reason.value)
+                runner.run(slot, batch, reason._value_)  # `value` is a property, in Python
                 break
             else:
                 runner.release(slot)

@@ -1,6 +1,7 @@
 """The benchmark of Python models: its options, repositories and requests, and what it makes of the figures."""
 
 import ast
+import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def test_options() -> None:
     assert options.parse_args([]).models == NAMES
     chosen = options.parse_args(["--models", "bls,add_sub", "--protocols", "gRPC", "--clients", "2,4"])
     assert (chosen.models, chosen.protocols, chosen.clients) == (["add_sub", "bls"], ["gRPC"], [2, 4])
+    assert (options.parse_args([]).busy, options.parse_args(["--busy", "2"]).busy) == (0, 2)
+
+
+def test_busy_loops_end_with_the_measurement() -> None:
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text()
+    with python_backend.busy_loops(2):
+        assert len(children.read_text().split()) == len(before.split()) + 2
+    assert children.read_text() == before
 
 
 def test_unknown_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ class WorkerProcess:
                 stderr=written,
                 pass_fds=passed,
                 env=dict(variables),
-                start_new_session=True,
+                process_group=0,  # not a session, which Linux would give a share of the processor of its own
             )
         except BaseException:
             self._close_all()
