@@ -75,6 +75,8 @@ def _check_rollbacks(world: World) -> None:
 
 def _check_restart(world: World) -> None:
     """The next server keeps to what was rolled back."""
+    if not world.path("routed").exists():
+        return  # its owner has removed it, with all that was written there
     rolled_back, remark = rollbacks.read(world.path("routed"))
     assert not remark
     assert world.server.routings.rolled_back("routed") == rolled_back, "a decision before the stop is not written down"
@@ -82,7 +84,8 @@ def _check_restart(world: World) -> None:
         return
     server = world.another_server()
     world.complete(server.load())
-    world.complete(server.load_model("routed"))
+    if not world.polls:
+        world.complete(server.load_model("routed"))
     assert server.routings.rolled_back("routed") == rolled_back
     versions = set()
     for _ in range(4):

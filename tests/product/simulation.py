@@ -33,6 +33,15 @@ class ThrownError(Exception):
     """A failure in background work that nobody foresees, because the test wants one there."""
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task of which sets, those of the standard library too, have the same order in each run: not by its address."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop without sockets, threads and waiting."""
 
@@ -50,8 +59,20 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.thrown = 0
         self.last_thrown_ns = 0
         self._rings = False
+        self._tasks = 0
         super().__init__(_NoSockets(self._idle))
         self.set_exception_handler(self._note)
+        self.set_task_factory(self._task)
+
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **more: Any) -> "asyncio.Task[Any]":
+        self._tasks += 1
+        task = NumberedTask(work, loop=loop, **more)
+        task.number = self._tasks
+        return task
+
+    def tasks(self) -> "list[asyncio.Task[Any]]":
+        """Those that have not ended, the oldest first."""
+        return sorted(asyncio.all_tasks(self), key=hash)
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.failures.append(f"{context['message']}: {context.get('exception')!r}")

@@ -311,3 +311,46 @@ def test_an_instance_that_is_lost_in_a_load_that_fails() -> None:
         world.finish(how="error")
         world.lose()
         world.run()
+
+
+def test_an_instance_of_a_change_that_a_drain_ends_is_closed_after_its_warm_up() -> None:
+    """Its samples were still running when it was dismissed, and no request was settled afterwards."""
+    with World() as world:
+        world.need("plain")
+        world.run()
+        world.change("plain", count=2)
+        world.turn()
+        world.change("plain", warm_up=True)
+        world.run()
+        world.drain()
+        world.run()
+
+
+def test_a_sequence_goes_on_with_the_files_of_its_start() -> None:
+    """Others of the same files were expected of it."""
+    with World() as world:
+        world.submit("blocking_sequences", sequence_id=1, sequence_start=True)
+        world.run()
+        world.load_again("blocking_sequences")
+        world.run()
+        entry = world.submit("blocking_sequences", sequence_id=1)
+        world.run()
+        assert entry.ended
+        assert entry.failure is None
+
+
+def test_the_next_server_of_a_repository_that_is_polled_keeps_to_rollbacks() -> None:
+    with World(polls=True) as world:
+        world.need("routed")
+        world.route("routed", ROLLBACKS[0])
+        world.run()
+
+
+def test_the_rollback_of_a_model_goes_with_its_folder() -> None:
+    """It was expected in the folder that is gone."""
+    with World(polls=True) as world:
+        world.need("routed")
+        world.route("routed", ROLLBACKS[0])
+        world.run()
+        world.unload("routed")
+        world.run(2.0)

@@ -154,7 +154,7 @@ class World:
 
     def dispose(self) -> None:
         """Nothing happens any more."""
-        for task in asyncio.all_tasks(self.loop):
+        for task in self.loop.tasks():
             task.cancel()
         if self.keys is not None:
             self.keys.stop()
@@ -334,7 +334,8 @@ class World:
         )
         if self.key is None:
             request.tenant = TENANTS[self.tenant]
-        entry.generation = self._generation(model)
+        if not entry.in_sequence or parameters.get("sequence_start"):  # others may go on where their sequence began
+            entry.generation = self._generation(model)
         self.loop.act(partial(self._submit, entry, request))
         return entry
 

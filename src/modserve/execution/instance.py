@@ -51,7 +51,7 @@ class Instance(ABC):
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
     gone: bool = False
     """It takes nothing: it is new, leaves, or was lost. Kept by the pool."""
-    open: set[RequestProgress]
+    open: dict[RequestProgress, None]
     """The requests without a final response, of an engine that responds to each by itself."""
     heard_ns: int = 0
     """Time at which the engine of a decoupled model last responded; 0 for never, and for other models."""

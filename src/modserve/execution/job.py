@@ -111,7 +111,7 @@ class Work:
         stateless = config.sequence_batching is None
         self._drops_late = stateless  # or the model would miss a part of a sequence
         self._one_by_one = stateless  # or an execution that failed may have changed states
-        self.open: set[RequestProgress] = set()
+        self.open: dict[RequestProgress, None] = {}
         self._model = model
         self._who = f"model '{model.name}', instance '{name}'"
         self._config = config
@@ -184,7 +184,7 @@ class Work:
             members = set(job.members)
             for running in job.running:
                 running.filler = running.ended = running.inflight not in members
-        self.open.update([running for running in job.running if not running.filler])
+        self.open.update({running: None for running in job.running if not running.filler})
         if job.on_done is not None:
             for running in job.running:
                 running.filler = True
@@ -209,7 +209,8 @@ class Work:
             else:
                 for request in job.requests:
                     request.end()
-                self.open.difference_update(job.running)
+                for running in job.running:
+                    self.open.pop(running, None)
                 job.running = []
                 return
         for request, final in zip(job.requests, finals, strict=True):

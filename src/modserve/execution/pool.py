@@ -168,6 +168,8 @@ class InstancePool(InstanceSet):
     def _finish(self, instance: Instance, job: Job) -> None:
         if job.on_done is not None:
             job.on_done(job)
+            if self.leaving:
+                self.see_off()  # it may have been dismissed meanwhile
             return
         if self._limit is not None and not self._limit.ended(job):
             return

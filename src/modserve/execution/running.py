@@ -58,7 +58,7 @@ class RequestReport(NamedTuple):
 class RequestProgress:
     """The event loop's side: how far a request has come. `home` has those that the engine may still respond to."""
 
-    def __init__(self, inflight: Inflight, home: "set[RequestProgress]") -> None:
+    def __init__(self, inflight: Inflight, home: "dict[RequestProgress, None]") -> None:
         self.inflight = inflight
         self.home = home
         self.responses = 0

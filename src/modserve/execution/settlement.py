@@ -111,7 +111,7 @@ class Settlement:
         if running.filler:  # of a warm-up, since those that only fill rows have ended from the start
             if report.final:
                 running.ended = True
-                running.home.discard(running)
+                running.home.pop(running, None)
             inflight.settle(None if isinstance(what, Again) else what, report.final)
             self._owner.settled(0)  # the instance may have been waiting for this to leave
             return
@@ -146,7 +146,7 @@ class Settlement:
     def _ended(self, running: RequestProgress) -> None:
         """The engine says no more of a request."""
         running.ended = True
-        running.home.discard(running)
+        running.home.pop(running, None)
         if running.executed:
             self._end(running)
 

@@ -109,10 +109,10 @@ class ModelControl:
         if not counts:
             places = ", ".join(f"'{repository}'" for repository in self._repositories)
             _log.warning("there are no models in %s: a model is a folder in it", places)
-        for name in chosen & set(present.duplicates):
+        for name in sorted(chosen & set(present.duplicates)):
             _log.error("model '%s' appears in two or more repositories, none of them is served", name)
             self._table.refuse(name, DUPLICATE)
-        for name in chosen - present.models.keys() - set(present.duplicates):
+        for name in sorted(chosen - present.models.keys() - set(present.duplicates)):
             failure = _not_in_repository(name)
             _log.error("%s", failure.message)
             self._table.refuse(name, failure.reason)

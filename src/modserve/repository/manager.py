@@ -166,7 +166,7 @@ class ModelManager:
         async def act(action: Action) -> None:
             ended.put_nowait((action.model, await self._act(action, action.model in update.requested)))
 
-        turns = TopologicalSorter(update.turns)
+        turns = TopologicalSorter({name: sorted(first) for name, first in update.turns.items()})
         turns.prepare()
         async with asyncio.TaskGroup() as tasks:
             while turns.is_active():

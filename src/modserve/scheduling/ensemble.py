@@ -65,7 +65,7 @@ class EnsembleScheduler:
         self._on_done = on_done
         self._plan = lru_cache(_MOST_PLANS)(partial(StepPlan, config.ensemble))
         self._stopped = False
-        self.runs: set[EnsembleRun] = set()
+        self.runs: dict[EnsembleRun, None] = {}
 
     def __repr__(self) -> str:
         return f"EnsembleScheduler({self.id.name}, {len(self.runs)} under way)"
@@ -75,7 +75,7 @@ class EnsembleScheduler:
             raise unavailable(f"{inflight.request.label}{STOPPING}")
         inflight.queue_start_ns = self.clock.now_ns()
         run = EnsembleRun(self, self._plan(inflight.output_names), inflight)
-        self.runs.add(run)
+        self.runs[run] = None
         inflight.on_cancel = run.cancelled
         self.clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
 
@@ -97,7 +97,7 @@ class EnsembleScheduler:
 
     def ended(self, run: "EnsembleRun", timing: ExecutionTiming, error: ModserveError | None) -> None:
         """A request is over. Its client gets the last response afterwards."""
-        self.runs.discard(run)
+        self.runs.pop(run, None)
         self._on_done(run.inflight, timing, error)
 
 
@@ -116,8 +116,8 @@ class EnsembleRun:
         self._ensemble = ensemble
         self._config = ensemble.config
         self._limits = ensemble.limits
-        self._steps: set[StepExecution] = set()
-        """Those under way, and those that wait for the limit."""
+        self._steps: dict[StepExecution, None] = {}
+        """Those under way, and those that wait for the limit, in the order in which they began."""
         self._compute_ns = [0, 0, 0]
         """Input, inference and output, of all steps."""
         self._handles: dict[tuple[str, int | None], Handle] = {}
@@ -200,7 +200,7 @@ class EnsembleRun:
     def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
         """The step's model has given an outcome, the last one if `final`; or the step could not be submitted."""
         if final:
-            self._steps.discard(step)
+            self._steps.pop(step, None)
             for index, ns in enumerate(step.compute_ns()):
                 self._compute_ns[index] += ns
             if self._limits:
@@ -260,7 +260,7 @@ class EnsembleRun:
                 pending.extend(wave.settle(skipped, waited_ns))
                 continue
             execution = StepExecution(self, index, wave, handle, inputs, waited_ns)
-            self._steps.add(execution)
+            self._steps[execution] = None
             if self._config.decoupled:
                 heapq.heappush(self._order, (execution.first, next(self._count), execution))
             if not self._limits or self._limits[index].take(execution):
