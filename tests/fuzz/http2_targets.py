@@ -12,7 +12,7 @@ from hpack.exceptions import HPACKError
 from modserve.core.errors import Code, ModserveError
 from modserve.frontends.grpc.heads import NAMES, GrpcHead
 from modserve.frontends.http2.block_decoder import BlockDecoder, DynamicTable
-from modserve.frontends.http2.fields import Field
+from modserve.frontends.http2.fields import HeaderField
 from modserve.frontends.http2.frames import INTERNAL_ERROR, PREFACE, SETTINGS, Http2Error, frame
 from modserve.frontends.http2.headers import Head, MalformedError
 from modserve.frontends.http2.limits import LIMITS
@@ -30,7 +30,7 @@ _Outcome: TypeAlias = tuple[int | None, bytes, list[tuple[int, bytes, bool]]]
 class _Port(EchoPort):
     """Its heads are understood as those of calls."""
 
-    def understand(self, fields: list[Field], size: int) -> Head:
+    def understand(self, fields: list[HeaderField], size: int) -> Head:
         head = GrpcHead(fields, size, {}, (), self.limits.header_list)
         assert head.refusal, "a call is accepted of which there is none"
         assert all(isinstance(name, str) for name, _ in head.metadata)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from modserve.frontends.http2.fields import Field
+from modserve.frontends.http2.fields import HeaderField
 from modserve.frontends.http2.headers import Head
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.policies import Policies
@@ -53,7 +53,7 @@ class GrpcPort(Http2Port):
         """What the trailers of calls say of the server's load from now on."""
         self._services.report_load(block)
 
-    def understand(self, fields: list[Field], size: int) -> Head:
+    def understand(self, fields: list[HeaderField], size: int) -> Head:
         return GrpcHead(fields, size, self._rpcs, self._codings, self.limits.header_list)
 
     def count_unsent(self, change: int) -> None:

@@ -10,7 +10,7 @@ from modserve.access import credentials
 from modserve.access.credentials import Credentials
 from modserve.core.requests import request_ids
 from modserve.core.requests.origin import Origin, lines_of
-from modserve.frontends.http2.fields import OWN, Field, FieldNames
+from modserve.frontends.http2.fields import OWN, FieldNames, HeaderField
 from modserve.frontends.http2.headers import Head, MalformedError, Pairs, block, literal, status
 
 from .rpc import Rpc
@@ -76,7 +76,7 @@ class GrpcHead(Head):
     """What a request's header block says; `refusal` is the header block that answers what is no call that is served."""
 
     def __init__(
-        self, fields: list[Field], size: int, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int
+        self, fields: list[HeaderField], size: int, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int
     ) -> None:
         """`size`: as `Head` has it; `codings`: those for responses, the best one first; `most`: bytes that a header
         list may have.
@@ -105,7 +105,7 @@ class GrpcHead(Head):
         else:
             self._judge(rpc, most)
 
-    def take(self, kind: int, field: Field) -> None:
+    def take(self, kind: int, field: HeaderField) -> None:
         value = field.value
         if kind == _TIMEOUT:
             if field.meaning is None:

@@ -9,7 +9,7 @@ counts for the blocks behind it. Its further fields are not kept, and what enter
 
 from typing import Final, final
 
-from .fields import FIELD_COST, HTTP_NAMES, Field, FieldNames, Name
+from .fields import FIELD_COST, HTTP_NAMES, FieldNames, HeaderField, Name
 from .frames import COMPRESSION_ERROR, Http2Error
 from .huffman import HuffmanError, decode
 
@@ -27,8 +27,8 @@ _REMEMBERED: Final = 64
 _LONGEST_REMEMBERED: Final = 128
 """Bytes of one, as it comes."""
 
-_GONE: Final = Field(Name(b"", 0), b"")
-_NO_FIELDS: Final[list[Field]] = []
+_GONE: Final = HeaderField(Name(b"", 0), b"")
+_NO_FIELDS: Final[list[HeaderField]] = []
 
 
 class IncompleteError(Exception):
@@ -51,11 +51,11 @@ class DynamicTable:
         self._most = most
         self._room = most
         self._size = 0
-        self._entries: list[Field] = []
+        self._entries: list[HeaderField] = []
         """The newest is the last; those before `_first` have left the table."""
         self._first = 0
 
-    def field(self, number: int) -> Field:
+    def field(self, number: int) -> HeaderField:
         """Raises `Http2Error`."""
         if 0 < number <= _STATIC_FIELDS:
             return self._static[number - 1]
@@ -65,7 +65,7 @@ class DynamicTable:
             return self._entries[index]
         raise unreadable("it names a field that is in no table")
 
-    def add(self, field: Field) -> None:
+    def add(self, field: HeaderField) -> None:
         if field.size > self._room:
             self.clear()
             return
@@ -111,7 +111,7 @@ class BlockDecoder:
         self._most = most
         self._names: dict[bytes, Name] = {}
         """By the texts of names, with their lengths, as they come."""
-        self._literals: dict[bytes, Field] = {}
+        self._literals: dict[bytes, HeaderField] = {}
         """By all bytes of a field that names none of the dynamic table."""
         self._fields = _NO_FIELDS
         self.size = 0
@@ -124,7 +124,7 @@ class BlockDecoder:
         self._indexed = False
         """The field whose value follows enters the table."""
 
-    def decode(self, block: bytes) -> list[Field]:
+    def decode(self, block: bytes) -> list[HeaderField]:
         """The fields of a whole block. Raises `Http2Error`."""
         self.begin()
         self.feed(block)
@@ -161,7 +161,7 @@ class BlockDecoder:
         except (IncompleteError, IndexError):
             self._rest = data[before:]
 
-    def end(self) -> list[Field]:
+    def end(self) -> list[HeaderField]:
         """The fields of the block, which is complete. Raises `Http2Error`."""
         if self._rest or self._skipped or self._value_follows:
             raise unreadable("it ends within a field")
@@ -211,7 +211,7 @@ class BlockDecoder:
                 return end
         if name is None:
             name = self._name(data[name_at:name_end], name_size, name_coded)
-        field = Field(name, _huffman_text(data[at:end]) if coded else data[at:end])
+        field = HeaderField(name, _huffman_text(data[at:end]) if coded else data[at:end])
         if key:
             if len(self._literals) >= _REMEMBERED:
                 self._literals.clear()
@@ -257,7 +257,7 @@ class BlockDecoder:
         if indexed and not name:
             self._table.clear()
 
-    def _keep(self, field: Field) -> None:
+    def _keep(self, field: HeaderField) -> None:
         self.size += field.size
         if self.size > self._most:
             self.cut = True

@@ -70,7 +70,7 @@ class Name:
 
 
 @final
-class Field:
+class HeaderField:
     """A header field and its kind, which is the name's, or `WRONG` for a value that no request may have.
 
     `meaning` is for the protocol above HTTP/2: what it has made of the value, so that it need not do so again.
@@ -102,7 +102,7 @@ class FieldNames:
     def __init__(self, own: Mapping[bytes, int]) -> None:
         """`own`: names that mean something to the protocol above HTTP/2, with kinds from `OWN` on."""
         self._kinds = {**_KINDS, **own}
-        self.static = [Field(self.name(name), value) for name, value in _STATIC]
+        self.static = [HeaderField(self.name(name), value) for name, value in _STATIC]
 
     def name(self, text: bytes) -> Name:
         kind = self._kinds.get(text, 0)

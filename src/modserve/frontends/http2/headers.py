@@ -2,7 +2,7 @@
 
 from typing import Final, TypeAlias
 
-from .fields import CONTENT_LENGTH, METHOD, PATH, PLAIN, SCHEME, WRONG, Field
+from .fields import CONTENT_LENGTH, METHOD, PATH, PLAIN, SCHEME, WRONG, HeaderField
 
 Pairs: TypeAlias = list[tuple[bytes, bytes]]
 """Names and values."""
@@ -19,7 +19,7 @@ class MalformedError(Exception):
 class Head:
     """The header block of a request, understood."""
 
-    def __init__(self, fields: list[Field], size: int) -> None:
+    def __init__(self, fields: list[HeaderField], size: int) -> None:
         """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
         self.fields = fields
         self.size = size
@@ -49,7 +49,7 @@ class Head:
         if not (method and scheme and path):
             raise MalformedError("the request has no :method, :scheme or :path")
 
-    def take(self, kind: int, field: Field) -> None:
+    def take(self, kind: int, field: HeaderField) -> None:
         """Understand a field that means something to HTTP/2 or, in a subclass, to a protocol above it.
 
         Raises `MalformedError`.
@@ -67,7 +67,7 @@ class Head:
         return [field.pair for field in self.fields]
 
 
-def has_pseudo(fields: list[Field]) -> bool:
+def has_pseudo(fields: list[HeaderField]) -> bool:
     """Whether there are fields that trailers cannot have."""
     return any(field.name.text[:1] == b":" for field in fields)
 

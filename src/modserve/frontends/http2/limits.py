@@ -47,8 +47,7 @@ class ConnectionLimits:
     some."""
     noise_a_second: int = 200
     work: int = 4_000
-    """Frames that are read in one turn of the event loop. Eight bytes of a header block count as one, two of one that
-    comes in parts."""
+    """Frames that are read in one turn of the event loop. Two bytes of a header block count as one."""
     unsent_control: int = 64 * 1024
     """Bytes of acknowledgements that wait for a client that does not read."""
     preface: float = 10.0

@@ -18,7 +18,7 @@ from modserve.frontends.places import LINGERING, ConnectionPlaces
 
 from . import frames
 from .endings import INTERNAL, REASONS, CloseReason
-from .fields import HTTP_NAMES, Field, FieldNames
+from .fields import HTTP_NAMES, FieldNames, HeaderField
 from .headers import Head
 from .limits import LIMITS, ConnectionLimits
 from .policies import Policies
@@ -104,7 +104,7 @@ class Http2Port:
 
     # What a subclass does
 
-    def understand(self, fields: list[Field], size: int) -> Head:
+    def understand(self, fields: list[HeaderField], size: int) -> Head:
         """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
         return Head(fields, size)
 

@@ -8,7 +8,7 @@ from typing import Final, final
 from . import frames
 from .block_decoder import BlockDecoder, DynamicTable
 from .budgets import Budgets
-from .fields import Field
+from .fields import HeaderField
 from .frame_reader import FrameHandler
 from .frames import ACK, PROTOCOL_ERROR, STREAM_CLOSED, Http2Error
 from .headers import Head, MalformedError, has_pseudo
@@ -20,9 +20,6 @@ from .windows import Windows
 
 _CALL_WORK: Final = 40
 """To begin a call, or to end it before its time, costs about as much as so many frames: it may have a task."""
-
-_BYTES: Final = 8
-"""Bytes of a whole header block that cost about as much as a frame."""
 
 _RAPID: Final = 2.0
 """Seconds within which the end of a stream is before its time."""
@@ -65,7 +62,7 @@ class Receiver(FrameHandler):
     # Header blocks
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> int:
-        return self._on_fields(number, self._decoder.decode(block), ends) + len(block) // _BYTES
+        return self._on_fields(number, self._decoder.decode(block), ends) + len(block) // 2
 
     def on_block_part(self, number: int, part: bytes, ends: bool, last: bool) -> None:
         decoder = self._decoder
@@ -77,7 +74,7 @@ class Receiver(FrameHandler):
             self._in_block = False
             self._on_fields(number, decoder.end(), ends)
 
-    def _on_fields(self, number: int, fields: list[Field], ends: bool) -> int:
+    def _on_fields(self, number: int, fields: list[HeaderField], ends: bool) -> int:
         """A header block is complete: it opens a stream, or ends one. What that costs, in frames."""
         if number <= self.highest:
             self._on_trailers(number, fields, ends)
@@ -108,7 +105,7 @@ class Receiver(FrameHandler):
             self._wrong(stream, code)
         return _CALL_WORK
 
-    def _on_trailers(self, number: int, fields: list[Field], ends: bool) -> None:
+    def _on_trailers(self, number: int, fields: list[HeaderField], ends: bool) -> None:
         stream = self._streams.get(number)
         if stream is None:
             self._budgets.spend_noise()
