@@ -10,10 +10,11 @@ from hpack import Decoder
 from hpack.exceptions import HPACKError
 
 from modserve.core.errors import Code, ModserveError
-from modserve.frontends.grpc.heads import GrpcHead
-from modserve.frontends.http2.block_decoder import Fields
+from modserve.frontends.grpc.heads import NAMES, GrpcHead
+from modserve.frontends.http2.block_decoder import BlockDecoder, DynamicTable
+from modserve.frontends.http2.fields import HeaderField
 from modserve.frontends.http2.frames import INTERNAL_ERROR, PREFACE, SETTINGS, Http2Error, frame
-from modserve.frontends.http2.headers import Head, HeaderBlocks, MalformedError
+from modserve.frontends.http2.headers import Head, MalformedError
 from modserve.frontends.http2.limits import LIMITS
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -29,8 +30,8 @@ _Outcome: TypeAlias = tuple[int | None, bytes, list[tuple[int, bytes, bool]]]
 class _Port(EchoPort):
     """Its heads are understood as those of calls."""
 
-    def understand(self, fields: Fields, size: int) -> Head:
-        head = GrpcHead(fields, {}, (), self.limits.header_list, size)
+    def understand(self, fields: list[HeaderField], size: int) -> Head:
+        head = GrpcHead(fields, size, {}, (), self.limits.header_list)
         assert head.refusal, "a call is accepted of which there is none"
         assert all(isinstance(name, str) for name, _ in head.metadata)
         return head
@@ -88,7 +89,7 @@ def header_blocks(data: bytes) -> None:
 
     Raises INVALID_ARG for one that ends the connection, or that is no request.
     """
-    blocks, alone = HeaderBlocks(LIMITS), Decoder(1 << 30)
+    decoder, alone = BlockDecoder(DynamicTable(LIMITS.table, NAMES), LIMITS.decoded), Decoder(1 << 30)
     alone.max_allowed_table_size = LIMITS.table
     malformed = ""
     while data:
@@ -98,12 +99,8 @@ def header_blocks(data: bytes) -> None:
             expected = [(bytes(name), bytes(value)) for name, value in alone.decode(block, raw=True)]
         except (HPACKError, IndexError, ValueError):
             expected = None
-        head = blocks.known(block)
-        if head is not None:
-            assert head.fields == expected, "a block is remembered that means something else by now"
-            continue
         try:
-            decoder, lasting = blocks.decode(block)
+            fields = decoder.decode(block)
         except Http2Error as error:
             assert expected is None, "only the library can read it"
             raise ModserveError(Code.INVALID_ARG, error.message) from None
@@ -111,15 +108,11 @@ def header_blocks(data: bytes) -> None:
             # A text that is in no table, behind the fields that are kept, is not decoded, so that nobody refuses it.
             assert decoder.cut, "only the library refuses it"
             return
-        fields = decoder.fields
-        assert fields == expected[: len(fields)]
+        assert [field.pair for field in fields] == expected[: len(fields)]
         assert decoder.cut == (len(fields) < len(expected)) == (decoder.size > LIMITS.decoded)
         try:
-            head = GrpcHead(fields, {}, (), LIMITS.header_list, decoder.size)
+            GrpcHead(fields, decoder.size, {}, (), LIMITS.header_list)
         except MalformedError as error:
             malformed = str(error) or "malformed"
-            continue
-        if lasting:
-            blocks.remember(block, head)
     if malformed:
         raise ModserveError(Code.INVALID_ARG, malformed)

@@ -22,6 +22,7 @@ from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key
 from modserve.access.secret import digest
 from modserve.core.tenants import Tenant
+from modserve.frontends.grpc import heads
 from modserve.frontends.grpc.heads import GrpcHead
 from modserve.frontends.grpc.load_reports import LoadReports
 from modserve.frontends.grpc.message_inflater import MessageInflater
@@ -32,6 +33,7 @@ from modserve.frontends.http.mounted import MountedApp
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.deferred import made
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext, Message
+from modserve.frontends.http2.fields import HeaderField
 from modserve.observability.audit_log import AuditLog
 from modserve.observability.logging import Logs
 from modserve.protocol.restricted import ADMIN_PATHS, CATEGORIES, DRAIN, OPEN_PATHS, http_restrictions
@@ -325,7 +327,8 @@ def test_rpcs_are_those_of_their_exact_paths(tmp_path: Path) -> None:
 
 def head_of(path: str, rpcs: Mapping[str, Rpc]) -> GrpcHead:
     fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"localhost")]
-    return GrpcHead([*fields, (b"content-type", b"application/grpc"), (b"te", b"trailers")], rpcs, (), 1 << 20)
+    fields += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
+    return GrpcHead([HeaderField(heads.NAMES.name(name), value) for name, value in fields], 0, rpcs, (), 1 << 20)
 
 
 async def test_refusals_and_successes_have_a_line_in_the_audit_log(place: Place) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from modserve.frontends.http2.block_decoder import Fields
+from modserve.frontends.http2.fields import HeaderField
 from modserve.frontends.http2.headers import Head
 from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.policies import Policies
@@ -13,7 +13,7 @@ from modserve.frontends.http2.stream import Stream, StreamSender
 
 from .call_services import CallServices
 from .dispatch import Dispatcher
-from .heads import GrpcHead
+from .heads import NAMES, GrpcHead
 from .rpc import Rpc
 from .server_call import ServerCall
 from .unary import UnaryInferences
@@ -41,7 +41,7 @@ class GrpcPort(Http2Port):
 
         `access`: where calls are logged, if they are.
         """
-        super().__init__(loop, policies, limits)
+        super().__init__(loop, policies, limits, names=NAMES)
         self._memory = dispatcher.server.memory
         unary = UnaryInferences(dispatcher)
         self._services = CallServices(loop, dispatcher, unary, limits, max_message, access)
@@ -53,8 +53,8 @@ class GrpcPort(Http2Port):
         """What the trailers of calls say of the server's load from now on."""
         self._services.report_load(block)
 
-    def understand(self, fields: Fields, size: int) -> Head:
-        return GrpcHead(fields, self._rpcs, self._codings, self.limits.header_list, size)
+    def understand(self, fields: list[HeaderField], size: int) -> Head:
+        return GrpcHead(fields, size, self._rpcs, self._codings, self.limits.header_list)
 
     def count_unsent(self, change: int) -> None:
         if change > 0:

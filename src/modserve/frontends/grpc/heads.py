@@ -2,16 +2,16 @@
 
 import base64
 import binascii
-import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 from urllib.parse import quote_from_bytes
 
-from modserve.access.credentials import Credentials, of_headers
+from modserve.access import credentials
+from modserve.access.credentials import Credentials
 from modserve.core.requests import request_ids
 from modserve.core.requests.origin import Origin, lines_of
-from modserve.frontends.http2.block_decoder import Fields
-from modserve.frontends.http2.headers import Head, MalformedError, block, literal, status
+from modserve.frontends.http2.fields import OWN, FieldNames, HeaderField
+from modserve.frontends.http2.headers import Head, MalformedError, Pairs, block, literal, status
 
 from .rpc import Rpc
 
@@ -29,15 +29,34 @@ INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
 
 # content-type is number 31 of the static table, in a literal that enters none (RFC 7541, section 6.2.2).
-_CONTENT_TYPE: Final = b"\x0f\x10\x10application/grpc"
+_TYPE: Final = b"application/grpc"
+_CONTENT_TYPE: Final = b"\x0f\x10\x10" + _TYPE
 HEADERS: Final = status(200) + _CONTENT_TYPE
 COMPRESSED: Final = {name: HEADERS + literal(b"grpc-encoding", name.encode()) for name in CODINGS}
 TRAILERS: Final = literal(b"grpc-status", b"0")
 
 _REQUEST_ID: Final = request_ids.HEADER.encode()
 _ACCEPT: Final = literal(b"grpc-accept-encoding", ACCEPTED)
-_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_DIGITS: Final = 8
 _UNITS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 1000, b"n": 1}
+
+# Kinds of fields.
+_CONTENT_TYPE_FIELD: Final = OWN
+_TIMEOUT: Final = OWN + 1
+_ENCODING: Final = OWN + 2
+_ACCEPTED_ENCODINGS: Final = OWN + 3
+_REQUEST_ID_FIELD: Final = OWN + 4
+_CREDENTIAL: Final = OWN + 5
+NAMES: Final = FieldNames(
+    {
+        b"content-type": _CONTENT_TYPE_FIELD,
+        b"grpc-timeout": _TIMEOUT,
+        b"grpc-encoding": _ENCODING,
+        b"grpc-accept-encoding": _ACCEPTED_ENCODINGS,
+        _REQUEST_ID: _REQUEST_ID_FIELD,
+        **dict.fromkeys(credentials.HEADERS, _CREDENTIAL),
+    }
+)
 _NOT_METADATA: Final = frozenset(
     (
         b"te",
@@ -57,89 +76,102 @@ class GrpcHead(Head):
     """What a request's header block says; `refusal` is the header block that answers what is no call that is served."""
 
     def __init__(
-        self, fields: Fields, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int, size: int = -1
+        self, fields: list[HeaderField], size: int, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int
     ) -> None:
-        """`codings`: those for responses, the best one first; `most`: bytes that a header list may have; `size`: as
-        `Head` has it.
+        """`size`: as `Head` has it; `codings`: those for responses, the best one first; `most`: bytes that a header
+        list may have.
         """
-        super().__init__(fields, size)
         self.rpc: Rpc | None = None
         """None for what is refused."""
         self.timeout_ns = -1
         """-1: none."""
         self.encoding = ""
-        self.coding = ""
-        """Of the responses."""
-        self.refusal = b""
         self.request_id = ""
         """As `core.requests.request_ids` has it; empty if the client sent none."""
+        self.credentials: Credentials = ()
+        """What shows the caller."""
+        self.refusal = b""
         self.refusal_status = UNKNOWN
         """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
+        self._type = self._accepted = b""
         self._origin: Origin | None = None
-        self._credentials: Credentials | None = None
-        self._metadata: tuple[tuple[str, str | bytes], ...] | None = None
-        kind = accepted = b""
-        for name, value in fields:
-            if name == b"content-type":
-                kind = value
-            elif name == b"grpc-timeout":
-                match = _TIMEOUT.fullmatch(value)
-                if match is None:
-                    raise MalformedError(f"{value!r} is not a grpc-timeout")
-                self.timeout_ns = int(match[1]) * _UNITS[match[2]]
-            elif name == _REQUEST_ID:
-                self.request_id = request_ids.received(value.decode("latin-1"))
-            elif name == b"grpc-encoding":
-                self.encoding = value.decode("latin-1")
-            elif name == b"grpc-accept-encoding":
-                accepted = value
-        if codings and accepted:
-            accepts = accepted.decode("latin-1").replace(" ", "").split(",")
-            self.coding = next((name for name in codings if name in accepts), "")
-        self.refusal = self._judge(kind, rpcs, most)
+        super().__init__(fields, size)
+        self.coding = self._chosen(codings) if codings and self._accepted else ""
+        """Of the responses."""
+        rpc = rpcs.get(self.path.decode("latin-1"))
+        known = rpc is not None and self.method == b"POST" and self._type == _TYPE
+        if known and size <= most and self.encoding in _READ:
+            self.rpc = rpc
+        else:
+            self._judge(rpc, most)
 
-    def _judge(self, kind: bytes, rpcs: Mapping[str, Rpc], most: int) -> bytes:
-        if self.pseudo[b":method"] != b"POST":
-            return status(405) + literal(b"allow", b"POST")
-        if self.size > most:  # before the rest, of which there may be only a part
+    def take(self, kind: int, field: HeaderField) -> None:
+        value = field.value
+        if kind == _TIMEOUT:
+            if field.meaning is None:
+                field.meaning = _timeout_ns(value)
+            self.timeout_ns = cast(int, field.meaning)
+        elif kind == _CONTENT_TYPE_FIELD:
+            self._type = value
+        elif kind == _REQUEST_ID_FIELD:
+            if field.meaning is None:
+                field.meaning = request_ids.received(value.decode("latin-1"))
+            self.request_id = cast(str, field.meaning)
+        elif kind == _ACCEPTED_ENCODINGS:
+            self._accepted = value
+        elif kind == _ENCODING:
+            self.encoding = value.decode("latin-1")
+        elif kind == _CREDENTIAL:
+            self.credentials = (*self.credentials, field.pair)
+        else:
+            super().take(kind, field)
+
+    def _chosen(self, codings: Sequence[str]) -> str:
+        accepts = self._accepted.decode("latin-1").replace(" ", "").split(",")
+        return next((name for name in codings if name in accepts), "")
+
+    def _judge(self, rpc: Rpc | None, most: int) -> None:
+        """Set `rpc`, or the refusal."""
+        kind = self._type
+        if self.method != b"POST":
+            self.refusal = status(405) + literal(b"allow", b"POST")
+        elif self.size > most:  # before the rest, of which there may be only a part
             self.refusal_status = RESOURCE_EXHAUSTED
-            return refused(
-                RESOURCE_EXHAUSTED, f"the call has {self.size} bytes of metadata, at most {most} are possible"
-            )
-        if not kind.startswith(b"application/grpc") or kind[16:17] not in (b"", b"+", b";"):
-            return status(415)
-        rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
-        self.refusal_status = UNIMPLEMENTED
-        if rpc is None:
-            return refused(UNIMPLEMENTED, "Method not found!")
-        if self.encoding not in _READ:
+            text = f"the call has {self.size} bytes of metadata, at most {most} are possible"
+            self.refusal = refused(RESOURCE_EXHAUSTED, text)
+        elif not kind.startswith(_TYPE) or kind[16:17] not in (b"", b"+", b";"):
+            self.refusal = status(415)
+        elif rpc is None:
+            self.refusal_status = UNIMPLEMENTED
+            self.refusal = refused(UNIMPLEMENTED, "Method not found!")
+        elif self.encoding not in _READ:
+            self.refusal_status = UNIMPLEMENTED
             text = f"grpc-encoding '{self.encoding}' is not supported; supported are {ACCEPTED.decode()}"
-            return HEADERS + _ACCEPT + trailers(UNIMPLEMENTED, text)
-        self.rpc = rpc
-        return b""
-
-    @property
-    def credentials(self) -> Credentials:
-        """What shows the caller."""
-        if self._credentials is None:
-            self._credentials = of_headers(self.fields)
-        return self._credentials
+            self.refusal = HEADERS + _ACCEPT + trailers(UNIMPLEMENTED, text)
+        else:
+            self.rpc = rpc
 
     def origin(self, peer: object) -> Origin:
         """Origin, over a connection of this peer's; the same each time."""
         if self._origin is None:
-            call = self.pseudo[b":path"].decode("latin-1") if self.rpc is None else self.rpc.method.name
-            self._origin = Origin(peer, lines_of(self.fields), call)
+            call = self.path.decode("latin-1") if self.rpc is None else self.rpc.method.name
+            self._origin = Origin(peer, lines_of(self.pairs), call)
         return self._origin
 
     @property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        if self._metadata is None:
-            self._metadata = tuple(_metadata(self.fields))
-        return self._metadata
+        return tuple(_metadata(self.pairs))
 
 
-def _metadata(fields: Fields) -> list[tuple[str, str | bytes]]:
+def _timeout_ns(value: bytes) -> int:
+    """Raises `MalformedError`."""
+    digits, unit = value[:-1], _UNITS.get(value[-1:], 0)
+    if not unit or not digits.isdigit() or len(digits) > _DIGITS:
+        raise MalformedError(f"{value!r} is not a grpc-timeout")
+    return int(digits) * unit
+
+
+def _metadata(fields: Pairs) -> list[tuple[str, str | bytes]]:
     """Names and values; what is binary is decoded, and left out if it cannot be."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:

@@ -1,33 +1,17 @@
 """Header blocks decoded as they come (RFC 7541), and the table that they fill.
 
+Clients index what repeats, so that most fields of a request are found in the tables, already understood. What a client
+sends in full each time, in Huffman's code and without indexing it, is remembered field by field.
+
 A block with more or longer fields than anybody reads is gone through to its end all the same: what it does to the table
 counts for the blocks behind it. Its further fields are not kept, and what enters no table is not decoded either.
 """
 
-from collections import deque
-from typing import Final, TypeAlias
+from typing import Final, final
 
-from hpack import __version__ as _version
-
+from .fields import FIELD_COST, HTTP_NAMES, FieldNames, HeaderField, Name
 from .frames import COMPRESSION_ERROR, Http2Error
-
-try:
-    from hpack.huffman_table import decode_huffman
-    from hpack.table import HeaderTable
-
-    _STATIC: Final = [(bytes(name), bytes(value)) for name, value in HeaderTable.STATIC_TABLE]
-    if len(_STATIC) != 61 or decode_huffman(bytes.fromhex("f1e3c2e5f23a6ba0ab90f4ff")) != b"www.example.com":
-        raise ImportError("they behave differently")
-except (ImportError, AttributeError, TypeError) as error:
-    raise ImportError(
-        f"hpack {_version} lacks what modserve uses of it, hpack.table.HeaderTable.STATIC_TABLE and "
-        f"hpack.huffman_table.decode_huffman ({error}): pip install 'hpack>=4.0,<4.3'"
-    ) from error
-
-Fields: TypeAlias = list[tuple[bytes, bytes]]
-
-FIELD_COST: Final = 32
-"""What a field counts beside its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
+from .huffman import HuffmanError, decode
 
 _LONG: Final = 16 * 1024
 """Bytes of a text, as it comes, that no table of ours has room for, whatever its coding: no symbol has more than 30
@@ -35,6 +19,16 @@ bits. It is not collected."""
 
 _DIGITS: Final = 5
 """Bytes of a number behind its first."""
+
+_STATIC_FIELDS: Final = 61
+
+_REMEMBERED: Final = 64
+"""Names, and fields in Huffman's code, that are remembered of a connection's literals; then all are forgotten."""
+_LONGEST_REMEMBERED: Final = 128
+"""Bytes of one, as it comes."""
+
+_GONE: Final = HeaderField(Name(b"", 0), b"")
+_NO_FIELDS: Final[list[HeaderField]] = []
 
 
 class IncompleteError(Exception):
@@ -46,80 +40,100 @@ def unreadable(reason: str) -> Http2Error:
     return Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {reason}")
 
 
+@final
 class DynamicTable:
     """The dynamic table of one direction of a connection (RFC 7541, section 2.3.2)."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, names: FieldNames = HTTP_NAMES) -> None:
         """`most`: bytes that it may have at any time."""
+        self.names = names
+        self._static = names.static
         self._most = most
         self._room = most
         self._size = 0
-        self._entries: deque[tuple[bytes, bytes]] = deque()
-        self.changes = 0
-        """How often it was another one afterwards."""
+        self._entries: list[HeaderField] = []
+        """The newest is the last; those before `_first` have left the table."""
+        self._first = 0
 
-    def field(self, number: int) -> tuple[bytes, bytes]:
+    def field(self, number: int) -> HeaderField:
         """Raises `Http2Error`."""
-        if 0 < number <= len(_STATIC):
-            return _STATIC[number - 1]
-        number -= len(_STATIC) + 1
-        if 0 <= number < len(self._entries):
-            return self._entries[number]
+        if 0 < number <= _STATIC_FIELDS:
+            return self._static[number - 1]
+        count = len(self._entries)
+        index = count + _STATIC_FIELDS - number
+        if self._first <= index < count:
+            return self._entries[index]
         raise unreadable("it names a field that is in no table")
 
-    def add(self, name: bytes, value: bytes) -> None:
-        size = len(name) + len(value) + FIELD_COST
-        if size > self._room:
+    def add(self, field: HeaderField) -> None:
+        if field.size > self._room:
             self.clear()
             return
-        self.changes += 1
-        self._entries.appendleft((name, value))
-        self._size += size
-        self._shrink()
+        self._entries.append(field)
+        self._size += field.size
+        if self._size > self._room:
+            self._shrink()
 
     def clear(self) -> None:
         """What a field does that is larger than the table."""
-        self.changes += 1
-        self._entries.clear()
-        self._size = 0
+        self._entries = []
+        self._size = self._first = 0
 
     def resize(self, room: int) -> None:
         """Raises `Http2Error`."""
         if room > self._most:
             raise unreadable(f"its table has more than {self._most} bytes")
-        if room != self._room:
-            self.changes += 1
-            self._room = room
-            self._shrink()
+        self._room = room
+        self._shrink()
 
     def _shrink(self) -> None:
+        entries = self._entries
         while self._size > self._room:
-            name, value = self._entries.pop()
-            self._size -= len(name) + len(value) + FIELD_COST
+            self._size -= entries[self._first].size
+            entries[self._first] = _GONE
+            self._first += 1
+        if self._first > _REMEMBERED:
+            del entries[: self._first]
+            self._first = 0
 
 
+@final
 class BlockDecoder:
-    """One block: `feed` it, and `end`.
+    """Decodes the blocks of a connection, one after the other: `begin`, `feed` with each part, `end`.
 
     What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
     behind which the field's value follows if the text is its name.
     """
 
     def __init__(self, table: DynamicTable, most: int) -> None:
-        """`most`: bytes that the fields may have that are kept."""
+        """`most`: bytes that the fields of a block may have that are kept."""
         self._table = table
         self._most = most
-        self.fields: Fields = []
+        self._names: dict[bytes, Name] = {}
+        """By the texts of names, with their lengths, as they come."""
+        self._literals: dict[bytes, HeaderField] = {}
+        """By all bytes of a field that names none of the dynamic table."""
+        self._fields = _NO_FIELDS
         self.size = 0
-        """Of all fields; of those that are not kept, as they come."""
+        """Of all fields of the block; of those that are not kept, as they come."""
         self.cut = False
-        """There are more fields than `fields`."""
-        self._begun = False
+        """The block has more fields than are kept."""
         self._rest = b""
         self._skipped = 0
         self._value_follows = False
         self._indexed = False
         """The field whose value follows enters the table."""
+
+    def decode(self, block: bytes) -> list[HeaderField]:
+        """The fields of a whole block. Raises `Http2Error`."""
+        self.begin()
+        self.feed(block)
+        return self.end()
+
+    def begin(self) -> None:
+        self._fields = []
+        self.size = 0
+        self.cut = False
 
     def feed(self, data: bytes) -> None:
         """Raises `Http2Error`."""
@@ -131,58 +145,93 @@ class BlockDecoder:
             data = self._rest + data
             self._rest = b""
         end = len(data)
+        table = self._table
         try:
             while at < end:
                 before = at
-                at = self._value(data, at) if self._value_follows else self._field(data, at)
+                if self._value_follows:
+                    at = self._value(data, at)
+                    continue
+                first = data[at]
+                if first < 0x80:
+                    at = self._field(data, at, first)
+                    continue
+                number, at = (first & 0x7F, at + 1) if first < 0xFF else _integer(data, at, 0x7F)
+                self._keep(table.field(number))
         except (IncompleteError, IndexError):
             self._rest = data[before:]
 
-    def end(self) -> None:
-        """The block is complete. Raises `Http2Error`."""
+    def end(self) -> list[HeaderField]:
+        """The fields of the block, which is complete. Raises `Http2Error`."""
         if self._rest or self._skipped or self._value_follows:
             raise unreadable("it ends within a field")
+        fields, self._fields = self._fields, _NO_FIELDS
+        return fields
 
-    def _field(self, data: bytes, at: int) -> int:
-        """Read what begins at `at`; where it ends. Raises `IncompleteError` or IndexError, and has done nothing."""
-        first = data[at]
-        if first & 0x80:
-            number, at = _integer(data, at, 0x7F)
-            name, value = self._table.field(number)
-            self._keep(name, value)
-            return at
+    def _field(self, data: bytes, at: int, first: int) -> int:
+        """Read the literal that begins at `at`, or the size of a table; where it ends.
+
+        Raises `IncompleteError` or IndexError, and has done nothing.
+        """
         if first & 0xE0 == 0x20:
-            if self._begun:
+            if self.size:
                 raise unreadable("a size of its table is behind a field")
             room, at = _integer(data, at, 0x1F)
             self._table.resize(room)
             return at
+        before = at
         indexed = first & 0x40 != 0
         number, at = _integer(data, at, 0x3F if indexed else 0x0F)
-        name, name_coded = b"", False
+        name: Name | None = None
+        name_at, name_size, name_coded = at, 0, False
         if number:
-            name = self._table.field(number)[0]
+            name = self._table.field(number).name
+            name_size = len(name.text)
         else:
-            length, name_coded, at = _text(data, at)
-            if length > _LONG:
-                return self._skip(data, at, length, indexed, name=True)
-            name = data[at : at + length]
-            at += length
-        length, coded, at = _text(data, at)  # which fails if the name is not complete
-        if length > _LONG:
-            return self._skip(data, at, length, indexed, name=False)
-        value = data[at : at + length]
-        if len(value) < length:
+            name_size, name_coded, at = _text(data, at)
+            if name_size > _LONG:
+                return self._skip(data, at, name_size, indexed, name=True)
+            at += name_size
+        name_end = at
+        size, coded, at = _text(data, at)  # which fails if the name is not complete
+        if size > _LONG:
+            return self._skip(data, at, size, indexed, name=False)
+        end = at + size
+        if end > len(data):
             raise IncompleteError
-        if indexed or not self.cut:
-            if name_coded:
-                name = _huffman_text(name)
-            if coded:
-                value = _huffman_text(value)
-        if indexed:
-            self._table.add(name, value)
-        self._keep(name, value)
-        return at + length
+        if self.cut and not indexed:
+            self.size += name_size + size + FIELD_COST
+            return end
+        key = b""
+        if coded and not indexed and number <= _STATIC_FIELDS and end - before <= _LONGEST_REMEMBERED:
+            key = data[before:end]
+            known = self._literals.get(key)
+            if known is not None:
+                self._keep(known)
+                return end
+        if name is None:
+            name = self._name(data[name_at:name_end], name_size, name_coded)
+        field = HeaderField(name, _huffman_text(data[at:end]) if coded else data[at:end])
+        if key:
+            if len(self._literals) >= _REMEMBERED:
+                self._literals.clear()
+            self._literals[key] = field
+        elif indexed:
+            self._table.add(field)
+        self._keep(field)
+        return end
+
+    def _name(self, data: bytes, size: int, coded: bool) -> Name:
+        """The name whose `size` last bytes of `data` are its text."""
+        name = self._names.get(data)
+        if name is None:
+            text = data[len(data) - size :]
+            name = self._table.names.name(_huffman_text(text) if coded else text)
+            if size <= _LONGEST_REMEMBERED:
+                if len(self._names) >= _REMEMBERED:
+                    self._names.clear()
+                self._names[data] = name
+        return name
 
     def _value(self, data: bytes, at: int) -> int:
         """The value of a field whose name was too long."""
@@ -202,19 +251,18 @@ class BlockDecoder:
         return at + here
 
     def _passed(self, length: int, indexed: bool, name: bool) -> None:
-        self._begun = self.cut = True
+        self.cut = True
         self.size += length + (FIELD_COST if name or not self._value_follows else 0)
         self._value_follows, self._indexed = name, indexed
         if indexed and not name:
             self._table.clear()
 
-    def _keep(self, name: bytes, value: bytes) -> None:
-        self._begun = True
-        self.size += len(name) + len(value) + FIELD_COST
+    def _keep(self, field: HeaderField) -> None:
+        self.size += field.size
         if self.size > self._most:
             self.cut = True
         if not self.cut:
-            self.fields.append((name, value))
+            self._fields.append(field)
 
 
 def _integer(data: bytes, at: int, most: int) -> tuple[int, int]:
@@ -244,6 +292,6 @@ def _text(data: bytes, at: int) -> tuple[int, bool, int]:
 
 def _huffman_text(text: bytes) -> bytes:
     try:
-        return decode_huffman(text)
-    except Exception as error:
+        return decode(text)
+    except HuffmanError as error:
         raise unreadable("a text is not in Huffman's code") from error

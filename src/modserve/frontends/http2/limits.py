@@ -26,10 +26,6 @@ class ConnectionLimits:
     """CONTINUATION frames of one header block: as many as it takes if none is larger than it must be."""
     table: int = 4096
     """Of the table that a client's encoder fills (RFC 7541, section 4.2)."""
-    blocks: int = 32
-    """Header blocks that are remembered, each of at most `block` bytes and `fields` fields."""
-    block: int = 1024
-    fields: int = 64
     frame: int = 1024 * 1024
     """The longest DATA frame. It is read as it comes, and never held as a whole."""
     control_frame: int = 16 * 1024
@@ -51,7 +47,7 @@ class ConnectionLimits:
     some."""
     noise_a_second: int = 200
     work: int = 4_000
-    """Frames that are read in one turn of the event loop. Two bytes of a header block that is decoded count as one."""
+    """Frames that are read in one turn of the event loop. Two bytes of a header block count as one."""
     unsent_control: int = 64 * 1024
     """Bytes of acknowledgements that wait for a client that does not read."""
     preface: float = 10.0

@@ -17,8 +17,8 @@ from modserve.frontends.listening import peer_of
 from modserve.frontends.places import LINGERING, ConnectionPlaces
 
 from . import frames
-from .block_decoder import Fields
 from .endings import INTERNAL, REASONS, CloseReason
+from .fields import HTTP_NAMES, FieldNames, HeaderField
 from .headers import Head
 from .limits import LIMITS, ConnectionLimits
 from .policies import Policies
@@ -72,7 +72,10 @@ class Http2Port:
         policies: Policies,
         limits: ConnectionLimits = LIMITS,
         spread: Callable[[], float] = random.random,
+        names: FieldNames = HTTP_NAMES,
     ) -> None:
+        """`names`: of fields that mean something here."""
+        self.names = names
         self.loop = loop
         self.turn = turn_of(loop)
         self.policies = policies
@@ -101,7 +104,7 @@ class Http2Port:
 
     # What a subclass does
 
-    def understand(self, fields: Fields, size: int) -> Head:
+    def understand(self, fields: list[HeaderField], size: int) -> Head:
         """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
         return Head(fields, size)
 

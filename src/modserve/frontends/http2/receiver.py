@@ -6,11 +6,12 @@ Each method of `FrameHandler` raises `Http2Error` for what ends the connection.
 from typing import Final, final
 
 from . import frames
-from .block_decoder import BlockDecoder, Fields
+from .block_decoder import BlockDecoder, DynamicTable
 from .budgets import Budgets
+from .fields import HeaderField
 from .frame_reader import FrameHandler
 from .frames import ACK, PROTOCOL_ERROR, STREAM_CLOSED, Http2Error
-from .headers import Head, HeaderBlocks, MalformedError, has_pseudo
+from .headers import Head, MalformedError, has_pseudo
 from .keepalive import Keepalive
 from .port import Http2Port
 from .sender import Sender
@@ -46,9 +47,9 @@ class Receiver(FrameHandler):
         self._budgets = budgets
         self._keepalive = keepalive
         self._sender = sender
-        self._blocks = HeaderBlocks(port.limits)
-        self._decoder: BlockDecoder | None = None
-        """Of the header block that comes in parts."""
+        self._decoder = BlockDecoder(DynamicTable(port.limits.table, port.names), port.limits.decoded)
+        self._in_block = False
+        """A header block that comes in parts has begun."""
         self._target: Stream | None = None
         """Whom the DATA frame at hand is for, if anybody wants it."""
         self.highest = 0
@@ -61,45 +62,33 @@ class Receiver(FrameHandler):
     # Header blocks
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> int:
-        blocks = self._blocks
-        head = blocks.known(block) if number > self.highest else None
-        if head is not None:
-            return self._open(number, head, ends)
-        decoder, lasting = blocks.decode(block)
-        head = self._on_fields(number, decoder, ends)
-        if head is None:
-            return len(block) // 2
-        if lasting:
-            blocks.remember(block, head)
-        return self._open(number, head, ends) + len(block) // 2
+        return self._on_fields(number, self._decoder.decode(block), ends) + len(block) // 2
 
     def on_block_part(self, number: int, part: bytes, ends: bool, last: bool) -> None:
         decoder = self._decoder
-        if decoder is None:
-            decoder = self._decoder = self._blocks.begin()
+        if not self._in_block:
+            self._in_block = True
+            decoder.begin()
         decoder.feed(part)
         if last:
-            self._decoder = None
-            self._blocks.finish(decoder)
-            head = self._on_fields(number, decoder, ends)
-            if head is not None:
-                self._open(number, head, ends)
+            self._in_block = False
+            self._on_fields(number, decoder.end(), ends)
 
-    def _on_fields(self, number: int, decoder: BlockDecoder, ends: bool) -> Head | None:
-        """What a header block says if it opens a stream. Otherwise it has its effect."""
+    def _on_fields(self, number: int, fields: list[HeaderField], ends: bool) -> int:
+        """A header block is complete: it opens a stream, or ends one. What that costs, in frames."""
         if number <= self.highest:
-            self._on_trailers(number, decoder.fields, ends)
-            return None
+            self._on_trailers(number, fields, ends)
+            return 0
         try:
-            return self._port.understand(decoder.fields, decoder.size)
+            head = self._port.understand(fields, self._decoder.size)
         except MalformedError:
             _check_number(number)
             self.highest = number
             self._refuse(number, PROTOCOL_ERROR)
-            return None
+            return 0
+        return self._open(number, head, ends)
 
     def _open(self, number: int, head: Head, ends: bool) -> int:
-        """What that costs, in frames."""
         if not number & 1:
             _check_number(number)
         self.highest = number
@@ -116,7 +105,7 @@ class Receiver(FrameHandler):
             self._wrong(stream, code)
         return _CALL_WORK
 
-    def _on_trailers(self, number: int, fields: Fields, ends: bool) -> None:
+    def _on_trailers(self, number: int, fields: list[HeaderField], ends: bool) -> None:
         stream = self._streams.get(number)
         if stream is None:
             self._budgets.spend_noise()

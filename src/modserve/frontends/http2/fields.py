@@ -1,0 +1,115 @@
+"""Header fields that are understood when they are first read: what the name means, and whether a request may have it.
+
+Fields of the tables (RFC 7541, section 2.3) are judged once, however often a client names them by their number.
+"""
+
+from collections.abc import Mapping
+from typing import Final, final
+
+from hpack import __version__ as _version
+
+try:
+    from hpack.table import HeaderTable
+
+    _STATIC: Final = [(bytes(name), bytes(value)) for name, value in HeaderTable.STATIC_TABLE]
+
+    from . import huffman
+
+    if len(_STATIC) != 61 or huffman.decode(bytes.fromhex("f1e3c2e5f23a6ba0ab90f4ff")) != b"www.example.com":
+        raise ImportError("they differ")
+except (ImportError, AttributeError, LookupError, TypeError, ValueError) as error:
+    raise ImportError(
+        f"hpack {_version} lacks what modserve uses of it, hpack.table.HeaderTable.STATIC_TABLE and "
+        f"hpack.huffman_constants ({error}): pip install 'hpack>=4.0,<4.3'"
+    ) from error
+
+FIELD_COST: Final = 32
+"""What a field counts beside its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
+
+# Kinds of fields. Those of the fields that stand for a request line are bits; any other is larger.
+METHOD: Final = 1
+SCHEME: Final = 2
+PATH: Final = 4
+AUTHORITY: Final = 8
+PLAIN: Final = 16
+WRONG: Final = 17
+"""A request with such a field is malformed (RFC 9113, section 8.1.1)."""
+CONTENT_LENGTH: Final = 18
+_TE: Final = 19
+OWN: Final = 32
+"""The first of the kinds that a protocol above HTTP/2 gives to names."""
+
+_KINDS: Final = {
+    b":method": METHOD,
+    b":scheme": SCHEME,
+    b":path": PATH,
+    b":authority": AUTHORITY,
+    b"content-length": CONTENT_LENGTH,
+    b"te": _TE,
+    b"connection": WRONG,
+    b"keep-alive": WRONG,
+    b"proxy-connection": WRONG,
+    b"transfer-encoding": WRONG,
+    b"upgrade": WRONG,
+}
+_NAME: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
+_ZERO: Final = 0
+_LF: Final = 10
+_CR: Final = 13
+
+
+@final
+class Name:
+    """A field name and its kind."""
+
+    __slots__ = ("kind", "text")
+
+    def __init__(self, text: bytes, kind: int) -> None:
+        self.text = text
+        self.kind = kind
+
+
+@final
+class HeaderField:
+    """A header field and its kind, which is the name's, or `WRONG` for a value that no request may have.
+
+    `meaning` is for the protocol above HTTP/2: what it has made of the value, so that it need not do so again.
+    """
+
+    __slots__ = ("kind", "meaning", "name", "size", "value")
+
+    def __init__(self, name: Name, value: bytes) -> None:
+        self.name = name
+        self.value = value
+        self.meaning: object = None
+        self.size = len(name.text) + len(value) + FIELD_COST
+        kind = name.kind
+        if kind == _TE:
+            kind = PLAIN if value == b"trailers" else WRONG
+        elif kind >= PLAIN and (_LF in value or _CR in value or _ZERO in value):
+            kind = WRONG
+        self.kind = kind
+
+    @property
+    def pair(self) -> tuple[bytes, bytes]:
+        return self.name.text, self.value
+
+
+@final
+class FieldNames:
+    """The names that mean something to a port, and the static table with their kinds."""
+
+    def __init__(self, own: Mapping[bytes, int]) -> None:
+        """`own`: names that mean something to the protocol above HTTP/2, with kinds from `OWN` on."""
+        self._kinds = {**_KINDS, **own}
+        self.static = [HeaderField(self.name(name), value) for name, value in _STATIC]
+
+    def name(self, text: bytes) -> Name:
+        kind = self._kinds.get(text, 0)
+        if not kind:
+            kind = WRONG if not text or text.translate(None, _NAME) else PLAIN
+        return Name(text, kind)
+
+
+HTTP_NAMES: Final = FieldNames({})
+"""Those of HTTP/2 itself."""

@@ -1,0 +1,115 @@
+"""HPACK's Huffman code (RFC 7541, appendix B), read through a table of twelve bits at a time.
+
+Twelve bits hold two of the usual symbols, or one of any but the rarest, whose codes have 13 to 30 bits and are found by
+their length: the code is canonical, so the codes of each length are consecutive numbers.
+"""
+
+from typing import Final
+
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from mypy_extensions import i64
+
+_WINDOW: Final = 12
+_LONGEST: Final = 30
+_END_OF_TEXT: Final = 256
+
+
+class HuffmanError(ValueError):
+    """The bytes are no text in this code."""
+
+
+def _codes() -> dict[tuple[int, int], int]:
+    """The symbols by the length and the number of their codes."""
+    pairs = zip(REQUEST_CODES_LENGTH, REQUEST_CODES, strict=True)
+    return {(length, code): symbol for symbol, (length, code) in enumerate(pairs)}
+
+
+def _symbol(codes: dict[tuple[int, int], int], bits: int, count: int) -> tuple[int, int]:
+    """The first symbol in `count` bits, and its length; -1 and 0 if they hold none."""
+    for length in range(1, count + 1):
+        symbol = codes.get((length, bits >> (count - length)))
+        if symbol is not None:
+            return symbol, length
+    return -1, 0
+
+
+def _tables() -> tuple[list[bytes], bytes, bytes]:
+    """For each window: its one or two symbols, their bits, and those of the first; no bits where the code is longer."""
+    codes = _codes()
+    texts: list[bytes] = []
+    known: dict[bytes, bytes] = {}
+    lengths, first_lengths = bytearray(), bytearray()
+    for window in range(1 << _WINDOW):
+        symbol, first = _symbol(codes, window, _WINDOW)
+        text = bytes((symbol,)) if first else b""
+        rest = _WINDOW - first
+        symbol, second = _symbol(codes, window & ((1 << rest) - 1), rest) if first else (-1, 0)
+        if second:
+            text += bytes((symbol,))
+        texts.append(known.setdefault(text, text))
+        lengths.append(first + second)
+        first_lengths.append(first)
+    return texts, bytes(lengths), bytes(first_lengths)
+
+
+def _long_codes() -> tuple[list[int], list[int], list[int]]:
+    """By the length: the number behind the last code, the last code's index among `symbols`; and these, in order."""
+    ordered = sorted(_codes().items())
+    behind, last = [0] * (_LONGEST + 1), [0] * (_LONGEST + 1)
+    for index, ((length, code), _) in enumerate(ordered):
+        behind[length], last[length] = code + 1, index
+    return behind, last, [symbol for _, symbol in ordered]
+
+
+_TEXTS, _LENGTHS, _FIRST_LENGTHS = _tables()
+_BEHIND, _LAST, _SYMBOLS = _long_codes()
+
+
+def decode(data: bytes) -> bytes:
+    """The text. Raises `HuffmanError` for the symbol of the end, and for padding that is not up to seven ones."""
+    texts, lengths = _TEXTS, _LENGTHS
+    parts: list[bytes] = []
+    bits: i64 = 0
+    count: i64 = 0  # of the bits that are left
+    at: i64 = 0
+    end: i64 = len(data)
+    while True:
+        if count < _LONGEST and at < end:
+            bits &= (1 << count) - 1
+            while count <= 48 and at < end:
+                bits = bits << 8 | i64(data[at])
+                count += 8
+                at += 1
+        if count < _WINDOW:
+            break
+        window: i64 = bits >> (count - _WINDOW) & 0xFFF
+        length: i64 = lengths[window]
+        if length:
+            parts.append(texts[window])
+        else:
+            text, length = _long_symbol(bits & ((1 << count) - 1), count)
+            parts.append(text)
+        count -= length
+    while count:
+        padding: i64 = _WINDOW - count
+        window = (bits << padding | ((1 << padding) - 1)) & 0xFFF
+        length = _FIRST_LENGTHS[window]
+        if not length or length > count:
+            if count > 7 or bits & ((1 << count) - 1) != (1 << count) - 1:
+                raise HuffmanError("the padding is wrong")
+            break
+        parts.append(texts[window][:1])
+        count -= length
+    return b"".join(parts)
+
+
+def _long_symbol(bits: i64, count: i64) -> tuple[bytes, i64]:
+    """The symbol at the beginning of `count` bits whose code is longer than the window, and its length."""
+    for length in range(_WINDOW + 1, min(_LONGEST, int(count)) + 1):
+        before: i64 = _BEHIND[length] - 1 - (bits >> (count - length))
+        if before >= 0:
+            symbol = _SYMBOLS[_LAST[length] - before]
+            if symbol == _END_OF_TEXT:
+                break
+            return bytes((symbol,)), length
+    raise HuffmanError("a symbol is incomplete, or that of the end")
