@@ -43,13 +43,20 @@ class Watchdog:
 
     Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing. `imports` has the engines whose import ran after a
     moment of `time.monotonic_ns`: a lag in which the loop's own thread hardly computed is theirs, and no warning.
+    Nor is the time that `collected_ns` says was spent, since such a moment, on ordered collections of garbage.
     """
 
-    def __init__(self, limit_ms: int, imports: Callable[[int], Collection[str]] = lambda since_ns: ()) -> None:
+    def __init__(
+        self,
+        limit_ms: int,
+        imports: Callable[[int], Collection[str]] = lambda since_ns: (),
+        collected_ns: Callable[[int], int] = lambda since_ns: 0,
+    ) -> None:
         self.lag = Histogram([bound * _MS for bound in _BOUNDS_MS])
         """Nanoseconds by which beats were late."""
         self._limit_ns = limit_ms * _MS
         self._imports = imports
+        self._collected_ns = collected_ns
         self._task = PeriodicTask("watchdog", PERIOD_S, self._beat)
         self._thread: threading.Thread | None = None
         self._loop_thread = 0
@@ -95,8 +102,13 @@ class Watchdog:
         self._stamp()
 
     def _report(self, lag_ns: int) -> None:
-        own_ns = time.thread_time_ns() - self._thread_cpu_ns
-        process_ns = time.process_time_ns() - self._process_cpu_ns
+        collected_ns = self._collected_ns(self._beat_ns)
+        lag_ns -= collected_ns
+        if lag_ns <= self._limit_ns:
+            _log.info("the event loop waited %.3f s for an ordered collection of garbage", collected_ns / 1e9)
+            return
+        own_ns = time.thread_time_ns() - self._thread_cpu_ns - collected_ns
+        process_ns = time.process_time_ns() - self._process_cpu_ns - collected_ns
         engines = self._imports(self._beat_ns) if own_ns < _ITS_OWN_DOING * lag_ns else ()
         if engines:
             listed = ", ".join(f"'{name}'" for name in engines)
@@ -137,7 +149,7 @@ class Watchdog:
             if now_ns - beat_ns < overdue_ns or beat_ns == self._logged_beat_ns or slept_ns > overdue_ns:
                 continue
             computed_ns = time.process_time_ns() - self._process_cpu_ns
-            if self._imports(beat_ns):
+            if self._imports(beat_ns) or self._collected_ns(beat_ns):
                 continue  # the loop's stack says nothing of it; the end of the lag is logged
             if now_ns - self._logged_ns < _PAUSE_NS or computed_ns < _ITS_OWN_DOING * limit_ns:
                 continue

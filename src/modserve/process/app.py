@@ -40,7 +40,7 @@ from modserve.repository.control import ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.resources import allocator
-from modserve.resources.garbage import Freezer, set_aside
+from modserve.resources.garbage import Freezer, collected_ns, set_aside
 from modserve.resources.machine_memory import allowed_memory
 from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
@@ -263,7 +263,7 @@ async def serve(
         return 1
     with ExitStack() as stack:
         stack.enter_context(background_threads(server.cores))
-        watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since)
+        watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since, collected_ns)
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member, access, audit)
             if member is not None:

@@ -5,13 +5,16 @@ thousands of objects that live as long as the server: 27 ms with one small model
 models have loaded are frozen: the collector does not visit them. What an engine's import brings (PyTorch: 130,000
 objects, a tenth of a second) is frozen at once, before anything visits it. An unloaded model may leave cycles in there,
 so `QUIET_S` after the last change of models everything is collected once more, if one was unloaded, and frozen again.
-That holds every thread for up to a tenth of a second, so it waits for a second without requests, a minute at most.
+That holds every thread for up to a tenth of a second, so it waits for a second without requests, a minute at most, and
+the watchdog of the event loop takes it for what it is (`collected_ns`).
 """
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from modserve.core.runtime.failures import guarded
 
@@ -34,10 +37,30 @@ def set_aside() -> None:
     gc.freeze()
 
 
+@dataclass(slots=True)
+class _Collection:
+    """The last collection that was ordered here, in the time of `time.monotonic_ns`."""
+
+    began_ns: int = 0
+    ended_ns: int = 0
+    """Before `began_ns` while it runs."""
+
+
+_last = _Collection()
+
+
 def freeze() -> None:
     """Collect what was made since the last time, and freeze the rest: some milliseconds, if nothing was imported."""
+    _last.began_ns = time.monotonic_ns()
     gc.collect()
     set_aside()
+    _last.ended_ns = time.monotonic_ns()
+
+
+def collected_ns(since_ns: int) -> int:
+    """Nanoseconds since a moment that the last ordered collection took, or takes. Any thread."""
+    ended_ns = _last.ended_ns if _last.ended_ns >= _last.began_ns else time.monotonic_ns()
+    return max(0, ended_ns - max(_last.began_ns, since_ns))
 
 
 def collect() -> None:

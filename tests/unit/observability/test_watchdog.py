@@ -9,6 +9,7 @@ import pytest
 from modserve.observability import watchdog as watchdog_module
 from modserve.observability.families import render
 from modserve.observability.watchdog import PERIOD_S, Watchdog
+from modserve.resources import garbage
 
 
 def compute(seconds: float) -> None:
@@ -68,6 +69,45 @@ async def test_computing_on_the_loop_during_an_import_is_named(
 ) -> None:
     monkeypatch.setattr(watchdog_module, "_ITS_OWN_DOING", 0.0)  # a busy machine must not hide it
     with Watchdog(40, lambda since_ns: ["pytorch"]) as watchdog:
+        await beats(watchdog, 1)
+        compute(0.3)
+        await beats(watchdog, 2)
+    assert "the event loop was held for" in caplog.text
+
+
+class Garbage:
+    """What only the collector frees, which takes a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self.itself = self
+        self.seconds = seconds
+
+    def __del__(self) -> None:
+        compute(self.seconds)
+
+
+async def test_an_ordered_collection_of_garbage_is_no_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server orders one 5 s after it has unloaded a model. It takes a tenth of a second if much is imported."""
+    monkeypatch.setattr(garbage, "set_aside", lambda: None)  # in a process of tests
+    caplog.set_level(logging.INFO)
+    with Watchdog(40, collected_ns=garbage.collected_ns) as watchdog:
+        await beats(watchdog, 1)
+        caplog.clear()
+        Garbage(0.3)
+        garbage.collect()
+        await beats(watchdog, 2)
+    assert re.search(r"the event loop waited 0\.\d+ s for an ordered collection of garbage", caplog.text)
+    assert "the event loop was held" not in caplog.text
+    assert "the event loop has been held" not in caplog.text
+
+
+async def test_computing_beside_an_ordered_collection_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "_ITS_OWN_DOING", 0.0)  # a busy machine must not hide it
+    with Watchdog(40, collected_ns=lambda since_ns: 10_000_000) as watchdog:
         await beats(watchdog, 1)
         compute(0.3)
         await beats(watchdog, 2)
