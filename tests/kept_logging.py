@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 
 @contextmanager
 def kept_logging() -> Iterator[None]:
@@ -16,6 +18,13 @@ def kept_logging() -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(levels[0])
         ours.setLevel(levels[1])
+
+
+@pytest.fixture
+def untouched_logging() -> Iterator[None]:
+    """For tests that install a log: import it, and use it by its name or with `usefixtures`."""
+    with kept_logging():
+        yield
 
 
 def flush_logs() -> None:

@@ -1,19 +1,12 @@
 """The pictures of docs/configuration.md for which models are loaded; the others have a unit test."""
 
-import logging
-from collections.abc import Iterator
-
 import config_mistakes
 import pytest
 from config_mistakes import MISTAKES, Mistake
 
+from kept_logging import untouched_logging
 
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    yield
-    root.handlers[:] = handlers
+pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
 
 
 @pytest.mark.parametrize("mistake", [each for each in MISTAKES if each.load], ids=lambda mistake: mistake.name)

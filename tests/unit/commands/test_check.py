@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import logging
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,14 @@ from mistakes import EXAMPLES, MISTAKES, MODEL, ON_PAGE, Mistake, write
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
+from kept_logging import untouched_logging
 from modserve import cli
 from modserve.commands.check import command as check
 
+pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
+
 PAGE = Path(__file__).parents[3] / "docs" / "check.md"
 ENSEMBLE = {"pipeline/config.pbtxt": mistakes.MISTAKES[8].files["pipeline/config.pbtxt"], "pipeline/1/.keep": b""}
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    yield
-    root.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -1,30 +1,23 @@
 """``modserve config``: what it writes loads as it is, and says what the server would have made of the file."""
 
 import asyncio
-import logging
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import pytest
 from mistakes import EXAMPLES
 
+from kept_logging import untouched_logging
 from modserve import InferenceServer, Settings, cli
 from modserve.commands import config
 from modserve.models.loading.one_file import model_file
 from modserve.pb import inference as pb
 
+pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
+
 FILES = sorted(EXAMPLES.glob("*/*/*.onnx"))
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    yield
-    root.handlers[:] = handlers
 
 
 def fixed_shape() -> bytes:

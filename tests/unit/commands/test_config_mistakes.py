@@ -3,9 +3,7 @@
 Those that only show when an engine opens the model are compared by tests/e2e/test_mistakes_loaded.py.
 """
 
-import logging
 import re
-from collections.abc import Iterator
 from xml.etree import ElementTree
 
 import config_mistakes
@@ -13,15 +11,11 @@ import pytest
 from config_mistakes import MISTAKES, PAGE, PICTURES, Mistake
 from terminal import plain
 
+from kept_logging import untouched_logging
+
+pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
+
 AGAIN = "python scripts/config_mistakes.py draws it again"
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    yield
-    root.handlers[:] = handlers
 
 
 @pytest.mark.parametrize("mistake", [each for each in MISTAKES if not each.load], ids=lambda mistake: mistake.name)

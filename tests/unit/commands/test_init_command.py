@@ -1,9 +1,7 @@
 """``modserve init``: what it writes has no problems and serves; nothing is written over."""
 
 import asyncio
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +9,14 @@ import pytest
 from mistakes import EXAMPLES
 from onnx import TensorProto, helper
 
+from kept_logging import untouched_logging
 from modserve import InferenceServer, Settings, cli
 from modserve.core.tensors.tensor import Array
 
+pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
+
 ONNX = EXAMPLES / "simple" / "1" / "model.onnx"
 X = np.array([[1, 2, 3]], np.float32)
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    yield
-    root.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)

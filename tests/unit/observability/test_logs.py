@@ -5,25 +5,20 @@ import logging
 import logging.handlers
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kept_logging import flush_logs, kept_logging
+from kept_logging import flush_logs, untouched_logging
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.observability.logging import Logs
 from modserve.workers.identity import WorkerIdentity
 
+pytestmark = pytest.mark.usefixtures(untouched_logging.__name__)
+
 _log = logging.getLogger("modserve.test_logs")
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    with kept_logging():
-        yield
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> str:
