@@ -12,7 +12,8 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import http
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("desktop")]
@@ -22,14 +23,14 @@ BACKEND = "no_such_engine_with_a_long_name"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     write_identity(repository, "texts", "BYTES")
     write_identity(repository, "tuned", extra=f"dynamic_batching {{ }} {GOAL}")
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "config.pbtxt").write_text(f'backend: "{BACKEND}"\n')
     options = ["--model-control-mode=explicit", "--load-model=*"]
-    with serving(EXAMPLES, repository, options=options, errors=["broken"]) as running:
+    with serving_here(EXAMPLES, repository, options=options, errors=["broken"]) as running:
         for _ in range(3):
             http(running.http_port, "GET", "/v2/models/nosuch")
         yield running
@@ -51,7 +52,7 @@ def tree(browser: webdriver.Chrome) -> list[tuple[str, str]]:
     return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
 
 
-def test_no_rule_of_axe_is_broken(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_no_rule_of_axe_is_broken(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))
     until(lambda: browser.find_element(By.ID, "log").is_displayed())
@@ -65,7 +66,7 @@ def test_no_rule_of_axe_is_broken(server: ServerProcess, browser: webdriver.Chro
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_pointer_is_seen_to_be_over_a_button(server: ServerProcess, browser: webdriver.Chrome, scheme: str) -> None:
+def test_the_pointer_is_seen_to_be_over_a_button(server: Server, browser: webdriver.Chrome, scheme: str) -> None:
     look(browser, scheme, DESKTOP)
     opened(browser, server, "tuned")
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail .request button[type=submit]"))
@@ -77,7 +78,7 @@ def test_the_pointer_is_seen_to_be_over_a_button(server: ServerProcess, browser:
 
 
 @pytest.mark.parametrize("width", [320, 390, 600, 768, 1024, 1216, 1280])
-def test_nothing_scrolls_sideways(server: ServerProcess, browser: webdriver.Chrome, width: int) -> None:
+def test_nothing_scrolls_sideways(server: Server, browser: webdriver.Chrome, width: int) -> None:
     screen(browser, width, 900)
     opened(browser, server, "tuned")
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))
@@ -88,7 +89,7 @@ def test_nothing_scrolls_sideways(server: ServerProcess, browser: webdriver.Chro
     assert browser.find_element(By.CSS_SELECTOR, ".fewer").is_displayed() is (width < 1248)
 
 
-def test_a_reason_is_as_wide_as_the_table_and_whole(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_a_reason_is_as_wide_as_the_table_and_whole(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     reason = browser.execute_script("return arguments[0].nextSibling.firstChild", row_of(browser, "broken"))
     assert BACKEND in reason.text
@@ -96,7 +97,7 @@ def test_a_reason_is_as_wide_as_the_table_and_whole(server: ServerProcess, brows
     assert browser.execute_script("return arguments[0].scrollHeight <= arguments[0].offsetHeight", reason)
 
 
-def test_a_phone_has_the_models_first_and_a_model_above_them(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_a_phone_has_the_models_first_and_a_model_above_them(server: Server, browser: webdriver.Chrome) -> None:
     screen(browser, *PHONE)
     opened(browser, server)
     assert top_of(browser, "#rows tr") < PHONE[1] / 2
@@ -109,7 +110,7 @@ def test_a_phone_has_the_models_first_and_a_model_above_them(server: ServerProce
     until(lambda: top_of(browser, "#tiles") < top_of(browser, "#models"))
 
 
-def test_a_chart_has_lines_a_scale_and_a_legend(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_a_chart_has_lines_a_scale_and_a_legend(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     chart = browser.find_element(By.CSS_SELECTOR, "#tiles .chart")
     until(lambda: [tick.text for tick in chart.find_elements(By.CSS_SELECTOR, ".ticks span")][2:] == ["0"])
@@ -123,7 +124,7 @@ def test_a_chart_has_lines_a_scale_and_a_legend(server: ServerProcess, browser: 
     assert [key.get_attribute("class") for key in chart.find_elements(By.TAG_NAME, "i")] == ["key a", "key b"]
 
 
-def test_the_scale_of_a_chart_ends_at_a_round_number(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_the_scale_of_a_chart_ends_at_a_round_number(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     values = [0.03, 1, 1.01, 3, 4.1, 7, 10, 99, 1000, 123456]
     # The page's script is no module: its functions are known to what is evaluated.
@@ -154,7 +155,7 @@ def walk(browser: webdriver.Chrome, name: str, most: int = 120) -> list[tuple[st
     return way
 
 
-def test_a_request_by_keyboard_alone(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_a_request_by_keyboard_alone(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     walk(browser, "Skip to the models")
     press(browser, Keys.ENTER)
@@ -175,7 +176,7 @@ def test_a_request_by_keyboard_alone(server: ServerProcess, browser: webdriver.C
     assert focus(browser) == ("button", "texts")
 
 
-def test_every_control_is_reached_and_none_holds_the_focus(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_every_control_is_reached_and_none_holds_the_focus(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server, "texts")
     until(lambda: browser.find_element(By.ID, "log").is_displayed())
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail [data-input]"))
@@ -192,7 +193,7 @@ def test_every_control_is_reached_and_none_holds_the_focus(server: ServerProcess
     assert browser.execute_script(script) == []
 
 
-def test_the_points_of_a_chart_are_read_by_keyboard(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_the_points_of_a_chart_are_read_by_keyboard(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     chart = browser.find_element(By.CSS_SELECTOR, "#tiles .chart")
     legend = chart.find_element(By.CSS_SELECTOR, ".legend")
@@ -207,7 +208,7 @@ def test_the_points_of_a_chart_are_read_by_keyboard(server: ServerProcess, brows
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_what_a_screen_reader_is_told(server: ServerProcess, browser: webdriver.Chrome, size: tuple[int, int]) -> None:
+def test_what_a_screen_reader_is_told(server: Server, browser: webdriver.Chrome, size: tuple[int, int]) -> None:
     screen(browser, *size)
     opened(browser, server)
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))

@@ -10,7 +10,8 @@ from repositories import EXAMPLES
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import HOST, Ask, binary_request, http, infer_path
 
 KEY = "0nly-in-memory-7f3a9c"
@@ -32,9 +33,9 @@ const [done] = arguments;
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server() -> Iterator[Server]:
     options = [f"--admin-address={HOST}:0", "--model-control-mode=explicit", "--load-model=simple"]
-    with serving(EXAMPLES, options=options, environment={"MODSERVE_API_KEY": KEY}) as running:
+    with serving_here(EXAMPLES, options=options, environment={"MODSERVE_API_KEY": KEY}) as running:
         yield running
 
 
@@ -50,12 +51,12 @@ def type_key(browser: webdriver.Chrome, key: str) -> None:
     browser.find_element(By.CSS_SELECTOR, "#secret-fields input").send_keys(key, Keys.ENTER)
 
 
-def opened(browser: webdriver.Chrome, server: ServerProcess) -> None:
+def opened(browser: webdriver.Chrome, server: Server) -> None:
     browser.get("about:blank")
     browser.get(f"http://{HOST}:{server.admin_port}/")
 
 
-def test_the_key_is_asked_for_and_kept_nowhere(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_the_key_is_asked_for_and_kept_nowhere(server: Server, browser: webdriver.Chrome) -> None:
     opened(browser, server)
     until(lambda: text_of(browser, "#live") == "not allowed")
     assert "this call needs a key" in text_of(browser, "#notice")
@@ -84,12 +85,12 @@ def test_the_key_is_asked_for_and_kept_nowhere(server: ServerProcess, browser: w
     assert KEY not in server.log
 
 
-def ready(server: ServerProcess) -> bool:
+def ready(server: Server) -> bool:
     path, headers = "/v2/models/simple/ready", {"x-api-key": KEY}
     return http(server.http_port, "GET", path, headers=headers).status == 200
 
 
-def test_clients_get_nothing_of_it(server: ServerProcess, browser: webdriver.Chrome) -> None:
+def test_clients_get_nothing_of_it(server: Server, browser: webdriver.Chrome) -> None:
     headers = {"x-api-key": KEY}
     for path in ("/console", "/console/events", "/docs", "/openapi.json", "/metrics", "/v2/logging"):
         answer = http(server.http_port, "GET", path, headers=headers)

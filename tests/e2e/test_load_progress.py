@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from open_server import OpenServer
 from python_models import tensors, write_python
-from server_process import ServerProcess, serving
+from server_here import serving_here
+from server_process import Server
 from wire import http
 
 SLOW = """
@@ -43,7 +44,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def progress_is_told(server: ServerProcess) -> None:
+def progress_is_told(server: Server) -> None:
     server.wait_for(r" INFO    modserve\.progress: loading model 'slow_process', version 1: 2 s$")
     assert http(server.http_port, "GET", "/v2/health/live").status == 200
 
@@ -61,7 +62,7 @@ def test_a_long_load_by_a_client(repository: Path, open_server: OpenServer) -> N
 
 def test_a_long_load_of_a_model_that_was_found(repository: Path) -> None:
     options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
-    with serving(repository, options=options) as server:
+    with serving_here(repository, options=options) as server:
         with slow_model(repository):
             progress_is_told(server)
         server.wait_for(r"model 'slow_process', version 1: ready after")
