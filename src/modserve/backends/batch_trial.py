@@ -5,7 +5,8 @@ data, before the server merges the requests of a model whose configuration does 
 whose outputs are the same either way may share an execution. The data must be such that outputs of different rows
 differ, or equal outputs would prove nothing.
 
-Results are kept by the digest of the model's files, in memory and in the user's cache.
+Results are kept by the digest of the model's files, or their identity if they are large, in memory and in the user's
+cache.
 """
 
 import hashlib
@@ -54,6 +55,8 @@ _TOO_LONG = f"a trial takes longer than {_MOST_S:g} s"
 _NO_EVIDENCE = "its outputs are the same for all generated data, which proves nothing"
 _FULL_PRECISIONS = ("fp32", "fp64", "")
 _MOST_IN_MEMORY = 1000
+_LARGEST_DIGESTED = 4 << 20
+"""Bytes of a file whose content is digested: 10 ms. To digest weights would take as long as to load them."""
 
 _results: dict[str, str] = {}
 
@@ -219,7 +222,7 @@ def _key(spec: InstanceSpec, description: ModelDescription, files: Path) -> str:
     """The digest of all that a result depends on; empty where the files cannot be read."""
     config = spec.config
     try:
-        content = content_digest(files)
+        content = content_digest(files, _LARGEST_DIGESTED)
     except OSError:
         return ""
     tensors = [repr(tensor) for tensor in (*description.inputs, *description.outputs)]

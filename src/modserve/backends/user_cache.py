@@ -23,17 +23,26 @@ def directory_of(text: str | None, name: str) -> Path | None:
     return None if text in ("", "none") else Path(text)
 
 
-def content_digest(root: Path) -> str:
-    """Of a file, or of all files below a directory with their names. Raises OSError."""
+def content_digest(root: Path, largest: int | None = None) -> str:
+    """Of a file, or of all files below a directory with their names. Raises OSError.
+
+    Of a file with more than `largest` bytes, its identity and the times of its last changes stand for the content: a
+    copy of it has another digest.
+    """
     total = hashlib.sha256()
     for path in _files(root):
-        total.update(f"{path.relative_to(root)}\0{file_digest(path)}\n".encode("utf-8", "surrogateescape"))
+        digest = file_digest(path, largest)
+        total.update(f"{path.relative_to(root)}\0{digest}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Raises OSError."""
+def file_digest(path: Path, largest: int | None = None) -> str:
+    """Like `content_digest`, of a file. Raises OSError."""
     with regular_file.open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if largest is not None and status.st_size > largest:
+            # Not the device, which has another number after the next start of the machine.
+            return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         return hashlib.file_digest(file, "sha256").hexdigest()  # reads in pieces
 
 

@@ -115,6 +115,21 @@ def test_the_content_of_files_and_directories(tmp_path: Path) -> None:
     assert content_digest(other) not in (changed, content_digest(one))
 
 
+def test_a_large_file_is_known_by_its_identity(tmp_path: Path) -> None:
+    weights, copy = tmp_path / "weights", tmp_path / "copy"
+    weights.write_bytes(b"weights")
+    copy.write_bytes(b"weights")
+    assert content_digest(weights, 7) == content_digest(copy, 7), "no byte too large"
+    before = content_digest(weights, 6)
+    assert before == content_digest(weights, 6) != content_digest(copy, 6)
+    times = weights.stat()
+    weights.write_bytes(b"weighty")
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert content_digest(weights, 6) != before, "nothing can set the time of the last change of a file's status"
+    os.replace(copy, weights)
+    assert content_digest(weights, 6) != before
+
+
 def test_links_to_directories_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "weights").write_bytes(b"1")

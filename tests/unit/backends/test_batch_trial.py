@@ -206,6 +206,21 @@ async def test_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert server.model("m").config.max_batch_size == 4
 
 
+async def test_the_content_of_large_files_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_trial, "_LARGEST_DIGESTED", 1000)
+    engine = Engine(lambda inputs: inputs["IN"] * 2)
+    weights, copy = tmp_path / "models" / "m" / "1" / "weights", tmp_path / "copy"
+    weights.parent.mkdir(parents=True)
+    for each in (weights, copy):
+        each.write_bytes(bytes(2000))
+    for _ in range(2):
+        async with served(tmp_path, engine):
+            assert len(engine.rows) == 12
+    copy.replace(weights)
+    async with served(tmp_path, engine):
+        assert len(engine.rows) == 24, "by its content, it would be the same model"
+
+
 def test_a_slow_model_gets_fewer_samples(tmp_path: Path) -> None:
     engine = Engine(lambda inputs: inputs["IN"] * 2)
 
