@@ -120,7 +120,7 @@ ENVOY = HttpClient(
 )
 WRK = HttpClient(
     "wrk",
-    "recorded: wrk 4.1.0 as overhead.py starts it",
+    "wrk 4.1.0, written down from the way overhead.py starts it",
     "Host: {host} | Content-Type: application/json | Content-Length: {length}",
 )
 
@@ -205,7 +205,7 @@ GRPC_CLIENTS = (
 
 H2LOAD = GrpcClient(
     "h2load",
-    "recorded: h2load of nghttp2 1.52.0 as overhead.py starts it",
+    "h2load of nghttp2 1.52.0, written down from the way overhead.py starts it",
     "+:scheme http | +:method POST | -:path {path} | +:authority {host} | +user-agent h2load nghttp2/1.52.0 | "
     "+content-type application/grpc | +te trailers",
 )
