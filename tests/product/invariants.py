@@ -69,7 +69,8 @@ def _check_settled(world: World) -> None:
 def _check_rollbacks(world: World) -> None:
     """Check that rollbacks are written down, for the next server."""
     for name in world.variations:
-        if world.served(name):
+        # An owner may remove the folder of a model that a drained server still serves: nothing is written there then.
+        if world.served(name) and world.path(name).exists():
             assert world.server.routings.rolled_back(name) == rollbacks.read(world.path(name))[0], f"'{name}'"
 
 

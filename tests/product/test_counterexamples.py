@@ -2,6 +2,7 @@
 
 import pytest
 
+from .machine import ProductMachine
 from .models import ROLLBACKS, ROUTINGS
 from .world import World
 
@@ -354,3 +355,23 @@ def test_the_rollback_of_a_model_goes_with_its_folder() -> None:
         world.run()
         world.unload("routed")
         world.run(2.0)
+
+
+def test_a_drained_server_writes_no_rollback_into_a_folder_that_was_removed() -> None:
+    """It was expected there: the owner had removed the folder while requests to the version ran."""
+    machine = ProductMachine()
+    machine.start(limit=70_000_000, polls=True, keys=False, models=["routed"])
+    machine.submit(
+        after="turn",
+        apart=True,
+        count=4,
+        lengths=[1, 1, 3],
+        model=0,
+        priority=0,
+        queue_timeout_ms=0,
+        reaction="",
+        timeout_s=0.0,
+    )
+    machine.drain(after="all", notice_s=0.5)
+    machine.unload(after="all", again=False, dependents=False, model=1)
+    machine.teardown()
