@@ -12,6 +12,7 @@ from mypy_extensions import i64
 _WINDOW: Final = 12
 _LONGEST: Final = 30
 _END_OF_TEXT: Final = 256
+_ONES: Final = (1 << 62) - 1  # shifted to the right: in mypyc's C, a plain 1 that is shifted to the left has 32 bits
 
 
 class HuffmanError(ValueError):
@@ -75,7 +76,7 @@ def decode(data: bytes) -> bytes:
     end: i64 = len(data)
     while True:
         if count < _LONGEST and at < end:
-            bits &= (1 << count) - 1
+            bits &= _ONES >> (62 - count)
             while count <= 48 and at < end:
                 bits = bits << 8 | i64(data[at])
                 count += 8
@@ -87,15 +88,15 @@ def decode(data: bytes) -> bytes:
         if length:
             parts.append(texts[window])
         else:
-            text, length = _long_symbol(bits & ((1 << count) - 1), count)
+            text, length = _long_symbol(bits & (_ONES >> (62 - count)), count)
             parts.append(text)
         count -= length
     while count:
         padding: i64 = _WINDOW - count
-        window = (bits << padding | ((1 << padding) - 1)) & 0xFFF
+        window = (bits << padding | (_ONES >> (62 - padding))) & 0xFFF
         length = _FIRST_LENGTHS[window]
         if not length or length > count:
-            if count > 7 or bits & ((1 << count) - 1) != (1 << count) - 1:
+            if count > 7 or bits & (_ONES >> (62 - count)) != _ONES >> (62 - count):
                 raise HuffmanError("the padding is wrong")
             break
         parts.append(texts[window][:1])
