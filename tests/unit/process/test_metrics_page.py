@@ -206,7 +206,12 @@ def test_who_gets_openmetrics(accept: str, plain: bool, preferred: bool) -> None
 
 
 async def test_tenants(tmp_path: Path) -> None:
-    write(tmp_path, "m")
+    """The first request waits for a whole batch, so it is under way as long as the test needs it."""
+    write(
+        tmp_path,
+        "m",
+        IDENTITY + "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 600000000 }",
+    )
     async with page_of(tmp_path) as (server, page):
         assert b"modserve_tenant_" not in await page.text()
         tenant, model = Tenant('team "a"', requests_per_second=1), server.model("m")
@@ -226,6 +231,7 @@ async def test_tenants(tmp_path: Path) -> None:
         assert results[f'{{result="accepted",{label}}}'] == results[f'{{result="refused_rate",{label}}}'] == "1.0"
         assert samples(text, "modserve_tenant_rows_total") == {f"{{{label}}}": "3.0"}
         assert tenant_times(text) == {'team "a"': (0, 0)}
+        await server.infer("m", {"IN": np.zeros((5, 1), np.int32)})
         await calls[0].future
         text = await page.text()
         assert samples(text, "modserve_tenant_requests_in_flight") == {f"{{{label}}}": "0.0"}
