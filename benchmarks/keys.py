@@ -26,8 +26,7 @@ from pathlib import Path
 from modserve.access.authority import Authority
 from modserve.access.credentials import Credentials, of_headers
 from modserve.access.identity import KINDS, Identity, Scopes
-from modserve.access.key_file import AccessFile, Key
-from modserve.access.secret import digest, new_secret
+from modserve.access.key_file import AccessFile, Key, digest, new_secret
 from modserve.core.errors import UnauthenticatedError
 from modserve.core.tenants import Tenant
 from modserve.form import form

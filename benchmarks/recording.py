@@ -25,7 +25,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import NOBODY, InferenceResponse, ResponseSink
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.recording.record_folder import RecordFolder
+from modserve.recording.record import RecordFolder
 from modserve.recording.recorder import Recorder
 from modserve.testing import config
 from overhead import server, write_repository

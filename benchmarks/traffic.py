@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 import gateway_stage
-from modserve.access.secret import digest, new_secret
+from modserve.access.key_file import digest, new_secret
 from modserve.commands.bench.http2 import frame
 from modserve.pb import inference as pb
 from overhead import (

@@ -10,7 +10,7 @@ from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, S
 from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
-from modserve.settings.triton_options import WITHOUT_EFFECT
+from modserve.settings.sources import WITHOUT_EFFECT
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "options.md"

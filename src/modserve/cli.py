@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .__about__ import __version__
-from .commands import table
-from .commands.table import COMMANDS
+from .commands import terminal
+from .commands.terminal import COMMANDS
 from .core import secret_names
 from .core.errors import ModserveError
 from .core.runtime import unix_socket
@@ -117,7 +117,7 @@ def wrong_file(settings: Settings) -> str:
 def run_command(name: str, words: Sequence[str]) -> int:
     """Run a command that serves nothing, or print its help."""
     gc.enable()
-    return table.run(name, words)
+    return terminal.run(name, words)
 
 
 _ELSEWHERE = {

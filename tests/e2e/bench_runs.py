@@ -8,7 +8,7 @@ import pytest
 from server_process import ServerProcess
 from wire import HOST, statistics
 
-from modserve.commands import table
+from modserve.commands import terminal
 
 QUICK = ["--window-secs=0.1", "--warm-up-secs=0.05", "--windows=3", "--window-requests=10", "--stability=10000"]
 
@@ -27,7 +27,7 @@ def bench_against(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> 
 
     def run(protocol: str, *words: str, code: int = 0) -> Done:
         port = server.grpc_port if protocol == "grpc" else server.http_port
-        ended = table.run("bench", [*QUICK, *words, "--url", f"{protocol}://{HOST}:{port}"])
+        ended = terminal.run("bench", [*QUICK, *words, "--url", f"{protocol}://{HOST}:{port}"])
         output = capsys.readouterr()
         assert ended == code, output
         return Done(output.out, output.err)

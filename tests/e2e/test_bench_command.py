@@ -16,7 +16,7 @@ from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess
 from wire import HOST
 
-from modserve.commands import table
+from modserve.commands import terminal
 
 DELAY_MS = 20
 
@@ -121,7 +121,7 @@ def test_a_mistake(bench: Bench, case: str) -> None:
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("bench", ["m", "--url", f"http://{HOST}:9"]) == 1
+    assert terminal.run("bench", ["m", "--url", f"http://{HOST}:9"]) == 1
     assert "cannot reach a server at http://127.0.0.1:9" in capsys.readouterr().err
 
 

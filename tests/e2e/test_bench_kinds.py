@@ -14,7 +14,7 @@ from repositories import EXAMPLES, write_accumulator, write_identity, write_sequ
 from server_process import ServerProcess, eventually, serving
 from wire import http
 
-from modserve.commands import table
+from modserve.commands import terminal
 
 pytestmark = pytest.mark.slow
 
@@ -253,11 +253,11 @@ def test_tls(
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
     trust, own = [f"--ca-file={authority.certificate}"], [f"--cert={pair.certificate}", f"--key={pair.key}"]
     before = "simple", "--url", url, *QUICK, *load, *TLS_WAYS[way]
-    assert table.run("bench", [*before, *trust, *own, "--json=-"]) == 0
+    assert terminal.run("bench", [*before, *trust, *own, "--json=-"]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     assert all(row["errors"] == {} and row["requests"] > 0 for row in rows)
     for words in (trust, own):  # without a certificate, and without trust in the server's
-        assert table.run("bench", [*before, *words]) == 1
+        assert terminal.run("bench", [*before, *words]) == 1
         assert "cannot reach a server at" in capsys.readouterr().err
 
 
@@ -268,7 +268,7 @@ def test_a_decoupled_model_over_tls(
     pair = authority.issue("client")
     url = f"{scheme}://localhost:{secure.grpc_port if scheme == 'grpcs' else secure.http_port}"
     files = [f"--ca-file={authority.certificate}", f"--cert={pair.certificate}", f"--key={pair.key}"]
-    assert table.run("bench", ["repeat", "--url", url, *QUICK, *files, three, "--json=-"]) == 0
+    assert terminal.run("bench", ["repeat", "--url", url, *QUICK, *files, three, "--json=-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert row["errors"] == {}
     assert row["responses"]["per_request"] == pytest.approx(3, abs=0.5)

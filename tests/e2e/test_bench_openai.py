@@ -15,7 +15,7 @@ from server_process import ServerProcess
 from text_models import FUNCTIONS, write_functions, write_speaker
 from wire import HOST
 
-from modserve.commands import table
+from modserve.commands import terminal
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +132,16 @@ def foreign() -> Iterator[str]:
 def test_a_foreign_server(foreign: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*QUICK, "m", f"--url={foreign}", "--json=-", "--header=Authorization: Bearer secret"]
     extra = '--extra-body={"stream_options": null}'
-    assert table.run("bench", [*words, "--openai=chat", "--input-tokens=30", extra]) == 0
+    assert terminal.run("bench", [*words, "--openai=chat", "--input-tokens=30", extra]) == 0
     [row] = json.loads(capsys.readouterr().out)["results"]
     assert (row["texts"]["output_tokens_per_request"], row["server"]) == (3, None)
     sent = [body["messages"][0]["content"] for body in Foreign.seen if body.get("stream")]
     assert {len(text.split()) for text in sent} == {20}
     assert len(set(sent)) == len(sent)
     Foreign.seen = []
-    assert table.run("bench", [*words, "--openai=embeddings", "--input-tokens=8", "--batch-size=3"]) == 0
+    assert terminal.run("bench", [*words, "--openai=embeddings", "--input-tokens=8", "--batch-size=3"]) == 0
     [row] = json.loads(capsys.readouterr().out)["results"]
     assert row["texts"]["input_tokens_per_request"] == pytest.approx(24, abs=2)
     assert len(Foreign.seen[-1]["input"]) == 3
-    assert table.run("bench", [*QUICK, "m", f"--url={foreign}", "--openai=chat"]) == 1
+    assert terminal.run("bench", [*QUICK, "m", f"--url={foreign}", "--openai=chat"]) == 1
     assert "the first request failed: no entry" in capsys.readouterr().err

@@ -49,8 +49,8 @@ def test_every_log_has_the_client(tmp_path: Path, trusted: bool) -> None:
             return [row for row in rows if row["logger"] == logger]
 
         eventually(lambda: len(lines("modserve.access")) >= 7 and audit.exists() and audit.read_text().endswith("\n"))
-        eventually(lambda: len(lines("modserve.observability.failure_log")) >= 4)
-        access, failed = lines("modserve.access"), lines("modserve.observability.failure_log")
+        eventually(lambda: len(lines("modserve.observability.failures")) >= 4)
+        access, failed = lines("modserve.access"), lines("modserve.observability.failures")
         changes = [json.loads(line) for line in audit.read_text().splitlines()]
     assert len(access) == 7
     assert len(failed) == 4

@@ -35,7 +35,7 @@ from server_process import LOADED, ServerProcess, free_port, started
 from modserve.client.address import Access
 from modserve.client.address_list import addresses
 from modserve.client.transport import LIVE, SERVER
-from modserve.commands import table
+from modserve.commands import terminal
 from modserve.commands.destination import Destination
 from modserve.commands.errors import UnreachableError
 from modserve.commands.model_state import ModelState, state_of
@@ -136,7 +136,7 @@ def run(three: Three, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     monkeypatch.setenv("MODSERVE_URL", three.url)
 
     def command(*words: str) -> Outcome:
-        code = table.run(words[0], words[1:])
+        code = terminal.run(words[0], words[1:])
         return Outcome(code, *capsys.readouterr())
 
     return command

@@ -18,7 +18,7 @@ from modserve.commands.destination import Destination, address
 from modserve.commands.top.command import Frames
 from modserve.commands.top.frame import cells
 from modserve.commands.top.source import SnapshotSource
-from modserve.core.statistics.sketch import FINE_QUERY
+from modserve.core.statistics.summary import FINE_QUERY
 
 HOST = "127.0.0.1"
 CODE = """

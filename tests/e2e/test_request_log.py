@@ -197,7 +197,7 @@ def test_failures_have_the_id_in_each_of_their_lines(served: Served, mode: str) 
     answer = http(served.server.http_port, "POST", path, body, {"X-Request-ID": f"fails-{mode}"})
     assert echoed(answer) == f"fails-{mode}"
     assert served.of(f"fails-{mode}")["status"] == answer.status == 500
-    assert "ValueError" in served.of(f"fails-{mode}", "modserve.observability.failure_log")["error"]
+    assert "ValueError" in served.of(f"fails-{mode}", "modserve.observability.failures")["error"]
     lines = [record for record in served.records() if "Traceback" in record["message"]]
     assert f"fails-{mode}" in [record.get("request_id") for record in lines]
 
@@ -281,7 +281,7 @@ def test_a_failure_in_a_stream(served: Served) -> None:
         return statuses if len(statuses) == 2 else {}
 
     assert eventually(lines) == {"simple": "OK", "nosuch": "NOT_FOUND"}
-    assert served.of("half", "modserve.observability.failure_log")["model"] == "nosuch"
+    assert served.of("half", "modserve.observability.failures")["model"] == "nosuch"
 
 
 def test_a_client_that_leaves_its_stream(served: Served) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from server_process import serving
 
-from modserve.commands import table
+from modserve.commands import terminal
 from modserve.commands.tune.repository import model_repository
 
 CONFIG = """
@@ -28,7 +28,7 @@ def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     output.parent.mkdir(parents=True)
     words = ["slow", f"--model-repository={repository}", "--goal-ms=400", "--percentile=80", "--budget-secs=8"]
     words += [f"--output={output}", f"--html={page}", *QUICK]
-    code = table.run("tune", words)
+    code = terminal.run("tune", words)
     text = capsys.readouterr().out
     assert code == 0, text
     assert {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()} == before
@@ -36,11 +36,11 @@ def test_a_model_that_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"^current +current.* +[\d.]+/s at p80 [\d.]+ ms$", text, re.MULTILINE), text
     assert page.read_text().count("<svg") >= 2
     (output.parent / "1").mkdir()
-    assert table.run("check", [str(output.parents[1])]) == 0
+    assert terminal.run("check", [str(output.parents[1])]) == 0
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
+    assert terminal.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 2
     assert "model 'm' does not exist in" in capsys.readouterr().err
 
 
@@ -55,7 +55,7 @@ def test_the_repository_is_that_of_the_running_server(
     with serving(repository) as server:
         monkeypatch.setenv("MODSERVE_URL", f"http://localhost:{server.http_port}")
         assert model_repository("slow", "") == repository
-        assert table.run("tune", ["sloww", "--goal-ms=10"]) == 2
+        assert terminal.run("tune", ["sloww", "--goal-ms=10"]) == 2
     said = capsys.readouterr().err
     assert f"model 'sloww' does not exist in '{repository}', the current folder, 'models' or 'model_repository'" in said
 
@@ -63,5 +63,5 @@ def test_the_repository_is_that_of_the_running_server(
 def test_a_model_that_does_not_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"nonsense")
-    assert table.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 1
+    assert terminal.run("tune", ["m", f"--model-repository={tmp_path}", "--goal-ms=10"]) == 1
     assert "the model does not load" in capsys.readouterr().err

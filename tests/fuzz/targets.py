@@ -52,8 +52,7 @@ from modserve.testing import builders
 from modserve.text.chat import requests as text_requests
 from modserve.text.chat.choice import Delta, TextChoice, usage_of
 from modserve.text.chat.contract import Piece
-from modserve.text.chat.item_requests import read_response_request
-from modserve.text.chat.item_writer import ItemWriter
+from modserve.text.chat.items import ItemWriter, read_response_request
 from modserve.text.chat.prompts import transcript
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter, Whole
 from modserve.text.chat.tools import ToolChoice

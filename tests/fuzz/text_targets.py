@@ -17,8 +17,8 @@ from modserve.core.errors import Code, ModserveError, from_exception
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.statistics.metrics import MetricStore
 from modserve.frontends.grpc.heads import message_text
-from modserve.observability.log_formats import formatter
-from modserve.observability.recent_failures import RecentFailures
+from modserve.observability.failures import RecentFailures
+from modserve.observability.logging import formatter
 from modserve.process.console import models_table
 from modserve.protocol import failures
 from modserve.protocol.control import repository

@@ -11,7 +11,7 @@ from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, base
 from modserve.core.tenants import Tenant
 from modserve.execution.rate_limit import TurnState
 from modserve.models.residency.on_demand import OnDemandModel
-from modserve.models.residency.stages import Stage
+from modserve.models.residency.waiting import Stage
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.model import Model
 from modserve.recording.recorder import Recorder

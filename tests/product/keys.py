@@ -16,8 +16,7 @@ from modserve.access.authority import Authority
 from modserve.access.caller import CALLER, Caller
 from modserve.access.calls import CallNeed, Reach
 from modserve.access.credentials import API_KEY
-from modserve.access.key_file import shown_time
-from modserve.access.secret import digest
+from modserve.access.key_file import digest, shown_time
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import Code, ModserveError, PermissionDeniedError, UnauthenticatedError
 from modserve.core.tenants import Tenant

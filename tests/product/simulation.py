@@ -295,7 +295,7 @@ def simulated(loop: SimulatedLoop) -> Iterator[None]:
         patch.object(InstanceThread, "start", lambda thread: _start_instance(loop, thread)),
         patch.object(InstanceThread, "join", _join_instance),
         patch("modserve.models.serving.closing.threading", threads),
-        patch("modserve.models.loading.instances.threading", threads),
+        patch("modserve.models.loading.assembly.threading", threads),
         patch("modserve.process.app.ThreadPoolExecutor", partial(_InlineExecutor, loop)),
     ):
         yield

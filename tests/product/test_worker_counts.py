@@ -17,9 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from modserve.observability.families import family
 from modserve.workers import values
-from modserve.workers.documents import document, tables
 from modserve.workers.identity import WorkerIdentity
-from modserve.workers.pages import Families, samples_of
+from modserve.workers.pages import Families, document, samples_of, tables
 from modserve.workers.tally import PAGE, STATISTICS, Tally
 
 from .simulation import SimulatedLoop

@@ -29,8 +29,8 @@ from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.servable import Servable
 from modserve.core.tensors.tensor import Tensor
 from modserve.execution.rate_limit import RateLimiter
+from modserve.models.residency.memory import Meter
 from modserve.models.residency.on_demand import OnDemandModel
-from modserve.models.residency.sizes import Meter
 from modserve.models.serving.model import Model
 from modserve.models.serving.wrappers import ModelWrapper
 from modserve.repository.manager import ModelManager

@@ -90,7 +90,7 @@ RULES = {
         EVERYTHING - {"cli", "commands", "process", "testing", "__init__", "__main__"} - LIBRARY
         | {"process.listeners", "process.model_setup", "process.ports", "process.record_setup"}
     ),
-    "process.console": rule("backends.inventory core observability.log_text protocol.examples"),
+    "process.console": rule("backends.inventory core observability.logging protocol.examples"),
     "process.listeners": rule(
         "access core frontends observability process.load_reporter process.metrics_page process.ports resources server "
         "settings workers"
@@ -99,7 +99,7 @@ RULES = {
     "process.metrics_page": rule("backends.inventory core form observability server settings"),
     "process.model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "process.record_setup": rule("__about__ core recording settings workers.identity"),
-    "process.ports": rule("core resources.port_owner"),
+    "process.ports": rule("core resources.posix"),
     "process.port_conflict": rule("process.ports"),
     "process.reserved_ports": rule("core process.ports settings"),
     "process.child_process": rule(),

@@ -17,7 +17,7 @@ import pytest
 
 from kept_logging import flush_logs, kept_logging
 from modserve import InferenceServer, Ports, Settings, __main__, __version__, cli
-from modserve.commands.table import COMMANDS
+from modserve.commands.terminal import COMMANDS
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.form import form

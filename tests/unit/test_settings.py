@@ -27,7 +27,7 @@ from modserve.settings import (
 )
 from modserve.settings import examples as examples_module
 from modserve.settings.removed_options import REMOVED
-from modserve.settings.triton_options import WITHOUT_EFFECT
+from modserve.settings.sources import WITHOUT_EFFECT
 
 TRITONSERVER_OPTIONS = re.findall(
     r"\S+",

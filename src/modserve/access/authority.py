@@ -3,27 +3,82 @@
 A key is looked up by the hash of its secret. Whoever showed the same headers before is known by these, which takes one
 look into a dictionary: the front ends ask `recognise` for every request. Tokens that nobody has shown before take
 longer; only `authenticate` waits for them, and for the time that a failure has to wait.
+
+How long an answer to a failed attempt waits: a rule of address and time.
+
+An address may fail `FREE` times, and once more each second. Beyond that, its failures are answered later and later, by
+up to `LONGEST` seconds. Only failures wait: who shows a valid key is served at once, also behind the same address.
+
+Keys for a server: from its file, from the environment, or from both.
 """
 
 import asyncio
+import ipaddress
 import logging
 import math
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
-from modserve.core.errors import UnauthenticatedError
+from modserve.core.errors import UnauthenticatedError, invalid
+from modserve.core.secret_names import KEY_VARIABLE
+from modserve.core.tenants import Tenant
 
 from . import certificates
 from .calls import CallNeed, Reach
 from .credentials import CERTIFICATE, Credentials, secret_of
-from .identity import Identity
-from .key_file import AccessFile, Key, shown_time
-from .secret import digest
-from .slow_down import SlowDown, address_of
+from .identity import KINDS, Identity
+from .key_file import SHORTEST, AccessFile, Key, digest, shown_time
 from .tokens import TokenVerifier
+from .watched_file import WatchedFile
+
+FREE: Final = 10.0
+"""Failures of an address that are answered at once."""
+_FORGIVEN: Final = 1.0
+"""Failures a second that are forgotten."""
+_STEP: Final = 0.05
+"""Seconds by which each further failure is answered later."""
+LONGEST: Final = 5.0
+_ADDRESSES: Final = 4096
+"""Addresses that are remembered, those that failed last."""
+_PREFIX: Final = 64
+"""Bits of an IPv6 address: a client has all addresses of a network."""
+
+
+class SlowDown:
+    """What addresses have failed lately. Bounded: there may be any number of them."""
+
+    def __init__(self) -> None:
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Failures that are not forgotten, and when there were so many."""
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def failed(self, address: str, now: float) -> float:
+        """An attempt from the address has failed at `now`, by a clock that never goes back; seconds to wait."""
+        before, then = self._levels.pop(address, (0.0, now))
+        level = max(0.0, before - (now - then) * _FORGIVEN) + 1.0
+        self._levels[address] = level, now
+        if len(self._levels) > _ADDRESSES:
+            self._levels.popitem(last=False)
+        return min(LONGEST, max(0.0, level - FREE) * _STEP)
+
+
+def address_of(client: object) -> str:
+    """Whose failures count together: a host, or for IPv6 its network. `client` is a socket's name of its peer."""
+    host = str(client[0]) if isinstance(client, tuple) and client else str(client or "")
+    if ":" not in host:
+        return host
+    try:
+        return str(ipaddress.ip_network(f"{host.partition('%')[0]}/{_PREFIX}", strict=False))
+    except ValueError:
+        return host
+
 
 _log = logging.getLogger(__name__)
 
@@ -208,3 +263,40 @@ class Authority:
 def _end(pause: "asyncio.Future[None]") -> None:
     if not pause.done():
         pause.set_result(None)
+
+
+SINGLE = KEY_VARIABLE
+"""The name of a single key."""
+
+
+class AccessControl:
+    """Who may call a server, kept up to date between `start` and `stop`. Raises INVALID_ARG for what is no key or file.
+
+    `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: anybody may
+    ask for the health of the server.
+    """
+
+    def __init__(self, file: str, single: str = "", health_open: bool = True) -> None:
+        self._watched = WatchedFile(Path(file)) if file else None
+        keys = {digest(single): single_key(single)} if single else {}
+        content = AccessFile({}) if self._watched is None else self._watched.content
+        self.authority = Authority(content, keys, health_open=health_open)
+
+    def start(self) -> None:
+        """Follow the file from now on, on the running event loop."""
+        if self._watched is not None:
+            self._watched.start(self.authority.replace)
+
+    def stop(self) -> None:
+        if self._watched is not None:
+            self._watched.stop()
+        self.authority.close()
+
+
+def single_key(secret: str) -> Key:
+    """A key with all rights. Raises INVALID_ARG for a secret that is too short, or cannot be in a header."""
+    if len(secret) < SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise invalid(
+            f"{SINGLE} has {len(secret)} characters, expected at least {SHORTEST}, printable ASCII without spaces"
+        )
+    return Key(Identity(SINGLE, Tenant("default"), {"*": frozenset(KINDS)}))

@@ -8,7 +8,7 @@ from typing import Any, Self
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.request import ParameterValue
 
-from . import flat, transport, values
+from . import transport, values
 from .errors import ClientError
 from .transport import AsyncTransport, ControlCall, Transport
 from .values import ClientCall, ModelMetadata, Result, Value
@@ -146,16 +146,16 @@ class Client(_Base):
 
         `fields` that are no inputs are parameters of the request.
         """
-        inputs, parameters = flat.split(fields, self.metadata(model, version, timeout=timeout))
-        return flat.joined(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+        inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
+        return values.joined(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
         """Like `generate`, for models with any number of responses, as they arrive."""
-        inputs, parameters = flat.split(fields, self.metadata(model, version, timeout=timeout))
+        inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
-        return flat.each(stream)
+        return values.each(stream)
 
     def _learn(self, model: str, version: int | None, inputs: Mapping[str, Value], timeout: float | None) -> None:
         if values.needs_metadata(inputs):
@@ -297,8 +297,8 @@ class AsyncClient(_Base):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> dict[str, Any]:
         """Like `Client.generate`."""
-        inputs, parameters = flat.split(fields, await self.metadata(model, version, timeout=timeout))
-        return flat.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+        inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
+        return values.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
     async def generate_stream(
         self,
@@ -309,11 +309,11 @@ class AsyncClient(_Base):
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncGenerator[dict[str, Any]]:
         """Like `Client.generate_stream`."""
-        inputs, parameters = flat.split(fields, await self.metadata(model, version, timeout=timeout))
+        inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
             async for result in results:
-                yield flat.joined(result)
+                yield values.joined(result)
 
     async def _learn(
         self, model: str, version: int | None, inputs: Mapping[str, Value], patience: float | None

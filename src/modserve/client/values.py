@@ -1,6 +1,10 @@
-"""Values that go into calls, their conversion by the model's metadata, and results."""
+"""Values that go into calls, their conversion by the model's metadata, and results.
 
-from collections.abc import Iterator, Mapping
+Flat requests and responses, as the generate extension has them: plain values by name.
+"""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -223,3 +227,34 @@ def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
 
 def version_of(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def split(fields: Mapping[str, Value], metadata: ModelMetadata) -> tuple[dict[str, Value], dict[str, ParameterValue]]:
+    """Inputs of the model, and parameters. Raises INVALID_ARG for a parameter that is none."""
+    names = {spec.name for spec in metadata.inputs}
+    inputs: dict[str, Value] = {}
+    parameters: dict[str, ParameterValue] = {}
+    for name, value in fields.items():
+        if name in names:
+            inputs[name] = value
+        elif isinstance(value, bool | int | float | str):
+            parameters[name] = value
+        else:
+            listed = ", ".join(sorted(names))
+            raise ClientError(
+                Code.INVALID_ARG,
+                f"'{name}' is not an input of model '{metadata.name}', which has {listed}; a parameter must be a "
+                f"bool, a number or a text, got {type(value).__name__}",
+            )
+    return inputs, parameters
+
+
+def joined(result: Result) -> dict[str, Any]:
+    """The outputs and parameters of a response; outputs win."""
+    return {**result.parameters, **{name: result.plain(name) for name in result}}
+
+
+def each(results: Generator[Result]) -> Generator[dict[str, Any]]:
+    with closing(results):
+        for result in results:
+            yield joined(result)

@@ -6,7 +6,7 @@ from argparse import Namespace
 from modserve.settings import usage
 
 from .syntax import UsageError, parser
-from .table import COMMANDS, module
+from .terminal import COMMANDS, module
 
 SHELLS = ("bash", "zsh", "fish")
 _PLACES = {

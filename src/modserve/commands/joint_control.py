@@ -11,12 +11,11 @@ from typing import TypeAlias
 from modserve.core.errors import ModserveError
 
 from .errors import RefusedError, UnreachableError
-from .interruption import Interruption
 from .model_state import ModelState, go_back, is_back, last_state, state_of
 from .remote_server import RemoteServer
 from .server_set import Outcome, ServerSet, failure_text
 from .syntax import print_error
-from .terminal import duration, indented, table
+from .terminal import Interruption, duration, indented, table
 
 _WAITS = "waiting for calls in progress, then all servers go back; Ctrl-C again leaves them as they are"
 Call: TypeAlias = Callable[[RemoteServer], None]

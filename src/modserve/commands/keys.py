@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from modserve.access import key_edit
+from modserve.access import key_file
 from modserve.access.identity import KINDS, kinds
 from modserve.access.key_file import read_time
 from modserve.core.errors import ModserveError
@@ -60,22 +60,22 @@ def work(options: Namespace) -> int:
         raise UsageError(f"'keys {options.action}' needs the name of a key")
     if options.action == "add":
         scopes, expires = scopes_of(options.scope or [_DEFAULT_SCOPE]), _time(options.expires, "--expires")
-        return _tell(path, options, lambda each: key_edit.add(each, options.name, scopes, options.tenant, expires))
+        return _tell(path, options, lambda each: key_file.add(each, options.name, scopes, options.tenant, expires))
     if options.action == "rotate":
         until = _time(options.keep, "--keep")
-        return _tell(path, options, lambda each: key_edit.rotate(each, options.name, until))
+        return _tell(path, options, lambda each: key_file.rotate(each, options.name, until))
 
-    def revoke(document: key_edit.Document) -> str:
-        key_edit.revoke(document, options.name)
+    def revoke(document: key_file.Document) -> str:
+        key_file.revoke(document, options.name)
         return ""
 
-    key_edit.change(path, revoke)
+    key_file.change(path, revoke)
     print(f"{options.name}: revoked in {path}")
     return 0
 
 
-def _tell(path: Path, options: Namespace, change: key_edit.Change) -> int:
-    secret = key_edit.change(path, change)
+def _tell(path: Path, options: Namespace, change: key_file.Change) -> int:
+    secret = key_file.change(path, change)
     if options.json:
         print(json.dumps({"name": options.name, "secret": secret, "file": str(path)}, indent=2))
     else:
@@ -86,7 +86,7 @@ def _tell(path: Path, options: Namespace, change: key_edit.Change) -> int:
 def _list(path: Path, options: Namespace) -> int:
     if options.name:
         raise UsageError(f"unexpected argument: {options.name}")
-    rows = key_edit.rows_of(key_edit.load(path))
+    rows = key_file.rows_of(key_file.load(path))
     head = ("name", "tenant", "scopes", "expires", "state")
     if options.json:
         print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=2))

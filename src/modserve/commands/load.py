@@ -17,7 +17,7 @@ from .errors import RefusedError
 from .models import chosen
 from .remote_server import RemoteServer
 from .server_set import connect_all
-from .server_status import index
+from .status_report import index
 from .syntax import UsageError, add_destination, option, parser
 from .terminal import duration, each
 

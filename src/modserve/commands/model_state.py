@@ -16,7 +16,7 @@ from modserve.core.lifecycle import LifecycleState
 
 from .errors import RefusedError
 from .remote_server import RemoteServer
-from .server_status import index
+from .status_report import index
 
 _READY = LifecycleState.READY.name
 _SOON = 10.0

@@ -15,7 +15,7 @@ from .destination import destinations
 from .errors import RefusedError
 from .remote_server import RemoteServer
 from .server_set import ServerSet, connect_all
-from .server_status import IndexRow, VersionUsage, engine, index, usage
+from .status_report import IndexRow, VersionUsage, engine, index, usage
 from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import again, count, duration, indented, table, takes_colours
 

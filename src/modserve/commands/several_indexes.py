@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .server_set import Outcome, failure_text, failure_verb
-from .server_status import IndexRow, VersionUsage
+from .status_report import IndexRow, VersionUsage
 from .terminal import count, duration, indented, plural, table
 
 Key = tuple[str, str]

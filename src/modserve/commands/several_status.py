@@ -6,8 +6,7 @@ from typing import Any
 
 from . import status_report
 from .server_set import Outcome, failure_text, failure_verb
-from .server_status import ServerStatus, VersionUsage
-from .status_report import hint, troubled
+from .status_report import ServerStatus, VersionUsage, hint, troubled
 from .terminal import count, duration, indented, plural, table
 
 _HEAD = ("server", "state", "versions", "requests", "failed", "mean")

@@ -7,8 +7,7 @@ from contextlib import closing
 from . import several_status
 from .destination import destinations
 from .server_set import ServerSet, connect_all
-from .server_status import server_status
-from .status_report import document, lines
+from .status_report import document, lines, server_status
 from .syntax import add_destination, add_json, add_watch, parser
 from .terminal import again, takes_colours
 

@@ -1,15 +1,30 @@
-"""Terminal output of commands: tables, colours, numbers with units, and repeated output."""
+"""Terminal output of commands: tables, colours, numbers with units, and repeated output.
 
+The commands of ``modserve``: a row for each, and the module of the same name, imported when the command runs.
+
+Standard output while a command loads models.
+
+Ctrl-C while a command changes servers: what has begun is finished or undone, and told.
+"""
+
+import importlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TextIO, cast
 
 from modserve.core.errors import ModserveError
 
 from .errors import UnreachableError
 from .syntax import print_error, printable
+
+if TYPE_CHECKING:
+    from .syntax import Parser
 
 RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
 GREY = "\x1b[90m"
@@ -118,3 +133,109 @@ def each(names: Sequence[str], work: Callable[[str], str]) -> int:
             print_error(error.message, getattr(error, "advice", ""))
             code = 1
     return code
+
+
+class Command(NamedTuple):
+    """A row: what stands in the list that ``modserve --help`` prints."""
+
+    words: str
+    """What follows the command's name."""
+    summary: str
+    section: str = ""
+    """The heading that begins with this command."""
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "check": Command("DIR …", "Check the models in DIR.", "commands for models"),
+        "config": Command("MODEL_FILE", "Write a config.pbtxt for a model file."),
+        "init": Command("NAME --from WHAT", "Create a new model from a file or a template."),
+        "keys": Command("add|list|revoke|rotate", "Manage the keys of callers.", "commands for this machine"),
+        "engines": Command("", "List installed engines, and how to install others."),
+        "doctor": Command("", "Check this machine for problems."),
+        "ray": Command("deploy", "Serve models on a cluster of Ray."),
+        "completion": Command("bash|zsh|fish", "Print a shell completion script."),
+        "status": Command("", "Show whether a server is ready, and its counts.", "commands for a running server"),
+        "models": Command("[MODEL …]", "List its models, or describe the named ones."),
+        "top": Command("", "Watch requests, queues, batches, latencies and errors."),
+        "infer": Command("MODEL [NAME=VALUE …]", "Send a request and show the response."),
+        "chat": Command("MODEL [PROMPT]", "Talk to a language model."),
+        "load": Command("MODEL …", "Load or reload models."),
+        "unload": Command("MODEL …", "Unload models."),
+        "drain": Command("", "Take a server out of service, and wait until it is idle."),
+        "rollout": Command("MODEL[:VERSION]", "Load a version on one of several servers, then on all."),
+        "replay": Command("FILE …", "Send recorded requests again, and compare the responses."),
+        "bench": Command("MODEL", "Measure the latency and throughput of a model.", "commands for measuring"),
+        "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
+    }
+)
+"""All but `serve`, in the order of the help."""
+
+
+class CommandModule(Protocol):
+    """What the module of a command defines."""
+
+    PARSER: "Parser"
+
+    def work(self, options: Namespace, /) -> int:
+        """Runs the command; returns the exit code."""
+
+
+def module(name: str) -> CommandModule:
+    return cast(CommandModule, importlib.import_module(f"{__package__}.{name}"))
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Run a command with the words after its name, or print its help. Returns the exit code."""
+    from . import syntax
+
+    command = module(name)
+    if "--help" in words or "-h" in words:
+        print(command.PARSER.format_help().rstrip())
+        return 0
+    return syntax.run(command.PARSER, words, command.work)
+
+
+@contextmanager
+def stdout_as_stderr() -> Iterator[None]:
+    """Redirect standard output to standard error, for what engines and models print."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """For a block of the main thread, in which the first Ctrl-C, or a termination signal, is only noted.
+
+    `on_first` is called then. The second raises KeyboardInterrupt.
+    """
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self.happened = False
+        self._on_first = on_first
+        self._former: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._former = [signal.signal(number, self._handle) for number in _SIGNALS]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in zip(_SIGNALS, self._former, strict=True):
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.happened:
+            raise KeyboardInterrupt
+        self.happened = True
+        self._on_first()

@@ -13,7 +13,7 @@ from .destination import destinations
 from .models import chosen
 from .remote_server import RemoteServer
 from .server_set import connect_all
-from .server_status import IndexRow, index
+from .status_report import IndexRow, index
 from .syntax import add_destination, parser
 from .terminal import each
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-from modserve.core.statistics.sketch import FINE_QUERY
+from modserve.core.statistics.summary import FINE_QUERY
 from modserve.frontends.http.probes import Report
 from modserve.frontends.http.wire.context import Message
 from modserve.frontends.offload import on_thread

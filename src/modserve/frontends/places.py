@@ -6,7 +6,7 @@ network, as for failed keys.
 
 from typing import Final, Generic, TypeVar
 
-from modserve.access.slow_down import address_of
+from modserve.access.authority import address_of
 
 ConnectionT = TypeVar("ConnectionT")
 

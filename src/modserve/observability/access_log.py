@@ -22,8 +22,7 @@ from modserve.core.requests.origin import Origin, Proxies
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.wire import grpc_status
 
-from .log_formats import NAME_LENGTH, address_text, word
-from .logging import PATIENCE_S, Logs
+from .logging import NAME_LENGTH, PATIENCE_S, Logs, address_text, word
 
 _log = logging.getLogger("modserve.access")
 

@@ -12,8 +12,7 @@ from typing import Final
 
 from modserve.core.requests.origin import Origin, Proxies
 
-from .log_formats import address_text
-from .logging import LineWriter, LogFile
+from .logging import LineWriter, LogFile, address_text
 
 _log = logging.getLogger("modserve.audit")
 

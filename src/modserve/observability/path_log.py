@@ -12,7 +12,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
-from .log_text import MOST_MESSAGE, escaped, quoted
+from .logging import MOST_MESSAGE, escaped, quoted
 
 _log = logging.getLogger(__name__)
 

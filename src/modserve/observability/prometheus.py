@@ -10,13 +10,11 @@ from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FIRST_RESPONSE, RESPONSE_INTERVAL, ModelStatistics
-from modserve.core.statistics.sketch import FINE_FAMILY, LONGEST_FAMILY, middle_of
-from modserve.core.statistics.summary import LatencySummaries, Summary
+from modserve.core.statistics.summary import FINE_FAMILY, LONGEST_FAMILY, LatencySummaries, Summary, middle_of
 
-from . import families, model_memory
+from . import families, server_metrics
 from .families import Collector, Family, Labels, family, histogram_family, labelled, summary_family
-from .process_families import ProcessCollector
-from .server_families import ServerFigures, server_families
+from .server_metrics import ProcessCollector, ServerFigures, server_families
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -97,9 +95,9 @@ _GROUPS: tuple[tuple[str, Callable[[Servable], Any], tuple[tuple[str, str, Calla
     ("counter", lambda model: model.statistics if model.statistics.instances else None, _RESTARTS),
     ("gauge", lambda model: model.statistics, _GAUGES),
     ("gauge", lambda model: model.statistics.tuner, _TUNER),
-    ("gauge", _size, model_memory.SIZES),
-    ("gauge", residency, model_memory.GAUGES),
-    ("counter", residency, model_memory.COUNTERS),
+    ("gauge", _size, server_metrics.SIZES),
+    ("gauge", residency, server_metrics.GAUGES),
+    ("counter", residency, server_metrics.COUNTERS),
 )
 """Families of one sample a model: their kind, what they are read from (None where the model has none), and they."""
 

@@ -14,7 +14,7 @@ from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
 from .span_ids import Batches, SpanIds
-from .trace_records import TraceRecord, render
+from .trace_file import TraceRecord, render
 from .trace_sampling import TraceSampler
 
 _log = logging.getLogger(__name__)

@@ -25,13 +25,12 @@ from modserve.frontends.certificates import CertificateError
 from modserve.frontends.offload import background_threads
 from modserve.models.loading.loader import Loader
 from modserve.models.residency.admission import Residency
-from modserve.models.residency.growth import Growth
-from modserve.models.residency.sizes import Meter
-from modserve.models.residency.work import Borrowers
+from modserve.models.residency.memory import Growth, Meter
+from modserve.models.residency.waiting import Borrowers
 from modserve.models.serving.caching import VersionCaches, make_cache
 from modserve.observability import prometheus
 from modserve.observability.access_log import access_log
-from modserve.observability.failure_log import FailureLog
+from modserve.observability.failures import FailureLog
 from modserve.observability.logging import Logs
 from modserve.observability.progress import LaterLoads, LoadingProgress
 from modserve.observability.trace import Tracer
@@ -47,9 +46,9 @@ from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 from modserve.server import Phase
 from modserve.server.drain import DrainTimes
+from modserve.server.interface import Services
 from modserve.server.local import LocalServer
 from modserve.server.member import ServerMember
-from modserve.server.services import Services
 from modserve.settings import Settings
 
 from .listeners import Listeners, Ports, access_control, audit_log

@@ -11,7 +11,7 @@ from modserve.backends.inventory import BackendEntry
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.runtime import unix_socket
-from modserve.observability.log_text import escaped
+from modserve.observability.logging import escaped
 from modserve.protocol import examples
 
 _MOST_ELEMENTS = 256

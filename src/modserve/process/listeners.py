@@ -22,7 +22,7 @@ from modserve.observability import prometheus
 from modserve.observability.families import Family, family, labelled
 from modserve.observability.logging import Logs
 from modserve.observability.watchdog import Watchdog
-from modserve.resources import open_files
+from modserve.resources import posix
 from modserve.resources.machine_memory import allowed_memory, container_memory
 from modserve.server import Server
 from modserve.server.local import LocalServer
@@ -33,8 +33,7 @@ from .metrics_page import MetricsPage
 from .ports import PortOpenings, probe_port
 
 if TYPE_CHECKING:
-    from modserve.access.access_control import AccessControl
-    from modserve.access.authority import Authority
+    from modserve.access.authority import AccessControl, Authority
     from modserve.observability.audit_log import AuditLog
     from modserve.workers.member import Member
 
@@ -54,7 +53,7 @@ def access_control(settings: Settings) -> "AccessControl | None":
     key = settings.api_key
     if not settings.auth_file and key is None:
         return None
-    from modserve.access.access_control import AccessControl
+    from modserve.access.authority import AccessControl
 
     single = "" if key is None else key.get_secret_value()
     return AccessControl(settings.auth_file, single, "health" in settings.auth_open)
@@ -87,7 +86,7 @@ def grpc_settings(settings: Settings, reuse_port: bool) -> GrpcSettings:
 def http_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
     """Return the options of HTTP, with as many connections as the system has room for."""
     http = settings.http
-    most = open_files.connections(http.max_connections)
+    most = posix.connections(http.max_connections)
     return replace(http, max_connections=most, reuse_port=http.reuse_port or reuse_port)
 
 
@@ -99,7 +98,7 @@ def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -
         reuse_port=reuse_port,
         client_timeout=settings.http.client_timeout,
         idle_timeout=settings.http.idle_timeout,
-        max_connections=open_files.connections(settings.http.max_connections),
+        max_connections=posix.connections(settings.http.max_connections),
         allow_host=settings.http.allow_host,
     )
 

@@ -18,9 +18,7 @@ from modserve.form import form
 from modserve.observability import prometheus
 from modserve.observability.families import Collector, Family, collected, page
 from modserve.observability.gpus import GpuCollector
-from modserve.observability.machine import MachineCollector
-from modserve.observability.process_families import ModelProcesses
-from modserve.observability.server_families import ServerFigures
+from modserve.observability.server_metrics import MachineCollector, ModelProcesses, ServerFigures
 from modserve.server.local import LocalServer
 from modserve.settings import Settings
 

@@ -16,9 +16,9 @@ from modserve.models.loading.integrity import Guard
 from modserve.models.loading.loader import LoaderOptions
 from modserve.models.loading.one_file import StandaloneModel, is_model_directory, is_repository, model_file
 from modserve.repository.control import ALL
-from modserve.repository.files import DirectoryRepository, FileModel, FileRepository
+from modserve.repository.local import DirectoryRepository, FileModel, FileRepository
 from modserve.repository.overrides import check_model_name
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.settings import Settings
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from modserve.core.runtime import unix_socket
-from modserve.resources.port_owner import owner
+from modserve.resources.posix import owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def make_recorder(settings: Settings, place: tuple[int, int]) -> "Recorder | Non
     record = settings.record
     if not record.folder:
         return None
-    from modserve.recording.record_folder import RecordFolder
+    from modserve.recording.record import RecordFolder
     from modserve.recording.recorder import Recorder
 
     worker, workers = place

@@ -8,7 +8,7 @@ import numpy as np
 
 from modserve.core.errors import invalid
 from modserve.core.requests.response import InferenceResponse
-from modserve.core.runtime.yielding import yield_now
+from modserve.core.runtime.event_loop import yield_now
 from modserve.core.servable import Servable
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor

@@ -7,7 +7,7 @@ from modserve.core.runtime.background import Background
 from modserve.core.servable import Servable
 from modserve.routing.router import RouteRollback
 from modserve.server.local import LocalServer
-from modserve.workers.engine_control import EngineControl
+from modserve.workers.control import EngineControl
 
 from .replica_set import ReplicaSet
 from .sequences import SequenceRoutes, SessionModel

@@ -9,7 +9,7 @@ import ray
 from ray import serve
 from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
-from modserve.access.access_control import AccessControl
+from modserve.access.authority import AccessControl
 from modserve.core.errors import unavailable
 from modserve.frontends.http.application import guarded, scoped
 from modserve.frontends.http.mounted import MountedApp

@@ -5,9 +5,12 @@ written: what is too much is dropped and counted, and the requests go on. A sequ
 so that several workers decide alike without a word between them.
 
     sampled -> submit -> settle ... -> the writer's thread
+
+A thread that runs work in order, and holds up neither a caller nor the end of the process.
 """
 
 import logging
+import queue
 import random
 import re
 import threading
@@ -24,14 +27,50 @@ from modserve.core.recording import RecordFigures
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.requests.response import NOBODY, InferenceResponse, Outcome, ResponseSink, hand_over
+from modserve.core.runtime.failures import count_failure
 from modserve.core.runtime.long_buffers import copy_of
 from modserve.core.secret_names import HEADERS
 from modserve.core.servable import Servable, Submitter
 from modserve.core.tensors.tensor import Buffer, Tensor
 
-from .record import RecordedOutcome, RecordedTensor, RequestRecord, encode
-from .record_folder import LongLineError, RecordFolder
-from .record_writer import RecordWriter
+from .record import LongLineError, RecordedOutcome, RecordedTensor, RecordFolder, RequestRecord, encode
+
+
+class RecordWriter:
+    """Starts with the first piece of work. `put` is for one thread."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def put(self, work: Callable[[], None]) -> bool:
+        """False, and it never runs, after `close`."""
+        if self._closed:
+            return False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="record", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+        return True
+
+    def close(self, seconds: float) -> bool:
+        """Run all work that waits and end; False if that takes more than `seconds`. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._work.put(None)
+        if self._thread is None:
+            return True
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:
+                count_failure("record", error)
+
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from modserve.routing import reading
 
 from . import overrides, rollbacks
 from .manager import ModelManager
-from .outages import Outages
-from .scanning import changes, scan, together
+from .scanning import Outages, changes, scan, together
 
 _log = logging.getLogger(__name__)
 

@@ -41,10 +41,9 @@ from modserve.core.loading import Blueprint, DirectoryLease, Listing, LoadWatche
 from modserve.core.runtime.background import Background
 from modserve.core.servable import Finisher, Servable
 
-from . import dependencies, plan
+from . import plan
 from .plan import Action, Update
-from .rows import Loaded
-from .table import ModelTable
+from .table import Loaded, ModelTable
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ class ModelManager:
         if name not in self.table.models and name not in self.table.locks.busy:
             return []
         links = plan.graph(self.table.models, {})
-        names = [name, *(dependencies.orphans(name, links, keep) if dependents else ())]
+        names = [name, *(plan.orphans(name, links, keep) if dependents else ())]
         models = [self.table.models[gone] for gone in names if gone in self.table.models]
         self.table.companions.leave(each for model in models for each in model.served.values())
         await self.update(dict.fromkeys(names))

@@ -18,20 +18,73 @@ The rules for a model in its turn:
   model is renewed. If it is not, a version may be changed in place of which only the configuration differs. When all
   have succeeded, the versions that are not selected are retired.
 - *Together*: all loaded versions are taken or none. It is always so beside versions that serve.
+
+Which models need which: pure rules over a graph from each model to those that it is made of.
 """
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.lifecycle import UNLOADED
 from modserve.core.loading import Blueprint, Needs, UnreadableModelError
 from modserve.core.servable import Servable
 
-from . import dependencies
-from .dependencies import Graph
-from .rows import ModelRow
+from .table import ModelRow
+
+Graph: TypeAlias = Mapping[str, Iterable[str]]
+
+
+def needed(names: Iterable[str], graph: Graph) -> set[str]:
+    """All that `names` need, directly or not."""
+    needs: set[str] = set()
+    pending = list(names)
+    while pending:
+        for need in graph.get(pending.pop(), ()):
+            if need not in needs:
+                needs.add(need)
+                pending.append(need)
+    return needs
+
+
+def dependents(names: Iterable[str], graph: Graph) -> set[str]:
+    """All that need one of `names`, directly or not."""
+    reverse: dict[str, list[str]] = {}
+    for name, needs in graph.items():
+        for need in needs:
+            reverse.setdefault(need, []).append(name)
+    return needed(names, reverse)
+
+
+def find_circle(name: str, graph: Graph) -> str:
+    """A model through which `name` needs itself; empty if there is none."""
+    return next((other for other in sorted({name} | needed([name], graph)) if name in graph.get(other, ())), "")
+
+
+def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
+    """The models that each one waits for when many change in one go; none of them waits in a circle.
+
+    A model waits for what it is to be made of (`targets`), unless that leads back to it, and for what it is made of now
+    (`served`), unless that waits for it.
+    """
+    first = {name: set() if find_circle(name, targets) else set(needs) for name, needs in targets.items()}
+    both = {name: first.get(name, set()) | set(served.get(name, ())) for name in {**targets, **served}}
+    return {
+        name: {need for need in needs if need in first.get(name, ()) or name not in needed([need], both)}
+        for name, needs in both.items()
+    }
+
+
+def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
+    """The models that no other needs when `name` is gone, but `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
+    gone = [name]
+    for model in gone:  # which grows
+        for need in sorted(graph.get(model, ())):
+            others = {other for other, needs in graph.items() if need in needs}
+            if need not in keep and need not in gone and others <= set(gone):
+                gone.append(need)
+    return gone[1:]
 
 
 class Before(NamedTuple):
@@ -106,12 +159,12 @@ def _needs(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | N
 
 def begin(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None], together: bool) -> Update:
     links = graph(models, requested)
-    concerned = requested.keys() | dependencies.dependents(requested, links)
-    names = concerned | dependencies.needed(concerned, links)
+    concerned = requested.keys() | dependents(requested, links)
+    names = concerned | needed(concerned, links)
     near = {name: models[name] for name in names if name in models}
     before = {name: Before(model.blueprint, model.served, model.made_of) for name, model in near.items()}
     needs = _needs(near, requested)
-    turns = dependencies.turns(needs, {name: former.made_of for name, former in before.items()})
+    turns = load_turns(needs, {name: former.made_of for name, former in before.items()})
     own = {name: turns.get(name, set()) & concerned for name in sorted(concerned)}
     return Update(requested, together, names, before, needs, own)
 
@@ -121,8 +174,8 @@ def retirements(update: Update, models: Mapping[str, ModelRow]) -> list[Action]:
     gone = {name for name in update.turns if update.blueprint(name) is None}
     links = graph(models, update.requested)
     actions = []
-    for name in sorted(dependencies.dependents(gone, links) - gone):
-        lost = ", ".join(f"'{need}'" for need in sorted(dependencies.needed([name], links) & gone))
+    for name in sorted(dependents(gone, links) - gone):
+        lost = ", ".join(f"'{need}'" for need in sorted(needed([name], links) & gone))
         why = f"for ensemble '{name}' depends on {lost}"
         if served := tuple(models[name].served) if name in models else ():
             actions.append(Action(name, f"goes, {why}", retire=served, state_reason=f"{UNLOADED}, {why}"))
@@ -145,7 +198,7 @@ def decide(
 
     model, blueprint, is_requested = models[name], update.blueprint(name), name in update.requested
     served = tuple(model.served)
-    circle = dependencies.circle(name, update.needs) if blueprint is not None and blueprint.needs else ""
+    circle = find_circle(name, update.needs) if blueprint is not None and blueprint.needs else ""
     stale = is_renewed(update.former(name).made_of)
     renewed = stale or (blueprint is not None and not circle and is_renewed(blueprint.needs))
     if not is_requested and not renewed:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from modserve.core.runtime import spare_memory
+from modserve.core.runtime import long_buffers
 from modserve.core.runtime.periodic import PeriodicTask
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Trimmer:
         self._task.stop()
 
     def _slack(self) -> int:
-        return resident() - self._used() + sum([each.spare() for each in spare_memory.keepers()])
+        return resident() - self._used() + sum([each.spare() for each in long_buffers.keepers()])
 
     async def _look(self) -> None:
         now = self._slack()
@@ -121,7 +121,7 @@ class Trimmer:
         _log.debug("returned %d MB of memory to the system", max(0, now - self._floor) // 2**20)
 
     def _trim(self) -> None:
-        for each in spare_memory.keepers():
+        for each in long_buffers.keepers():
             each.give_back()
         self._library.malloc_trim(0)
 

@@ -1,14 +1,139 @@
-"""Maps POSIX shared memory that another process made."""
+"""Maps POSIX shared memory that another process made.
+
+The number of connections that the limit on open files allows.
+
+Which process has a port of this machine, from Linux's /proc. Only root sees the processes of other users.
+"""
 
 import errno
+import logging
 import mmap
 import os
+import resource
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from modserve.core.errors import invalid, unavailable
 from modserve.core.tensors.shared_memory import SystemRegion
 from modserve.core.tensors.tensor import Buffer
+
+_log = logging.getLogger(__name__)
+
+_LEAST_LEFT = 32
+"""Descriptors that are always kept for later: ports, gRPC, metrics, models, the log."""
+
+_OPEN = "/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"
+
+
+def connections(requested: int) -> int:
+    """The limit on open connections: `requested` (0: as many as possible) if there are enough descriptors.
+
+    Raises the process's limit on open files to its hard limit. Logs a warning if there are too few descriptors for the
+    `requested` connections.
+    """
+    possible = for_connections(raised_limit(), _open_now())
+    if requested > possible:
+        _log.warning(
+            "the limit on open files allows only %d HTTP connections, not %d: raise it (ulimit -n), or lower "
+            "--http-max-connections",
+            possible,
+            requested,
+        )
+    return min(requested, possible) if requested else possible
+
+
+def for_connections(limit: int, open_now: int) -> int:
+    """How many of at most `limit` open files may be connections. A quarter of the free ones is kept for other uses."""
+    left = limit - open_now
+    return max(1, left - max(_LEAST_LEFT, min(left // 4, 1024)))
+
+
+def raised_limit() -> int:
+    """The number of files that the process may have open, after raising it to the hard limit if the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # some systems have a second, lower limit
+            hard = soft
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def _open_now() -> int:
+    try:
+        return len(os.listdir(_OPEN))
+    except OSError:
+        return 64
+
+
+_PROC = Path("/proc")
+_LISTENING = "0A"
+"""The state of a socket that listens, as in the kernel's ``tcp_states.h``."""
+_LONGEST = 100
+
+
+def owner(port: int, proc: Path = _PROC) -> str:
+    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if nobody tells."""
+    process = listener(port, proc)
+    return f"process {process.name} ({_command(process)})" if process is not None else ""
+
+
+def listener(port: int, proc: Path = _PROC) -> Path | None:
+    """The folder in /proc of the process that listens on a TCP port; None if nobody does, or another user."""
+    sockets = set(_listening(port, proc))
+    if not sockets:
+        return None
+    processes = sorted(_processes(proc), key=lambda each: int(each.name))
+    return next((process for process in processes if sockets & set(_open_sockets(process))), None)
+
+
+def _listening(port: int, proc: Path) -> Iterator[str]:
+    """The inodes of the sockets that listen on a port."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _processes(proc: Path) -> Iterator[Path]:
+    try:
+        yield from (each for each in proc.iterdir() if each.name.isdecimal())
+    except OSError:
+        return
+
+
+def _open_sockets(process: Path) -> Iterator[str]:
+    try:
+        files = list((process / "fd").iterdir())
+    except OSError:  # of another user, or gone
+        return
+    for file in files:
+        try:
+            target = str(file.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield target[len("socket:[") : -1]
+
+
+def _command(process: Path) -> str:
+    """Which program it is. Its other words may be secrets, which do not belong into a log."""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    shown = [words[0].rpartition("/")[2] or "?"]
+    if shown[0].startswith("python"):
+        shown += words[1:3] if words[1:2] == ["-m"] else [word for word in words[1:2] if not word.startswith("-")]
+    return "".join(character if character.isprintable() else "?" for character in " ".join(shown))[:_LONGEST]
+
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """Like ``shm_open``, follows no links; and never waits."""

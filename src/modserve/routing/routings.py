@@ -15,8 +15,7 @@ from modserve.core.servable import SequenceKeeper, Servable
 from modserve.core.version import RolledBack
 
 from . import reading
-from .choice import Route
-from .router import Routed, Router, RouteRollback
+from .router import Route, Routed, Router, RouteRollback
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from modserve.core.configuration.merging import rows_of
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
 from modserve.core.requests.inflight import Inflight
 
-from .lengths import LengthIndex
+from .prediction import LengthIndex
 
 FAR_NS = 1 << 62
 """A time by which every queue delay is over."""

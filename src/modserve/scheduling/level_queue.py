@@ -31,7 +31,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.tenants import Tenant
 
 from .batching import Together
-from .lengths import LengthIndex
+from .prediction import LengthIndex
 from .queue import GONE, Line, RequestQueue
 
 RIPE_LOOKED_AT = 8

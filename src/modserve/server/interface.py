@@ -2,10 +2,15 @@
 
 Inference, and everything else that needs the models themselves, concerns the process that receives the call. Coroutines
 concern the whole server.
+
+The extensions of the protocol.
+
+The services that a server uses besides its models.
 """
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -15,14 +20,14 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.recording import RequestRecorder
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
-from modserve.core.residency import MemoryReport
+from modserve.core.residency import NO_MEMORY, MemoryReport
 from modserve.core.servable import Handle, Servable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.core.version import ModelId
 from modserve.observability.access_log import AccessLog
-from modserve.observability.failure_log import FailureLog
+from modserve.observability.failures import FailureLog
 from modserve.observability.logging import Logs
 from modserve.observability.trace import Tracer
 from modserve.pb import inference as pb
@@ -31,6 +36,41 @@ from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
 
 from .drain import DrainPhase, DrainReport
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+)
+"""The protocol extensions served so far, as server metadata lists them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a server has beside its models."""
+
+    logs: Logs | None = None
+    """The log whose settings clients may change."""
+    tracer: Tracer = field(default_factory=Tracer)
+    shared_memory: SharedMemory = field(default_factory=SharedMemory)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    quotas: Quotas = field(default_factory=Quotas)
+    """What clients have in flight, against the limits of the server and of tenants."""
+    model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
+    failure_log: FailureLog = field(default_factory=FailureLog)
+    access_log: AccessLog | None = None
+    recorder: RequestRecorder | None = None
+    engine_metrics: MetricStore = field(default_factory=MetricStore)
+
 
 Region: TypeAlias = SystemRegion | CudaRegion
 RegionT = TypeVar("RegionT", bound=Region)

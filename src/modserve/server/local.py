@@ -30,10 +30,8 @@ from modserve.repository.manager import ModelManager
 from modserve.resources import flow
 
 from .drain import Drain, DrainPhase, DrainReport
-from .extensions import EXTENSIONS
 from .in_process import make_request, outcomes, response
-from .interface import Phase, Readiness, Region, RegionT
-from .services import Services
+from .interface import EXTENSIONS, Phase, Readiness, Region, RegionT, Services
 
 
 class LocalServer:

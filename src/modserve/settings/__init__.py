@@ -1,12 +1,10 @@
 """Every setting of a server, and the only place that reads the command line, the environment and option files."""
 
-from .front_ends import GrpcSettings, HttpSettings
+from .front_ends import GrpcSettings, HttpSettings, PlatformRoutes, TlsFiles
 from .limits import LoopLimits
 from .options import OptionError
-from .platforms import PlatformRoutes
 from .settings import OPTIONS, Settings
 from .sources import CommandLine, from_command_line
-from .tls import TlsFiles
 from .values import header_pattern
 
 __all__ = [

@@ -4,9 +4,8 @@ from typing import Any
 
 from modserve.core.configuration.cache_settings import CacheSettings
 
-from .cache import cache_texts
 from .options import Option, option
-from .values import whole_number
+from .values import cache_texts, whole_number
 
 CACHE_CONFIG: Any = option(
     CacheSettings(),

@@ -1,21 +1,227 @@
-"""The settings of HTTP and gRPC, which are passed to the front ends unchanged."""
+"""The settings of HTTP and gRPC: addresses, access, TLS, and what the containers of SageMaker and Vertex AI expect."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.dataclasses import dataclass as validated_dataclass
 
+from modserve.core.runtime import unix_socket
+from modserve.core.secret_names import KEY_VARIABLE
+
 from . import values
-from .addresses import Address
 from .limits import LoopLimits
 from .options import option
-from .platforms import Platform, PlatformRoutes
-from .tls import TlsFiles
 from .values import Count, Milliseconds, Port
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
+
+    certificate: Path
+    """The server's own, followed by those between it and the root that its clients trust."""
+    key: Path
+    root: Path | None = None
+    mutual: bool = False
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
+
+
+FILE: Any = option(
+    "",
+    "File of keys, tenants, token issuers and certificates, without which callers are refused; 'modserve keys' writes "
+    f"it, and the server follows its changes. The environment variable {KEY_VARIABLE} is a key by itself.",
+    section="access",
+)
+
+
+def _open(value: object) -> object:
+    return {each for each in value if each != "none"} if isinstance(value, list | tuple | set | frozenset) else value
+
+
+Open: TypeAlias = Annotated[frozenset[Literal["health", "metrics"]], BeforeValidator(_open)]
+OPEN: Any = option(
+    frozenset({"health"}),
+    "What needs no key where callers need one: health (of the server), metrics, or none; may be repeated.",
+    value="health|metrics|none",
+    several=True,
+    default_in_words="health",
+)
+Key: TypeAlias = SecretStr | None
+
+
+def variable(environment: Any) -> dict[str, str]:
+    """The keyword for a key in the environment, if there is one."""
+    return {"api_key": environment[KEY_VARIABLE]} if environment.get(KEY_VARIABLE) else {}
+
+
+_ADMIN = re.compile(r"(?P<host>|\[[0-9A-Fa-f:.]+\]|[^\s/?#,@:\[\]]+):(?P<port>[0-9]{1,5})")
+
+
+def _address(text: str) -> str:
+    """The help does not say that it may also be a socket that the process has inherited."""
+    unix_socket.check(text)
+    return text
+
+
+def _admin_address(text: str) -> str:
+    if not text or unix_socket.is_socket(text):
+        return _address(text)
+    match = _ADMIN.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError(f"'{text}' is not an address; expected HOST:PORT, :PORT or unix:PATH")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
+AdminAddress = Annotated[str, AfterValidator(_admin_address)]
+ADMIN: Any = option(
+    "",
+    "Address for operators, HOST:PORT, :PORT or unix:PATH, that serves all that HTTP serves, and metrics. The other "
+    "ports then do not load models, list the repository, change routings or settings, or have pages for browsers.",
+    default_in_words="none",
+)
+METRICS: Any = option(
+    "",
+    "Address that the metrics port listens on; unix:PATH for a Unix socket. With --admin-address there is such a port "
+    "only if this or --metrics-port is set.",
+    default_in_words="that of HTTP; 127.0.0.1 if that is a Unix socket",
+)
+
+
+Platform: TypeAlias = Literal["none", "sagemaker", "vertex"]
+
+_PORT = "8080"
+_SAGEMAKER_MODEL = "/opt/ml/model"
+_INFERENCES = ("infer", "generate", "generate_stream")
+_OWN_MODELS = ("model_repository", "python_model", "model_file", "example")
+"""Settings that say which models to serve: with one of them, those of the platform are not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformRoutes:
+    """The paths by which a platform calls the server, and which calls they are."""
+
+    health: str
+    predict: str
+    binary_type: str
+    """The media type of JSON before binary data, up to the length of that JSON."""
+    redirect_header: str = ""
+    """Names another call in place of `predict`; empty: none does."""
+    instances: bool = False
+    """Predictions may have the form ``{"instances": […]}`` as well."""
+    model: str = ""
+    """Takes the predictions; empty: the only model there is."""
+    model_variable: str = ""
+    """Where users name it, for messages."""
+    call: str = "infer"
+    """What a prediction is to the model."""
+    registry: str = ""
+    """Directory in which models that the platform loads are known; empty: it loads none."""
+
+
+def complete(
+    fields: MutableMapping[str, Any],
+    http: MutableMapping[str, Any],
+    grpc: MutableMapping[str, Any],
+    environment: Mapping[str, str],
+) -> None:
+    """Add what follows from the platform of `http`, if it has one, to settings that are not made yet.
+
+    Raises ValueError for a variable that is missing or wrong.
+    """
+    completion = {"sagemaker": _sagemaker, "vertex": _vertex}.get(http.get("platform", "none"))
+    if completion is not None:
+        grpc.setdefault("allow", "port" in grpc)
+        http["routes"] = completion(fields, http, environment)
+
+
+def _sagemaker(
+    fields: MutableMapping[str, Any], http: MutableMapping[str, Any], environment: Mapping[str, str]
+) -> PlatformRoutes:
+    http.setdefault("port", _port(environment, "SAGEMAKER_BIND_TO_PORT"))
+    fields.setdefault("allow_metrics", "metrics_port" in fields)
+    call = environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE") or "infer"
+    if call not in _INFERENCES:
+        raise ValueError(f"SAGEMAKER_TRITON_INFERENCE_TYPE is {call}, expected one of: {', '.join(_INFERENCES)}")
+    registry = ""
+    if environment.get("SAGEMAKER_MULTI_MODEL", "").lower() == "true":
+        registry = _registry()
+        _default_models(fields, registry)
+        fields.setdefault("model_control_mode", "explicit")
+        fields.setdefault("allow_outside_symlinks", True)
+    else:
+        _default_models(fields, _SAGEMAKER_MODEL)
+    variable = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+    return PlatformRoutes(
+        health="/ping",
+        predict="/invocations",
+        binary_type="application/vnd.sagemaker-triton.binary+json;json-header-size=",
+        model=environment.get(variable, ""),
+        model_variable=variable,
+        call=call,
+        registry=registry,
+    )
+
+
+def _vertex(
+    fields: MutableMapping[str, Any], http: MutableMapping[str, Any], environment: Mapping[str, str]
+) -> PlatformRoutes:
+    http.setdefault("port", _port(environment, "AIP_HTTP_PORT"))
+    if place := environment.get("AIP_STORAGE_URI"):
+        _default_models(fields, place)
+    return PlatformRoutes(
+        health=_route(environment, "AIP_HEALTH_ROUTE"),
+        predict=_route(environment, "AIP_PREDICT_ROUTE"),
+        binary_type="application/vnd.vertex-ai-triton.binary+json;json-header-size=",
+        redirect_header="x-vertex-ai-triton-redirect",
+        instances=True,
+        model=http.get("vertex_ai_default_model", ""),
+        model_variable="--vertex-ai-default-model",
+    )
+
+
+def _default_models(fields: MutableMapping[str, Any], place: str) -> None:
+    if not any(fields.get(name) for name in _OWN_MODELS):
+        fields["model_repository"] = place
+
+
+def _port(environment: Mapping[str, str], variable: str) -> int:
+    text = environment.get(variable) or _PORT
+    if not (text.isascii() and text.isdigit() and 0 <= int(text) < 65536):
+        raise ValueError(f"environment variable {variable} is no port: {text}")
+    return int(text)
+
+
+def _route(environment: Mapping[str, str], variable: str) -> str:
+    path = environment.get(variable, "")
+    if not path.startswith("/"):
+        reason = f"is no path: {path}" if path else "is not set, as Vertex AI sets it"
+        raise ValueError(f"option '--platform': environment variable {variable} {reason}")
+    return path
+
+
+def _registry() -> str:
+    """An empty repository at first. Raises ValueError if somebody else may write to it."""
+    path = Path(tempfile.gettempdir()) / "modserve-sagemaker"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        is_own = path.stat().st_uid == os.getuid()
+    except OSError as error:
+        raise ValueError(f"cannot make the directory {path} for SageMaker's models: {error.strerror}") from None
+    if not is_own:
+        raise ValueError(f"{path}, the directory for SageMaker's models, belongs to another user")
+    return str(path)
+
 
 _PORT_HELP = "Port that {} listens on; 0 takes a free one."
 

@@ -1,6 +1,15 @@
-"""Limits for work on the event loop and for waiting work. They are no options, but constants for all front ends."""
+"""Limits on requests, work and models in memory, and how a server stops."""
 
+import re
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainValidator
+
+from modserve.core.residency import MemoryLimit
+
+from .options import option
+from .values import boolean
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +36,90 @@ class LoopLimits:
     """Requests of a gRPC stream that are read and not settled. Above that none is read, and the client waits."""
     outstanding_bytes: int = 64 * 1024 * 1024
     """The same for the sum of their sizes. One request may be larger, and is then the only one."""
+
+
+REQUEST_MEMORY: int | None = option(
+    None,
+    "Bytes that all requests together may hold; 0: no limit.",
+    section="limits and memory",
+    default_in_words="half of the memory",
+)
+MAX_ACCEPTED: int = option(
+    0,
+    "Requests that may be in flight; above that, new ones are refused. 0: no limit. A model's parameter "
+    "limits.max_accepted_requests sets its own.",
+)
+EXECUTION_SECS: int = option(
+    600,
+    "Seconds after which an execution is given up: its requests fail, and its instance is replaced. Each response of a "
+    "decoupled model begins the time anew. 0: never. A model's parameter limits.execution_timeout_ms overrides it.",
+)
+RATE_LIMIT: Literal["off", "execution_count"] = option(
+    "off",
+    "execution_count: an execution waits for the resources in its instance_group's rate_limiter, and instances "
+    "take turns by priority; off: no limit.",
+    value="off|execution_count",
+)
+
+
+_UNITS = {"": 1, **{f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}}
+_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate(("", "K", "M", "G", "T")) if power}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*|%)")
+_BY_NAME = {unit.lower(): factor for unit, factor in _UNITS.items()}
+
+
+def memory_limit(value: Any) -> MemoryLimit:
+    """A number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
+    if isinstance(value, MemoryLimit):
+        return value
+    match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, int | str) else None
+    number, unit = (float(match[1]), match[2].lower()) if match is not None else (0.0, "?")
+    if unit == "%" and 0 < number <= 100:
+        return MemoryLimit(percent=number)
+    if unit not in _BY_NAME:
+        raise ValueError(f"expected bytes, a size such as 10GB or 500MiB, or a share such as 50%, got: {value}")
+    return MemoryLimit(int(number * _BY_NAME[unit]))
+
+
+def _lazily(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() != "auto":
+        return "true" if boolean(value) else "false"
+    return str(value).lower() if isinstance(value, bool | str) else value
+
+
+Limit = Annotated[MemoryLimit, PlainValidator(memory_limit)]
+Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
+
+LIMIT: MemoryLimit = option(
+    MemoryLimit(),
+    "Memory for all models together: bytes, a size such as 10GB or 500MiB, or a percentage of the memory of the "
+    "container or machine. Models load with their first request, and the least recently used ones are unloaded for "
+    "others; 0: no limit, all stay loaded.",
+    section="memory of models",
+    value="BYTES|SIZE|PERCENTAGE",
+    default_in_words="0",
+)
+LAZILY: Literal["auto", "true", "false"] = option(
+    "auto",
+    "Load models with their first request, not at the start; auto: only with --model-memory-limit. A model's "
+    "parameter residency.load overrides it.",
+    flag=True,
+    value="auto|true|false",
+)
+IDLE_SECS: int = option(
+    0,
+    "Seconds without a request after which a model is unloaded until the next one; 0: never. A model's parameter "
+    "residency.idle_unload_secs overrides it.",
+)
+WAIT_SECS: int = option(
+    30,
+    "Seconds that requests wait for memory for their model before they are refused.",
+)
+
+
+EXIT_SECS: int = option(30, "Seconds that a stopping server waits for requests in flight.")
+DELAY_SECS: int = option(
+    0,
+    "Seconds in which a stopping server is not ready and still takes new requests, so that load balancers turn away "
+    "from it first.",
+)

@@ -20,7 +20,7 @@ from modserve.core.files.remote_place import RemotePlace
 from modserve.core.requests.origin import Proxies, network_of
 from modserve.core.secret_names import HEADERS
 
-from . import access, addresses, cache_options, load_limits, log, model_memory, platforms, shutdown, telemetry, values
+from . import cache_options, front_ends, limits, log, telemetry, values
 from .examples import example_models
 from .front_ends import GrpcSettings, HttpSettings
 from .options import Option, did_you_mean, option, options_of
@@ -67,8 +67,8 @@ class Settings(BaseModel):
     example: bool = option(False, "Serve the example models that come with modserve.", flag=True)
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
-    exit_timeout_secs: Count = shutdown.EXIT_SECS
-    shutdown_delay_secs: Count = shutdown.DELAY_SECS
+    exit_timeout_secs: Count = limits.EXIT_SECS
+    shutdown_delay_secs: Count = limits.DELAY_SECS
     strict_readiness: bool = option(
         True, "Be ready only when every model is; false: as soon as the first load is over."
     )
@@ -142,7 +142,7 @@ class Settings(BaseModel):
     """By backend name; those of the name ``""`` are for every backend that has none of its own."""
     cache_config: values.CacheConfig = cache_options.CACHE_CONFIG
     """A number is that of the bytes here; `cache` has it as a value."""
-    rate_limit: values.RateLimit = load_limits.RATE_LIMIT
+    rate_limit: values.RateLimit = limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
         "Amount of a resource on a device, without DEVICE on each; by default the most that an instance needs; may be "
@@ -158,25 +158,25 @@ class Settings(BaseModel):
         1, "Processes that serve the same ports, each with its own instances and queues."
     )
     """Not for the library."""
-    request_memory_limit: Annotated[int | None, Field(ge=0)] = load_limits.REQUEST_MEMORY
+    request_memory_limit: Annotated[int | None, Field(ge=0)] = limits.REQUEST_MEMORY
     """None: half of what the container or the machine has."""
-    max_accepted_requests: Count = load_limits.MAX_ACCEPTED
-    execution_timeout_secs: Count = load_limits.EXECUTION_SECS
+    max_accepted_requests: Count = limits.MAX_ACCEPTED
+    execution_timeout_secs: Count = limits.EXECUTION_SECS
     allow_client_shm: bool = option(False, "Let clients register shared memory and pass tensors in it.")
-    model_memory_limit: model_memory.Limit = model_memory.LIMIT
-    load_lazily: model_memory.Lazily = model_memory.LAZILY
-    model_idle_unload_secs: Count = model_memory.IDLE_SECS
-    model_memory_wait_secs: Count = model_memory.WAIT_SECS
+    model_memory_limit: limits.Limit = limits.LIMIT
+    load_lazily: limits.Lazily = limits.LAZILY
+    model_idle_unload_secs: Count = limits.IDLE_SECS
+    model_memory_wait_secs: Count = limits.WAIT_SECS
 
-    auth_file: str = access.FILE
-    auth_open: access.Open = access.OPEN
-    api_key: access.Key = None
-    admin_address: addresses.AdminAddress = addresses.ADMIN
+    auth_file: str = front_ends.FILE
+    auth_open: front_ends.Open = front_ends.OPEN
+    api_key: front_ends.Key = None
+    admin_address: front_ends.AdminAddress = front_ends.ADMIN
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()
 
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
-    metrics_address: addresses.Address = addresses.METRICS
+    metrics_address: front_ends.Address = front_ends.METRICS
     metrics_port: Port = option(8002, "Port for metrics; 0: a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
@@ -331,7 +331,7 @@ class Settings(BaseModel):
                 (subjects[subject[0]] if subject else fields)[field] = value
         for file in ("server_cert", "server_key", "root_cert"):
             subjects["http"][file] = subjects["http"].get(file) or subjects["grpc"].get(file, "")
-        platforms.complete(fields, subjects["http"], subjects["grpc"], os.environ)
+        front_ends.complete(fields, subjects["http"], subjects["grpc"], os.environ)
         return {**fields, **subjects}
 
     @model_validator(mode="after")

@@ -1,7 +1,4 @@
-"""Settings from the command line, the environment and an option file in YAML or TOML, in this order of precedence.
-
-Each source is read into entries: an option's name, a text, and its place. Texts mean the same in all sources.
-"""
+"""Settings from the command line, the environment and an option file in YAML or TOML, in this order of precedence."""
 
 import os
 import re
@@ -16,12 +13,53 @@ from pydantic import ValidationError
 from modserve.core.secret_names import KEY_VARIABLE
 from modserve.core.texts import is_unicode, unicode_text
 
-from . import access
+from . import front_ends
 from .options import OptionError, did_you_mean
 from .removed_options import REMOVED
 from .settings import OPTIONS, Settings
-from .triton_options import SWITCHES, WITHOUT_EFFECT
 from .values import PLACE, boolean
+
+_NO_POOLS = "memory comes from the system, so there are no pools to size"
+_OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
+_ONE_PORT = "--platform=sagemaker and --platform=vertex serve these endpoints at the HTTP port"
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "allow-sagemaker": _ONE_PORT,
+    "allow-vertex-ai": _ONE_PORT,
+    "backend-directory": "backends are installed as Python packages",
+    "buffer-manager-thread-count": _OWN_THREADS,
+    "cache-directory": "the response cache is built in; see --cache-config",
+    "cuda-memory-pool-byte-size": _NO_POOLS,
+    "cuda-virtual-address-size": _NO_POOLS,
+    "enable-peer-access": "no memory is copied between GPUs",
+    "grpc-infer-allocation-pool-size": _NO_POOLS,
+    "grpc-infer-thread-count": _OWN_THREADS,
+    "grpc-max-response-pool-size": _NO_POOLS,
+    "host-policy": "threads are not bound to cores or NUMA nodes; numactl and taskset do that",
+    "http-thread-count": _OWN_THREADS,
+    "min-supported-compute-capability": "the engine decides which GPUs it runs on",
+    "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
+    "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
+    "pinned-memory-pool-byte-size": _NO_POOLS,
+    "repoagent-directory": "only the repository agent checksum is built in; models that need another one do not load",
+    "sagemaker-port": _ONE_PORT,
+    "sagemaker-safe-port-range": _ONE_PORT,
+    "sagemaker-thread-count": _ONE_PORT,
+    "vertex-ai-port": _ONE_PORT,
+    "vertex-ai-thread-count": _ONE_PORT,
+}
+"""Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
+
+SWITCHES = frozenset(
+    {
+        "allow-sagemaker",
+        "allow-vertex-ai",
+        "enable-peer-access",
+        "model-namespacing",
+    }
+)
+"""Options of `WITHOUT_EFFECT` that switch something on or off: to switch it off needs no warning."""
+
 
 FieldPath: TypeAlias = tuple[str, ...]
 """A field of `Settings`, or of one of its subjects."""
@@ -89,7 +127,7 @@ def from_command_line(
             for name, _, place in source
             if name in OPTIONS and (instead := OPTIONS[name].deprecated)
         ]
-    fields: dict[str, Any] = access.variable(os.environ if environment is None else environment)
+    fields: dict[str, Any] = front_ends.variable(os.environ if environment is None else environment)
     for (*subject, field), value in values.items():
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value
     try:

@@ -1,9 +1,14 @@
-"""The socket of a worker: it serves calls of the other workers, and HTTP like the port."""
+"""The socket of a worker: it serves calls of the other workers, and HTTP like the port.
+
+What engines may do to the models of a server that is one of several.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from modserve.core.errors import unsupported
+from modserve.core.requests.memory import MemoryBudget
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.routing.router import RouteRollback
@@ -11,9 +16,9 @@ from modserve.server import Phase
 from modserve.server.local import LocalServer
 
 from . import values
-from .client import CALL, GONE
 from .journal import Journal, ServerChange
 from .pages import Question
+from .peers import CALL, GONE
 
 _WHILE_STOPPING = frozenset({"status", "state", "tell", "give_notice", "drain"})
 """The calls that a worker still responds to when it is about to end."""
@@ -137,3 +142,28 @@ async def _whole_body(receive: Callable[[], Awaitable[Message]]) -> bytes | None
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+class EngineControl:
+    """Implements `models.serving.calls.ModelControl`: what the engines of one worker may do to the server's models.
+
+    A load or unload by an engine would be one worker's alone, and may come while all of them load: it is refused.
+    """
+
+    def __init__(self, server: LocalServer, why_not: str) -> None:
+        """`why_not`: what an engine is told that tries to."""
+        self._server = server
+        self._why_not = why_not
+
+    @property
+    def memory(self) -> MemoryBudget:
+        return self._server.memory
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        raise unsupported(f"a model cannot load model '{name}': {self._why_not}")
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        raise unsupported(f"a model cannot unload model '{name}': {self._why_not}")
+
+    async def check_callable(self, name: str, version: int | None) -> bool:
+        return await self._server.check_callable(name, version)

@@ -16,11 +16,10 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.routing.router import RouteRollback
 
 from . import values
-from .client import PeerDiedError, PeerLostError
 from .identity import WorkerIdentity
 from .journal import ServerChange
 from .lock import FleetLock
-from .peers import Peers
+from .peers import PeerDiedError, PeerLostError, Peers
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from modserve.server.interface import Region, RegionT
 from modserve.server.local import LocalServer
 
 from . import sums
-from .client import PeerLostError
 from .journal import ServerChange
+from .peers import PeerLostError
 from .tally import CONSOLE, ROUTINGS, STATISTICS, PeerCaller, Tally
 
 

@@ -22,9 +22,8 @@ from modserve.routing.router import RouteRollback
 from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings
 
-from .control import WorkerControl, worker_app
+from .control import EngineControl, WorkerControl, worker_app
 from .coordinator import Coordinator
-from .engine_control import EngineControl
 from .fleet_server import FleetServer
 from .identity import WorkerIdentity
 from .journal import ServerChange

@@ -10,8 +10,7 @@ from modserve.access.authority import Authority
 from modserve.access.certificates import CertificateRule
 from modserve.access.credentials import Credentials, of_certificate, of_headers
 from modserve.access.identity import Identity, Scopes
-from modserve.access.key_file import AccessFile, Key
-from modserve.access.secret import digest, new_secret
+from modserve.access.key_file import AccessFile, Key, digest, new_secret
 from modserve.core.errors import UnauthenticatedError
 from modserve.core.tenants import Tenant
 

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from modserve.access.key_file import read
-from modserve.access.secret import digest
+from modserve.access.key_file import digest, read
 from modserve.core.errors import ModserveError
 from modserve.core.tenants import Tenant
 

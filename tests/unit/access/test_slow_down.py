@@ -2,7 +2,7 @@
 
 import pytest
 
-from modserve.access.slow_down import FREE, LONGEST, SlowDown, address_of
+from modserve.access.authority import FREE, LONGEST, SlowDown, address_of
 
 
 def test_the_first_failures_are_answered_at_once() -> None:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from modserve.access.authority import Authority
 from modserve.access.credentials import Credentials, of_headers
 from modserve.access.key_file import read
-from modserve.access.key_sets import LEAST_SECONDS, KeySet, KeySetError, PublicKey, load
+from modserve.access.tokens import LEAST_SECONDS, KeySet, KeySetError, PublicKey, load
 from modserve.core.errors import ModserveError, UnauthenticatedError
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)

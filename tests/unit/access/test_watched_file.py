@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from modserve.access import watched_file
-from modserve.access.access_control import AccessControl
+from modserve.access.authority import AccessControl
 from modserve.access.credentials import of_headers
-from modserve.access.key_file import AccessFile
-from modserve.access.secret import digest
+from modserve.access.key_file import AccessFile, digest
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import ModserveError
 from modserve.core.runtime import failures as failure_counts

@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 from hpack import Decoder, Encoder
 
 from http2_client import Transport
-from modserve.commands.bench.grpc_slots import GrpcSlot, SharedConnection
+from modserve.commands.bench.grpc import GrpcSlot, SharedConnection
 from modserve.commands.bench.http2 import GrpcMessage, Http2ClientConnection, frame
 from modserve.commands.bench.loops import OpenLoop
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow
 from modserve.commands.bench.profiler import MeasurementRules, Profiler
 from modserve.commands.bench.slots import Endpoint, RequestSlot, ResponseListener, SlotFactory
 from modserve.commands.destination import address
-from modserve.commands.server_status import VersionUsage
+from modserve.commands.status_report import VersionUsage
 
 MS = 1_000_000
 

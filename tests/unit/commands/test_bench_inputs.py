@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modserve.commands.bench.inputs import DataOptions, Inputs, TargetInput, make
-from modserve.commands.bench.requests import (
+from modserve.commands.bench.inputs import (
+    DataOptions,
+    Inputs,
+    TargetInput,
     grpc_message,
     grpc_tag,
     http_path,
     http_request,
     http_tag,
+    make,
 )
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes

@@ -8,10 +8,10 @@ from bench_fakes import MS, window
 
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, is_stable, summary, to_json
 from modserve.commands.bench.percentiles import PERCENTILES, percentiles_ms
+from modserve.commands.bench.plan import read_range, whole_range
 from modserve.commands.bench.profiler import MeasurementRules
-from modserve.commands.bench.ranges import read_range, whole_range
 from modserve.commands.bench.show import client_rows, response_rows, table
-from modserve.commands.server_status import VersionUsage
+from modserve.commands.status_report import VersionUsage
 
 RANGES = {
     "8": (8,),

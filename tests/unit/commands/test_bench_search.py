@@ -8,8 +8,7 @@ import pytest
 from bench_fakes import FakeGenerator, profiler, window
 
 from modserve.commands.bench.measures import LoadLevel, Measurement, MeasurementWindow
-from modserve.commands.bench.profiler import LatencyGoal, MeasurementRules
-from modserve.commands.bench.search import RateSearch
+from modserve.commands.bench.profiler import LatencyGoal, MeasurementRules, RateSearch
 
 
 def tries(search: RateSearch, limit: float) -> list[float]:

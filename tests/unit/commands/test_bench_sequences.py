@@ -7,8 +7,8 @@ import pytest
 from bench_fakes import Factory, FakeSlot, open_loop
 
 from modserve.commands.bench import loops
+from modserve.commands.bench.inputs import SequenceLengths, Sequences
 from modserve.commands.bench.loops import ClosedLoop
-from modserve.commands.bench.sequences import SequenceLengths, Sequences
 from modserve.commands.bench.slots import RequestSlot
 
 

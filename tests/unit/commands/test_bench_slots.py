@@ -7,11 +7,11 @@ from bench_fakes import FIELDS, Factory, Http2End, open_loop
 
 from http2_client import Transport
 from modserve.commands.bench import loops
-from modserve.commands.bench.grpc_slots import GrpcSlot
+from modserve.commands.bench.grpc import GrpcSlot
+from modserve.commands.bench.http import Heads, HttpSlot
 from modserve.commands.bench.http2 import frame, status_error
-from modserve.commands.bench.http_slots import Heads, HttpSlot
+from modserve.commands.bench.inputs import PreparedRequest
 from modserve.commands.bench.loops import ClosedLoop
-from modserve.commands.bench.requests import PreparedRequest
 from modserve.commands.bench.slots import Endpoint, RequestSlot
 from modserve.commands.destination import address
 

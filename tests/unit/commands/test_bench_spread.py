@@ -16,8 +16,7 @@ from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, summa
 from modserve.commands.bench.plan import bench_parser, read
 from modserve.commands.bench.profiler import MeasurementRules
 from modserve.commands.bench.show import remarks, share_rows, table
-from modserve.commands.bench.slots import RequestSlot, ResponseListener, clock
-from modserve.commands.bench.spread import ServerShare, SpreadSlots, spread
+from modserve.commands.bench.slots import RequestSlot, ResponseListener, ServerShare, SpreadSlots, clock, spread
 from modserve.commands.bench.target import ServerStatistics
 from modserve.commands.syntax import UsageError
 

@@ -7,11 +7,10 @@ import pytest
 from bench_fakes import Http2End
 
 from http2_client import Transport
-from modserve.commands.bench.grpc_streams import StreamSlot
+from modserve.commands.bench.grpc import StreamSlot
+from modserve.commands.bench.http import Chunks, Heads, HttpStreamSlot
 from modserve.commands.bench.http2 import frame
-from modserve.commands.bench.http_slots import Heads
-from modserve.commands.bench.http_streams import Chunks, HttpStreamSlot
-from modserve.commands.bench.requests import PreparedRequest
+from modserve.commands.bench.inputs import PreparedRequest
 from modserve.commands.bench.slots import Endpoint, RequestSlot
 from modserve.commands.destination import address
 from modserve.pb import inference as pb

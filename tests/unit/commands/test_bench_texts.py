@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from http2_client import Transport
-from modserve.commands.bench import plan, prompts, text_measures
-from modserve.commands.bench.http_slots import Heads
-from modserve.commands.bench.http_streams import HttpStreamSlot
+from modserve.commands.bench import plan, text_measures, text_session
+from modserve.commands.bench.http import Heads, HttpStreamSlot
+from modserve.commands.bench.inputs import PreparedRequest
 from modserve.commands.bench.measures import LoadLevel, MeasurementWindow, summary, to_json
 from modserve.commands.bench.openai import EmbeddingReader, EventReader, OpenAiCalls
-from modserve.commands.bench.requests import PreparedRequest
 from modserve.commands.bench.show import text_rows
 from modserve.commands.bench.slots import Endpoint, RequestSlot
 from modserve.commands.bench.text_measures import TAG_WIDTH, TextCounter, TextResponse, TextWindow
@@ -219,17 +218,17 @@ def test_made_up_prompts_have_the_length_by_the_server(each: float, around: int)
     def counted(text: str) -> int:
         return round(len(text.split()) * each) + around
 
-    made, remark = prompts.made_up(200, counted)
+    made, remark = text_session.made_up(200, counted)
     assert remark == ""
-    assert len(made) == prompts.COUNT == len(set(made))
+    assert len(made) == text_session.COUNT == len(set(made))
     assert all(abs(counted(text) - 200) <= each for text in made)
 
 
 def test_made_up_prompts_that_cannot_be_so_short_or_are_not_counted() -> None:
-    made, remark = prompts.made_up(5, lambda text: len(text.split()) + 30)
+    made, remark = text_session.made_up(5, lambda text: len(text.split()) + 30)
     assert {len(text.split()) for text in made} == {1}
     assert remark == "the shortest prompt has about 31 tokens, with what the server puts around it"
-    made, remark = prompts.made_up(5, lambda text: 0)
+    made, remark = text_session.made_up(5, lambda text: 0)
     assert {len(text.split()) for text in made} == {5}
     assert "does not count" in remark
 
@@ -238,8 +237,8 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     lines, rows = tmp_path / "lines.txt", tmp_path / "rows.jsonl"
     lines.write_text("one\n\ntwo {}\n")
     rows.write_text('{"prompt": "one", "output_tokens": 3}\n{"text": "two"}\n"three"\n')
-    assert prompts.read(lines) == ["one", "two {}"]
-    assert prompts.read(rows) == ["one", "two", "three"]
+    assert text_session.read(lines) == ["one", "two {}"]
+    assert text_session.read(rows) == ["one", "two", "three"]
     for content, message in (
         ("", "is empty"),
         ("{no}", "rows.jsonl:1 is not JSON"),
@@ -247,9 +246,9 @@ def test_prompts_of_files(tmp_path: Path) -> None:
     ):
         rows.write_text(content)
         with pytest.raises(ModserveError, match=message):
-            prompts.read(rows)
+            text_session.read(rows)
     with pytest.raises(ModserveError, match=r"cannot read '.*absent.*': No such file"):
-        prompts.read(tmp_path / "absent")
+        text_session.read(tmp_path / "absent")
 
 
 def test_limits() -> None:

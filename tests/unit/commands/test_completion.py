@@ -6,7 +6,7 @@ import pytest
 
 from modserve import cli
 from modserve.commands import completion
-from modserve.commands.table import COMMANDS
+from modserve.commands.terminal import COMMANDS
 from modserve.settings import OPTIONS
 
 

@@ -14,7 +14,7 @@ import pytest
 from answering_server import answering
 from modserve import Settings
 from modserve.backends.inventory import BackendEntry
-from modserve.commands import table
+from modserve.commands import terminal
 from modserve.commands.doctor import checks as checks
 from modserve.commands.doctor import command as doctor
 from modserve.commands.doctor.checks import Check
@@ -189,12 +189,12 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
 
 
 def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("doctor", []) == 0
+    assert terminal.run("doctor", []) == 0
     assert capsys.readouterr().out == (
         "ok       a      is well\nwarning  clock  is slow\n                → do this\n\n1 ok, 1 warning, 0 problems\n"
     )
     rows.append(Check("problem", "port", "is in use", "another"))
-    assert table.run("doctor", ["--json"]) == 1
+    assert terminal.run("doctor", ["--json"]) == 1
     assert json.loads(capsys.readouterr().out)[2] == {
         "level": "problem",
         "name": "port",
@@ -205,7 +205,7 @@ def test_a_report(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("doctor", ["--htpp-port=1"]) == 2
+    assert terminal.run("doctor", ["--htpp-port=1"]) == 2
     assert "did you mean '--http-port'?\nmodserve: see 'modserve doctor --help'" in capsys.readouterr().err
 
 

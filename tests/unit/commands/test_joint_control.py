@@ -11,11 +11,11 @@ from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
 
 from modserve.client.transport import CONFIG, INDEX, LOAD, UNLOAD, Operation
 from modserve.commands import joint_control
-from modserve.commands.interruption import Interruption
 from modserve.commands.joint_control import JointReport, on_all
 from modserve.commands.model_state import ModelState, go_back, is_back, with_versions
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_set import ServerSet
+from modserve.commands.terminal import Interruption
 
 OLD = {"backend": "b", "max_batch_size": 4, "version_policy": {"latest": {"num_versions": 1}}}
 

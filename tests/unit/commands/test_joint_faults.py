@@ -11,10 +11,10 @@ from scripted_servers import ScriptedModel, ScriptedServer
 
 from modserve.client.transport import LOAD, UNLOAD, Operation, Parameters
 from modserve.commands.errors import RefusedError, UnreachableError
-from modserve.commands.interruption import Interruption
 from modserve.commands.joint_control import on_all
 from modserve.commands.remote_server import RemoteServer
 from modserve.commands.server_set import ServerSet
+from modserve.commands.terminal import Interruption
 
 Serving = tuple[tuple[str, ...], dict[str, Any] | None]
 """The versions of a model that serve, and its configuration apart from the policy that says which, if any do."""

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from modserve import cli
-from modserve.access.key_file import read
-from modserve.access.secret import digest
+from modserve.access.key_file import digest, read
 
 
 def keys(file: Path, *words: str) -> int:
@@ -91,7 +90,7 @@ def test_states_that_come_with_time(
     def states(days: int) -> list[str]:
         capsys.readouterr()
         with monkeypatch.context() as patch:
-            patch.setattr("modserve.access.key_edit.time.time", lambda: start + 60 + days * 86400)
+            patch.setattr("modserve.access.key_file.time.time", lambda: start + 60 + days * 86400)
             keys(file, "list", "--json")
         return [row["state"] for row in json.loads(capsys.readouterr().out)]
 

@@ -18,7 +18,7 @@ from modserve.client.values import ClientCall, Result
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer, advice_on, connect, failure
-from modserve.commands.server_status import usage
+from modserve.commands.status_report import usage
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Tensor
 

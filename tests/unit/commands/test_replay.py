@@ -14,7 +14,6 @@ from modserve.client.errors import ClientError, ClientTimeoutError
 from modserve.client.transport import ControlCall
 from modserve.client.values import ClientCall, Result
 from modserve.commands.replay.command import PARSER, tolerances
-from modserve.commands.replay.record_comparison import Difference, Replayed, compare_record
 from modserve.commands.replay.record_index import (
     INCOMPLETE,
     REDACTED,
@@ -25,7 +24,7 @@ from modserve.commands.replay.record_index import (
     files_of,
     index_of,
 )
-from modserve.commands.replay.replay_report import ReplayReport
+from modserve.commands.replay.replay_report import Difference, Replayed, ReplayReport, compare_record
 from modserve.commands.replay.replay_session import Pace, Target, replay
 from modserve.commands.syntax import UsageError
 from modserve.core.errors import Code, ModserveError

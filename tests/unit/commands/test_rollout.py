@@ -12,9 +12,8 @@ import pytest
 from scripted_servers import ROLL_BACK, ScriptedModel, ScriptedServer, refusing, silent
 
 from modserve.client.transport import LOAD, Operation
-from modserve.commands import table
+from modserve.commands import terminal
 from modserve.commands.errors import RefusedError, UnreachableError
-from modserve.commands.interruption import Interruption
 from modserve.commands.rollout import command
 from modserve.commands.rollout.rule import RolloutRules
 from modserve.commands.rollout.show import document, lines
@@ -22,9 +21,10 @@ from modserve.commands.rollout.steps import Rollout, RolloutPlan, RolloutReport
 from modserve.commands.rollout.watch import counted, watched_versions
 from modserve.commands.server_set import ServerSet
 from modserve.commands.syntax import UsageError
+from modserve.commands.terminal import Interruption
 from modserve.commands.top.figures import ModelCounts, TopSnapshot
 from modserve.core.errors import ModserveError
-from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.summary import Sketch
 
 RULES = RolloutRules()
 OLD = {"backend": "b", "max_batch_size": 4}
@@ -421,7 +421,7 @@ def test_plans(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_command_lines(words: Sequence[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("rollout", words) == 2
+    assert terminal.run("rollout", words) == 2
     assert text in capsys.readouterr().err
 
 

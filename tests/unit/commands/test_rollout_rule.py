@@ -17,7 +17,7 @@ from modserve.commands.rollout.rule import (
     judge_later,
     total_of,
 )
-from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.summary import Sketch
 
 RULES = RolloutRules()
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from modserve.client.transport import ENGINE, HEALTH, INDEX, SERVER, STATISTICS, Operation, Parameters
-from modserve.commands import load, models, server_status, status_report, terminal
+from modserve.commands import load, models, status_report, terminal
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
-from modserve.commands.server_status import Health, IndexRow, ServerStatus, VersionUsage
+from modserve.commands.status_report import Health, IndexRow, ServerStatus, VersionUsage
 from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 from modserve.core.statistics.time_parts import advice
@@ -70,12 +70,12 @@ def test_looking_at_a_server() -> None:
         INDEX: [{"name": "simple", "version": "1", "state": "READY"}, {"name": "other"}],
         STATISTICS: COUNTS,
     }
-    seen = server_status.server_status(Played(table))
+    seen = status_report.server_status(Played(table))
     assert seen == ServerStatus(
         "modserve", "1.0", Health(False, "serving", [FAILED]), [READY, IndexRow("other", "", "", "")], USED, ()
     )
     del table[STATISTICS], table[SERVER]
-    less = server_status.server_status(Played(table))
+    less = status_report.server_status(Played(table))
     assert (less.name, less.usage, less.unknown) == (
         "a server",
         {},
@@ -85,7 +85,7 @@ def test_looking_at_a_server() -> None:
 
 def test_what_the_server_does_not_tell_is_no_number() -> None:
     """As at a client's port beside an admin port, and after a drain."""
-    seen = server_status.server_status(Played({HEALTH: {"ready": True}}))
+    seen = status_report.server_status(Played({HEALTH: {"ready": True}}))
     assert "\n".join(status_report.lines(seen, "u")) == (
         "u: a server, ready\n"
         "\n"
@@ -98,21 +98,21 @@ def test_what_the_server_does_not_tell_is_no_number() -> None:
         "\n"
         "not shown: ModelStatistics is restricted"
     )
-    again = server_status.server_status(Silent({HEALTH: {"ready": True}}))
+    again = status_report.server_status(Silent({HEALTH: {"ready": True}}))
     assert again.unknown == ("Server not ready",)
 
 
 def test_the_engine_of_a_version() -> None:
     played = Played({ENGINE: {"engine": "ONNX Runtime", "version": "1.2"}})
-    assert server_status.engine(played, READY) == ("ONNX Runtime 1.2", "")
-    assert server_status.engine(Played({}), READY) == ("", "")
+    assert status_report.engine(played, READY) == ("ONNX Runtime 1.2", "")
+    assert status_report.engine(Played({}), READY) == ("", "")
     report = {"engine": "OpenVINO", "version": "2026.4", "precision": "int8", "reason": "it takes 3 ms; error 0.03"}
-    assert server_status.engine(Played({ENGINE: report}), READY) == (
+    assert status_report.engine(Played({ENGINE: report}), READY) == (
         "OpenVINO 2026.4 int8",
         "it takes 3 ms; error 0.03",
     )
     report["precision"] = "fp32"
-    assert server_status.engine(Played({ENGINE: report}), READY)[0] == "OpenVINO 2026.4"
+    assert status_report.engine(Played({ENGINE: report}), READY)[0] == "OpenVINO 2026.4"
 
 
 def test_status_of_a_server_that_is_not_ready() -> None:

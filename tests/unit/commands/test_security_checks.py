@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modserve import Settings
-from modserve.commands import table
+from modserve.commands import terminal
 from modserve.commands.destination import address
 from modserve.commands.doctor import grpc_probe, security_checks, security_probe
 from modserve.commands.doctor.checks import Check
@@ -220,11 +220,11 @@ def test_who_may_write_the_repository(tmp_path: Path) -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MODSERVE_API_KEY", raising=False)
-    assert table.run("doctor", ["--security"]) == 1
+    assert terminal.run("doctor", ["--security"]) == 1
     text = capsys.readouterr().out
     assert "problem  keys " in text
     assert "repository" not in text.replace("model-repository", "").replace("the repository", "")
-    assert table.run("doctor", ["--security", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]) == 0
+    assert terminal.run("doctor", ["--security", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     ],
 )
 def test_wrong_command_lines(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("doctor", words) == 2
+    assert terminal.run("doctor", words) == 2
     assert text in capsys.readouterr().err
 
 

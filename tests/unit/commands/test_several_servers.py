@@ -11,22 +11,15 @@ from scripted_servers import ScriptedModel, ScriptedServer, refusing, silent
 
 from modserve.client.transport import DRAIN, INDEX, STATISTICS
 from modserve.client.values import Result
-from modserve.commands import (
-    drain,
-    models,
-    several_indexes,
-    several_status,
-    status,
-    table,
-)
+from modserve.commands import drain, models, several_indexes, several_status, status, terminal
 from modserve.commands.doctor import security_probe
 from modserve.commands.doctor.checks import Check
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.infer import several
 from modserve.commands.infer.several import difference
 from modserve.commands.server_set import Outcome, ServerSet
-from modserve.commands.server_status import IndexRow, VersionUsage, server_status
 from modserve.commands.several_indexes import ServerIndex, merged
+from modserve.commands.status_report import IndexRow, VersionUsage, server_status
 from modserve.core.tensors.tensor import Tensor
 
 
@@ -88,7 +81,7 @@ def test_a_name_that_stands_for_other_servers_after_a_while(
     monkeypatch.setattr(command, "connect_all", lambda places: ServerSet([servers[url] for url in places]))
     monkeypatch.setattr(command, "again", again)
     name = command.__name__.rpartition(".")[2]
-    assert table.run(name, ["--watch=1", "--json", "--url=dns:///svc"]) == 0
+    assert terminal.run(name, ["--watch=1", "--json", "--url=dns:///svc"]) == 0
     expected = [["http://s0"], list(servers), ["http://s1", "http://s2"]]
     if command is status:
         bodies = [json.loads(text) for text in texts]
@@ -103,7 +96,7 @@ def test_drains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     servers[1].drained = {"drained": False, "in_flight": {"m": 2}, "seconds": 30.0}
     servers[2].on_call = refusing(DRAIN)
     monkeypatch.setattr(drain, "connect_all", lambda places: ServerSet(servers[: len(places)]))
-    assert table.run("drain", ["--url=http://s0,http://s1,http://s2"]) == 1
+    assert terminal.run("drain", ["--url=http://s0,http://s1,http://s2"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "server     outcome",
         "---------  " + "-" * 74,
@@ -112,15 +105,15 @@ def test_drains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         "http://s2  not drained: it refuses the call",
         "    not allowed",
     ]
-    assert table.run("drain", ["--url=http://s0"]) == 0
+    assert terminal.run("drain", ["--url=http://s0"]) == 0
     assert capsys.readouterr().out == "drained, after 2 ms\n"
     servers[0].drained = {"drained": False, "in_flight": {}, "seconds": 30.0}
-    assert table.run("drain", ["--url=http://s0"]) == 1
+    assert terminal.run("drain", ["--url=http://s0"]) == 1
     assert "in flight are streams without a request" in capsys.readouterr().out
 
 
 def test_a_drain_is_a_call_of_http(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("drain", ["--url=http://s0,grpc://s1:8001"]) == 2
+    assert terminal.run("drain", ["--url=http://s0,grpc://s1:8001"]) == 2
     assert "this call is HTTP, and grpc://s1:8001 is not" in capsys.readouterr().err
 
 
@@ -287,7 +280,7 @@ def test_responses_of_several() -> None:
 
 def test_outputs_of_one_server_only(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("--output=a.npy", "--stream"):
-        assert table.run("infer", ["m", "--url=a,b", word]) == 2
+        assert terminal.run("infer", ["m", "--url=a,b", word]) == 2
         assert "is for one server, and '--url' or MODSERVE_URL names 2" in capsys.readouterr().err
 
 
@@ -301,11 +294,11 @@ def test_the_doctor_of_several(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         return [Check("ok", "TLS", "off")]
 
     monkeypatch.setattr(security_probe, "all_checks", all_checks)
-    assert table.run("doctor", ["--security", "--url=a,b"]) == 1
+    assert terminal.run("doctor", ["--security", "--url=a,b"]) == 1
     assert capsys.readouterr().out == (
         "http://a:8000:\nok       TLS     off\n\n"
         "http://b:8000:\nproblem  server  cannot reach http://b:8000: refused\n\n"
         "1 ok, 0 warnings, 1 problem\n"
     )
-    assert table.run("doctor", ["--security", "--url=a,b", "--json"]) == 1
+    assert terminal.run("doctor", ["--security", "--url=a,b", "--json"]) == 1
     assert [row["server"] for row in json.loads(capsys.readouterr().out)] == ["http://a:8000", "http://b:8000"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve import cli
-from modserve.commands.table import COMMANDS, module
+from modserve.commands.terminal import COMMANDS, module
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from modserve.client.transport import HEALTH, INDEX, Operation
-from modserve.commands import table
+from modserve.commands import terminal
 from modserve.commands.destination import Destination, address
 from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.remote_server import RemoteServer
-from modserve.commands.server_status import VersionUsage
+from modserve.commands.status_report import VersionUsage
 from modserve.commands.top import command as top
 from modserve.commands.top import frame as top_frame
 from modserve.commands.top import view
@@ -261,7 +261,7 @@ def test_bars(values: list[float], text: str) -> None:
 
 
 def test_a_count_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table.run("top", ["--count", "-1"]) == 2
+    assert terminal.run("top", ["--count", "-1"]) == 2
     assert "option '--count': expected a number of 0 or more, got: -1" in capsys.readouterr().err
 
 

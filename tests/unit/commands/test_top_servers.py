@@ -13,8 +13,7 @@ from modserve.commands.errors import UnreachableError
 from modserve.commands.syntax import UsageError
 from modserve.commands.top.figures import TopSnapshot, from_metrics
 from modserve.commands.top.frame import Frame, text_lines
-from modserve.commands.top.several import RESOLVE_SECONDS, SeveralFrames
-from modserve.commands.top.source import SnapshotSource, metrics_pages
+from modserve.commands.top.source import RESOLVE_SECONDS, SeveralFrames, SnapshotSource, metrics_pages
 
 PLACES = [Destination(address(f"http://s{index}:1")) for index in range(3)]
 

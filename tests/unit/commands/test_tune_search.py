@@ -13,9 +13,19 @@ from google.protobuf import text_format
 from modserve.commands.bench.inputs import DataOptions
 from modserve.commands.bench.measures import LoadLevel, Measurement, MeasurementWindow, summary
 from modserve.commands.bench.profiler import LatencyGoal, MeasurementRules
-from modserve.commands.tune import page, show
-from modserve.commands.tune.search import CoordinateSearch
-from modserve.commands.tune.space import OFF, Point, SearchLimits, Value, applied, changes, shown, space, why_not
+from modserve.commands.tune import show
+from modserve.commands.tune.space import (
+    OFF,
+    CoordinateSearch,
+    Point,
+    SearchLimits,
+    Value,
+    applied,
+    changes,
+    shown,
+    space,
+    why_not,
+)
 from modserve.commands.tune.tuning import Hooks, Trial, TuneResult, TuneSetup, tune
 from modserve.pb import inference as pb
 
@@ -258,7 +268,7 @@ def test_what_a_person_reads() -> None:
 
 def test_the_page() -> None:
     outcome, _ = outcome_of(smooth)
-    text = page.page(outcome, SETTING)
+    text = show.page(outcome, SETTING)
     assert text.count("<svg") == 3
     assert "6.00 times" in text
 
@@ -266,4 +276,4 @@ def test_the_page() -> None:
 def test_no_configuration_keeps_the_goal() -> None:
     outcome, _ = outcome_of(lambda point: 0.0)
     assert "No configuration meets p99 of at most 50 ms" in "\n".join(show.finals(outcome, SETTING))
-    assert page.page(outcome, SETTING)
+    assert show.page(outcome, SETTING)

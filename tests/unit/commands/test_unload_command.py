@@ -2,7 +2,7 @@
 
 import pytest
 
-from modserve.commands.server_status import IndexRow
+from modserve.commands.status_report import IndexRow
 from modserve.commands.unload import unloaded_with
 
 BEFORE = [IndexRow(name, "1", "READY", "") for name in ("step", "first", "second", "other")]

@@ -34,10 +34,10 @@ from modserve.frontends.http.wire.context import AsgiApp, HttpContext
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
+from modserve.server.interface import Services
 from modserve.server.local import LocalServer
-from modserve.server.services import Services
 from modserve.settings import GrpcSettings, HttpSettings
 from modserve.testing import config, write_model
 

@@ -14,8 +14,7 @@ from starlette.routing import Route
 from modserve.access.authority import Authority
 from modserve.access.calls import need_of
 from modserve.access.identity import KINDS, Identity, Scopes
-from modserve.access.key_file import AccessFile, Key
-from modserve.access.secret import digest
+from modserve.access.key_file import AccessFile, Key, digest
 from modserve.core.tenants import Tenant
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.application import Application

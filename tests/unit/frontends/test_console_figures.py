@@ -11,7 +11,7 @@ from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import invalid
 from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
-from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.summary import Sketch
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters
@@ -20,8 +20,7 @@ from modserve.frontends.http.console.snapshot import Snapshot, encoded
 from modserve.frontends.http.console.tenants import TenantCounters
 from modserve.server.local import LocalServer
 from modserve.testing import inflight
-from modserve.workers.documents import document, tables
-from modserve.workers.pages import WorkerPage, merged
+from modserve.workers.pages import WorkerPage, document, merged, tables
 
 
 def added(readings: Sequence[Counters]) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from modserve.core.statistics.metrics import MetricStore, StoredMetrics
 from modserve.core.statistics.model_statistics import ModelStatistics
-from modserve.core.statistics.sketch import bucket_of
+from modserve.core.statistics.summary import bucket_of
 from modserve.frontends.http.console.figures import Durations
 from modserve.frontends.http.console.streams import (
     StreamCounters,
@@ -18,8 +18,7 @@ from modserve.frontends.http.console.streams import (
     stream_row,
 )
 from modserve.observability.prometheus import GENERATION, RESERVED
-from modserve.workers.documents import document, tables
-from modserve.workers.pages import WorkerPage, merged
+from modserve.workers.pages import WorkerPage, document, merged, tables
 
 LABELS = {"model": "writer", "version": "1"}
 SERIES: dict[str, tuple[Any, ...]] = {

@@ -93,7 +93,7 @@ async def test_whoever_has_the_secret_of_the_group_may(tmp_path: Path) -> None:
 
 async def test_whoever_the_authority_lets_pass_may(tmp_path: Path) -> None:
     """The keys' table is `access.calls`, before the application."""
-    from modserve.access.access_control import AccessControl
+    from modserve.access.authority import AccessControl
 
     server = await loaded(tmp_path)
     authority = AccessControl("", "k" * 32, False).authority

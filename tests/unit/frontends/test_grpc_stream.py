@@ -26,7 +26,7 @@ from modserve.frontends.grpc.rpc import ClientDisconnectedError, ReadingStoppedE
 from modserve.observability.access_log import AccessLog
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, LoopLimits

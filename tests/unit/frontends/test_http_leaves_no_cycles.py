@@ -34,7 +34,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http.direct import DirectCalls
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.disconnect import unless_disconnected
+from modserve.frontends.http.rest.streams import unless_disconnected
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import on_thread
 from modserve.settings import HttpSettings

@@ -16,8 +16,7 @@ from modserve.access.authority import Authority
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, Reach, need_of
 from modserve.access.certificates import CertificateRule
 from modserve.access.identity import KINDS, Identity, Scopes
-from modserve.access.key_file import AccessFile, Key
-from modserve.access.secret import digest
+from modserve.access.key_file import AccessFile, Key, digest
 from modserve.core.configuration.log_settings import AccessMode, AccessSettings
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId

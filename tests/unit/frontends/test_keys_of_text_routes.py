@@ -17,8 +17,7 @@ from test_text_routes import BARE, MODELS, TextLoader
 from modserve.access.authority import Authority
 from modserve.access.calls import Reach, need_of
 from modserve.access.identity import Identity, Scopes
-from modserve.access.key_file import AccessFile, Key
-from modserve.access.secret import digest
+from modserve.access.key_file import AccessFile, Key, digest
 from modserve.core.tenants import Tenant
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
@@ -26,10 +25,10 @@ from modserve.frontends.http.application import Application
 from modserve.frontends.http.direct import MODULES
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
+from modserve.server.interface import Services
 from modserve.server.local import LocalServer
-from modserve.server.services import Services
 from modserve.settings import HttpSettings
 from text_folders import IDS, write_folder
 

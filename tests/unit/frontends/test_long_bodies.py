@@ -251,10 +251,10 @@ FAILURES: dict[str, tuple[str, bytes, str]] = {
 async def test_each_failed_request_is_logged_once(
     name: str, site: HttpContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "modserve.observability.failure_log")
+    caplog.set_level(logging.INFO, "modserve.observability.failures")
     target, body, text = FAILURES[name]
     assert (await ask(site, target, body)).status >= 400
-    (line,) = [record.getMessage() for record in caplog.records if record.name.endswith("failure_log")]
+    (line,) = [record.getMessage() for record in caplog.records if record.name.endswith("observability.failures")]
     assert line.startswith(f"HTTP request failed, {text}"), line
 
 

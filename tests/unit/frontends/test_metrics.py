@@ -24,7 +24,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.metrics import MetricsApplication
 from modserve.observability import prometheus
 from modserve.observability.families import render
-from modserve.observability.server_families import ServerFigures
+from modserve.observability.server_metrics import ServerFigures
 from modserve.observability.watchdog import Watchdog
 from modserve.testing import config, inflight
 

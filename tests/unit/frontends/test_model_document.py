@@ -20,8 +20,8 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Shape
 from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.document import TAGS
 from modserve.frontends.http.rest.model_document import model_document
-from modserve.frontends.http.rest.tags import TAGS
 from modserve.protocol import examples
 from modserve.settings import HttpSettings
 from modserve.testing import config

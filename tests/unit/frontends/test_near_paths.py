@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from puppet_server import PuppetLoader, server_over
 
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.near_paths import near_path
+from modserve.frontends.http.rest.middleware import near_path
 from modserve.settings import HttpSettings
 
 

@@ -13,7 +13,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.server.local import LocalServer
 from modserve.settings import HttpSettings, LoopLimits

@@ -19,8 +19,7 @@ from starlette.routing import Route
 from modserve.access.authority import Authority
 from modserve.access.calls import PATH_NEEDS, Reach, need_of
 from modserve.access.identity import KINDS, Identity, Scopes
-from modserve.access.key_file import AccessFile, Key
-from modserve.access.secret import digest
+from modserve.access.key_file import AccessFile, Key, digest
 from modserve.core.tenants import Tenant
 from modserve.frontends.grpc import heads
 from modserve.frontends.grpc.heads import GrpcHead

@@ -28,10 +28,10 @@ from modserve.frontends.http.direct import DirectCalls
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
+from modserve.server.interface import Services
 from modserve.server.local import LocalServer
-from modserve.server.services import Services
 from modserve.settings import HttpSettings, LoopLimits
 from text_folders import IDS, MODULES, WORDS, write_folder
 

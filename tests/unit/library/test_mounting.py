@@ -18,7 +18,7 @@ from starlette.routing import Mount
 
 import modserve
 from modserve import ClientError, InferenceServer, Mounted, Settings
-from modserve.access.secret import digest
+from modserve.access.key_file import digest
 from modserve.server import Phase
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

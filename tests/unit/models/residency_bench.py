@@ -11,11 +11,10 @@ from modserve.core.requests.response import InferenceResponse, ResponseSink
 from modserve.core.servable import Servable
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
-from modserve.models.residency.memory import ModelMemory
+from modserve.models.residency.memory import Meter, ModelMemory
 from modserve.models.residency.on_demand import OnDemandModel
 from modserve.models.residency.on_demand_sequences import OnDemandKeeper
-from modserve.models.residency.sizes import Meter
-from modserve.models.residency.work import NO_RULES, Borrowers, StayRules
+from modserve.models.residency.waiting import NO_RULES, Borrowers, StayRules
 from modserve.testing import FakeClock, RecordingSink, config, request
 
 SECOND = 1_000_000_000

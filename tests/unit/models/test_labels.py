@@ -6,7 +6,7 @@ import pytest
 
 from modserve.core.configuration.model_config import TensorSpec
 from modserve.core.tensors import dtypes
-from modserve.models.loading.model_files import read_labels
+from modserve.models.loading.reading import read_labels
 from modserve.testing import config
 
 CONFIG = config(outputs=(TensorSpec("OUT", dtypes.FP32, (3,), label_filename="labels.txt"),))

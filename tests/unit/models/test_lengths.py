@@ -24,7 +24,7 @@ from modserve.models.serving.opened_model import OpenedModel
 from modserve.observability import prometheus
 from modserve.observability.families import render
 from modserve.protocol.control.statistics import batches_json
-from modserve.scheduling.adaptive.buckets import FIRST_LESSON
+from modserve.scheduling.adaptive.costs import FIRST_LESSON
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request
 

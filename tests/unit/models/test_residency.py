@@ -11,8 +11,7 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, invalid
 from modserve.core.residency import Presence
 from modserve.core.statistics.model_statistics import FailureReason
 from modserve.models.residency.on_demand_sequences import OnDemandKeeper
-from modserve.models.residency.waiting import MOST
-from modserve.models.residency.work import StayRules
+from modserve.models.residency.waiting import MOST, StayRules
 from modserve.testing import RecordingSink, config, request
 
 # One model

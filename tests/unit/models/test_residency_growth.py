@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from modserve.models.residency.growth import Growth
-from modserve.models.residency.growth import MeasuredLoad as LoadUnderWay
-from modserve.models.residency.sizes import Meter
+from modserve.models.residency.memory import Growth, Meter
+from modserve.models.residency.memory import MeasuredLoad as LoadUnderWay
 
 MB = 2**20
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from modserve.models.residency.sizes import Meter, children, files_of, own_bytes, share_of
+from modserve.models.residency.memory import Meter, children, files_of, own_bytes, share_of
 
 
 def write_process(proc: Path, pid: int, parent: int, pss_kb: int | None, name: str = "python") -> None:

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from modserve.core.residency import Presence
-from modserve.models.residency.stages import TRANSITIONS, Stage, StageEvent, after
+from modserve.models.residency.waiting import TRANSITIONS, Stage, StageEvent, after
 
 ABSENT, WAITING, LOADING, RESIDENT, HELD_BACK, LEAVING = Stage
 

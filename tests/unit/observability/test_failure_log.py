@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from modserve.core.runtime.log_limit import LINES_PER_SECOND
-from modserve.observability.failure_log import FailureLog
+from modserve.observability.failures import FailureLog
 
 
 class Time:

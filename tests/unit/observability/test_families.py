@@ -21,7 +21,7 @@ from modserve.observability.families import (
     render,
     summary_family,
 )
-from modserve.observability.process_families import ModelProcesses, ProcessCollector
+from modserve.observability.server_metrics import ModelProcesses, ProcessCollector
 
 
 def parse_openmetrics(page: str) -> dict[str, Metric]:

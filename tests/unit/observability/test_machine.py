@@ -6,7 +6,7 @@ from typing import Any
 
 from modserve.observability.families import render
 from modserve.observability.gpus import GpuCollector
-from modserve.observability.machine import MachineCollector
+from modserve.observability.server_metrics import MachineCollector
 
 MEMORY = "MemTotal:       1000 kB\nMemFree:   100 kB\nMemAvailable:    400 kB\nHugePages_Total:       0\n"
 

@@ -5,8 +5,7 @@ from itertools import count
 
 import pytest
 
-from modserve.observability.failure_log import FailureLog
-from modserve.observability.recent_failures import MOST_FAILURES, RecentFailures
+from modserve.observability.failures import MOST_FAILURES, FailureLog, RecentFailures
 
 
 @pytest.fixture

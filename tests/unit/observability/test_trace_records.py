@@ -12,7 +12,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.observability.trace_records import TraceRecord, data, render
+from modserve.observability.trace_file import TraceRecord, data, render
 
 SIMPLE = ModelId("simple", 3)
 

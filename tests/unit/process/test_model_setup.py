@@ -9,7 +9,7 @@ from modserve import ModserveError, Settings
 from modserve.config import parse
 from modserve.models.loading.loader import LoaderOptions
 from modserve.process.model_setup import models_to_load, named_files, repositories
-from modserve.repository.files import FileRepository
+from modserve.repository.local import FileRepository
 from modserve.settings import OptionError, from_command_line
 from modserve.testing import write_model
 

@@ -17,10 +17,10 @@ from modserve.ray.metrics import with_page
 from modserve.ray.replica_set import LedgerLostError, PeerCalls, ReplicaSet
 from modserve.repository.control import ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
+from modserve.server.interface import Services
 from modserve.server.local import LocalServer
-from modserve.server.services import Services
 from modserve.settings import Settings
 from modserve.testing import write_model
 from modserve.workers import values

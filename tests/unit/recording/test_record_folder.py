@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.recording.record import read_head
-from modserve.recording.record_folder import LongLineError, RecordFolder, folder_name
+from modserve.recording.record import LongLineError, RecordFolder, folder_name, read_head
 
 AT_US = 1_700_000_000_000_000
 

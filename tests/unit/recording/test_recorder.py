@@ -23,7 +23,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.recording import recorder as recorder_module
-from modserve.recording.record_folder import RecordFolder
+from modserve.recording.record import RecordFolder
 from modserve.recording.recorder import Recorder
 from modserve.testing import RecordingSink, config, request, tensor
 

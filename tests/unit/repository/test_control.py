@@ -13,7 +13,7 @@ from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.core.version import ModelId
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.testing import write_model
 

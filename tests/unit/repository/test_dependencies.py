@@ -10,10 +10,10 @@ from fake_loader import FakeLoader, FakeStore, turns
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.lifecycle import LifecycleState
 from modserve.core.version import ModelId
-from modserve.repository import dependencies
+from modserve.repository import plan
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
 
 READY, UNLOADING, UNAVAILABLE = LifecycleState.READY, LifecycleState.UNLOADING, LifecycleState.UNAVAILABLE
@@ -31,8 +31,8 @@ GRAPH = {"e": ["a", "b"], "f": ["b", "e"], "g": ["c"]}
     ],
 )
 def test_who_needs_whom(names: str, needed: str, dependents: str) -> None:
-    assert dependencies.needed(names, GRAPH) == set(needed)
-    assert dependencies.dependents(names, GRAPH) == set(dependents)
+    assert plan.needed(names, GRAPH) == set(needed)
+    assert plan.dependents(names, GRAPH) == set(dependents)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_who_needs_whom(names: str, needed: str, dependents: str) -> None:
     ids=["none", "itself", "three", "another's"],
 )
 def test_circles(graph: Mapping[str, list[str]], name: str, through: str) -> None:
-    assert dependencies.circle(name, graph) == through
+    assert plan.find_circle(name, graph) == through
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_circles(graph: Mapping[str, list[str]], name: str, through: str) -> Non
     ids=["as it is", "another", "circle", "itself", "the other way round", "unwanted"],
 )
 def test_who_waits_for_whom(wanted: dict[str, str], served: dict[str, str], expected: dict[str, str]) -> None:
-    assert dependencies.turns(wanted, served) == {name: set(needs) for name, needs in expected.items()}
+    assert plan.load_turns(wanted, served) == {name: set(needs) for name, needs in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_who_waits_for_whom(wanted: dict[str, str], served: dict[str, str], expe
     ],
 )
 def test_what_goes_with_a_model(name: str, asked: str, expected: str) -> None:
-    assert sorted(dependencies.orphans(name, GRAPH, set(asked))) == sorted(expected)
+    assert sorted(plan.orphans(name, GRAPH, set(asked))) == sorted(expected)
 
 
 class Bench:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from modserve.core.errors import Code
-from modserve.repository.files import DirectoryRepository
-from modserve.repository.local import LocalRepository
+from modserve.repository.local import DirectoryRepository, LocalRepository
 from modserve.testing import write_model
 
 

@@ -8,8 +8,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError
 from modserve.core.loading import Listing
 from modserve.repository.local import LocalRepository
-from modserve.repository.places import repositories_at
-from modserve.repository.scanning import Scan
+from modserve.repository.scanning import Scan, repositories_at
 from modserve.repository.scanning import scan as scan_repositories
 from modserve.testing import write_model
 

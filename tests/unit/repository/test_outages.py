@@ -8,8 +8,7 @@ import pytest
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.loading import DirectoryLease, Listing
-from modserve.repository.outages import Outages
-from modserve.repository.scanning import scan
+from modserve.repository.scanning import Outages, scan
 
 
 class Shelf:

@@ -14,7 +14,7 @@ from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.repository import plan
 from modserve.repository.plan import Action, Update
-from modserve.repository.rows import Loaded, ModelRow, VersionRow
+from modserve.repository.table import Loaded, ModelRow, VersionRow
 
 STORE = FakeStore()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modserve.core.runtime import spare_memory
+from modserve.core.runtime import long_buffers
 from modserve.resources import allocator
 
 MIB = 1024 * 1024
@@ -169,14 +169,14 @@ async def test_the_rest_goes_back_when_the_process_is_quiet(process: Process) ->
 async def test_what_engines_have_to_spare_is_slack(process: Process) -> None:
     loop, library, trimmer = started(process)
     engine = Engine(process)
-    spare_memory.register(engine)
+    long_buffers.register(engine)
     try:
         assert await looks(loop, process, library, *[(2100, 2060)] * 5) == [0] * 5
         engine.kept = 1900
         assert await looks(loop, process, library, (2100, 2060), (2100, 2060)) == [0, 1]
         assert (process.resident, process.used, engine.kept) == (200, 160, 0)
     finally:
-        spare_memory.unregister(engine)
+        long_buffers.unregister(engine)
         trimmer.stop()
 
 

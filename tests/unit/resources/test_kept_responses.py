@@ -8,8 +8,8 @@ import pytest
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
-from modserve.resources import kept_responses
-from modserve.resources.kept_responses import MAGIC, UnusableError, from_bytes, to_bytes
+from modserve.resources import response_cache
+from modserve.resources.response_cache import MAGIC, UnusableError, from_bytes, to_bytes
 
 KEY = b"k" * 32
 RESPONSE = InferenceResponse(
@@ -73,4 +73,4 @@ def test_a_head_that_lies(outputs: object, monkeypatch: pytest.MonkeyPatch) -> N
     head = json.dumps({"model": "m", "version": 1, "outputs": outputs, "parameters": {}, "skipped": []}).encode()
     body = len(head).to_bytes(4, "big") + head + b"\0\0\0\0"
     with pytest.raises(UnusableError):
-        from_bytes(KEY, MAGIC + kept_responses._digest(KEY, body) + body)
+        from_bytes(KEY, MAGIC + response_cache._digest(KEY, body) + body)

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from modserve.resources import open_files
+from modserve.resources import posix
 
 
 @pytest.mark.parametrize(
@@ -14,17 +14,17 @@ from modserve.resources import open_files
     ids=["few", "usual", "many", "none"],
 )
 def test_some_are_left_for_others(limit: int, open_now: int, expected: int) -> None:
-    assert open_files.for_connections(limit, open_now) == expected
+    assert posix.for_connections(limit, open_now) == expected
 
 
 @pytest.mark.parametrize(("wished", "expected"), [(10, 10), (0, 12), (10_000, 12)])
 def test_no_more_than_there_are(
     wished: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(open_files, "raised_limit", lambda: 64)
-    monkeypatch.setattr(open_files, "_open_now", lambda: 20)
+    monkeypatch.setattr(posix, "raised_limit", lambda: 64)
+    monkeypatch.setattr(posix, "_open_now", lambda: 20)
     with caplog.at_level(logging.WARNING):
-        assert open_files.connections(wished) == expected
+        assert posix.connections(wished) == expected
     assert ("allows only 12 HTTP connections, not 10000" in caplog.text) is (wished > 12)
 
 
@@ -37,9 +37,9 @@ def test_the_limit_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", set_limits)
-    assert open_files.raised_limit() == 4096
+    assert posix.raised_limit() == 4096
     assert limits == [(64, 4096), (4096, 4096)]
-    assert open_files.raised_limit() == 4096
+    assert posix.raised_limit() == 4096
     assert len(limits) == 2
 
 
@@ -49,4 +49,4 @@ def test_a_system_that_does_not_let_it_be_raised(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert open_files.raised_limit() == 64
+    assert posix.raised_limit() == 64

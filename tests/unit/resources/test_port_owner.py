@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.resources.port_owner import owner
+from modserve.resources.posix import owner
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 

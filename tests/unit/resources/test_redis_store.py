@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from modserve.core.configuration.cache_settings import RedisSettings
-from modserve.resources.redis_store import RedisStore, connect
-from modserve.resources.shared_cache import CacheStoreError
+from modserve.resources.shared_cache import CacheStoreError, RedisStore, connect
 
 
 class FakeClient:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from modserve.routing.choice import Route, next_route, route_of
+from modserve.routing.router import Route, next_route, route_of
 
 
 def routes(**weights: float) -> list[Route]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from modserve.core.tensors.tensor import Tensor
-from modserve.routing.comparison import difference
+from modserve.routing.shadow import difference
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,9 +10,8 @@ from modserve.core.configuration.routing_config import RouteFigures, Routing
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.servable import Servable
 from modserve.core.version import RolledBack
-from modserve.repository.rows import ModelRow
-from modserve.repository.rows import VersionRow as Row
-from modserve.repository.table import ModelTable
+from modserve.repository.table import ModelRow, ModelTable
+from modserve.repository.table import VersionRow as Row
 from modserve.routing.reading import read, rollbacks
 from modserve.routing.router import Routed, RouteRollback
 from modserve.routing.routings import Routings

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modserve.core.tenants import Tenant
-from modserve.scheduling.fair_shares import Account, Shares
+from modserve.scheduling.fair_queue import Account, Shares
 
 
 def served(shares: Shares[Account], cost: dict[str, float], times: int) -> Counter[str]:

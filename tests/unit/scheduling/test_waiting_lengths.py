@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from modserve.core.requests.inflight import Inflight
-from modserve.scheduling.lengths import LengthIndex
 from modserve.scheduling.level_queue import LevelQueue
+from modserve.scheduling.prediction import LengthIndex
 from modserve.testing import inflight
 
 MANY = 1 << 30

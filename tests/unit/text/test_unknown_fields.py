@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from modserve.text import unknown_fields
-from modserve.text.chat.item_requests import read_response_request
+from modserve.text.chat.items import read_response_request
 from modserve.text.chat.requests import read_chat, read_completion
 
 HI = [{"role": "user", "content": "hi"}]

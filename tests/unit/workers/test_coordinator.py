@@ -13,11 +13,10 @@ from modserve.core.configuration.trace_settings import SpanSettings, TraceLevel,
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.workers import values
-from modserve.workers.client import PeerDiedError, PeerLostError
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import Journal, ServerChange
-from modserve.workers.peers import Peers
+from modserve.workers.peers import PeerDiedError, PeerLostError, Peers
 
 LOAD, UNLOAD = ServerChange("load_model", ("m",)), ServerChange("unload_model", ("m",))
 REFUSAL = invalid("it does not fit")

@@ -7,8 +7,8 @@ import pytest
 
 from modserve.core.runtime.failures import failures
 from modserve.observability.families import Family, Labels, family, summary_family
-from modserve.workers.counts import Counts, last_page
 from modserve.workers.pages import Owner, Question, WorkerPage, merged, samples_of
+from modserve.workers.tally import Counts, last_page
 
 
 def counter(**counts: float) -> Family:

@@ -4,8 +4,7 @@ from typing import Any
 
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
-from modserve.workers.documents import document, tables
-from modserve.workers.pages import WorkerPage, merged
+from modserve.workers.pages import WorkerPage, document, merged, tables
 
 
 def summed(*documents: object) -> dict[str, Any]:

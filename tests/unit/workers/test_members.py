@@ -22,23 +22,22 @@ from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.repository.control import ALL, ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
-from modserve.repository.places import repositories_at
+from modserve.repository.scanning import repositories_at
 from modserve.repository.table import ModelTable
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
 from modserve.server import DrainPhase, DrainReport, Phase, Readiness
+from modserve.server.interface import Services
 from modserve.server.local import LocalServer
-from modserve.server.services import Services
 from modserve.settings import HttpSettings
 from modserve.testing import write_model
 from modserve.workers import sums, values
-from modserve.workers.client import PeerLostError
 from modserve.workers.control import WorkerControl
 from modserve.workers.coordinator import Coordinator
 from modserve.workers.fleet_server import FleetServer
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
-from modserve.workers.peers import Peers
+from modserve.workers.peers import PeerLostError, Peers
 from modserve.workers.tally import Tally
 
 REGION = CudaRegion("g", 0, 32)

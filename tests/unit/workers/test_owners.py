@@ -17,9 +17,9 @@ from modserve.core.tensors.shared_memory import CudaRegion, SystemRegion
 from modserve.protocol.failures import DeadlinePassedError
 from modserve.routing.router import RouteRollback
 from modserve.workers import values
-from modserve.workers.client import PeerLostError, content
 from modserve.workers.identity import WorkerIdentity
 from modserve.workers.journal import ServerChange
+from modserve.workers.peers import PeerLostError, content
 from modserve.workers.sequences import owner
 
 

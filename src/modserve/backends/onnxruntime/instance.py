@@ -7,7 +7,7 @@ import onnxruntime as ort
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import internal, invalid, unsupported
-from modserve.core.runtime import spare_memory
+from modserve.core.runtime import long_buffers
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
 
@@ -49,7 +49,7 @@ class OnnxRuntimeInstance:
             )
         self._memory = None if "cpu:0" in shrink else output_memory(session)
         if self._memory is not None:
-            spare_memory.register(self._memory)
+            long_buffers.register(self._memory)
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         feeds: dict[str, Array | ort.OrtValue] = dict(inputs)
@@ -82,7 +82,7 @@ class OnnxRuntimeInstance:
 
     def close(self) -> None:
         if self._memory is not None:
-            spare_memory.unregister(self._memory)
+            long_buffers.unregister(self._memory)
             self._memory = None  # it refers to the session, too
         del self._session
 

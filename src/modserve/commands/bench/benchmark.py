@@ -11,8 +11,7 @@ from typing import Any
 from .loops import LoadGenerator
 from .measures import LoadLevel, Measurement, MeasurementWindow, to_json
 from .plan import LoadPlan
-from .profiler import LatencyGoal, Profiler
-from .search import RateSearch
+from .profiler import LatencyGoal, Profiler, RateSearch
 from .session import BenchSession, Interrupt, loop_factory, session, without_collections
 from .show import Progress, progress
 from .target import TargetModel

@@ -1,23 +1,36 @@
-"""Input data of requests: generated from the metadata, or read from files such as perf_analyzer's JSON."""
+"""Input data of requests: generated from the metadata, or read from files such as perf_analyzer's JSON.
+
+Prepared requests as bytes: HTTP with binary or JSON tensors, and gRPC messages.
+
+Chooses the next request of each slot's sequence. A slot sends one whole sequence after another.
+"""
 
 import base64
 import binascii
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random, randrange
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from modserve.client import grpc_messages
+from modserve.client.http_messages import model_path
+from modserve.client.values import ClientCall
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.requests.request import ParameterValue
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.sample_data import Sizes, generator, likely, zeros
 from modserve.core.tensors.tensor import Array, Shape, Tensor, matches
-from modserve.core.wire.byte_strings import encode_elements
+from modserve.core.wire.byte_strings import decode_elements, encode_elements
+
+from .slots import RequestSlot
 
 Inputs = Mapping[str, Tensor]
 """The inputs of one request, with the dimension of the batch if there is one."""
@@ -266,3 +279,178 @@ def _stacked(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | No
         raw = b"".join(bytes(tensor.raw) for tensor in tensors)
         stacked[name] = Tensor.from_raw(first.datatype, (rows, *first.shape), raw)
     return stacked
+
+
+GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+_NOTHING: Mapping[str, ParameterValue] = MappingProxyType({})
+_TAG_WIDTH = 80
+"""Bytes of a tag in JSON, so that the lengths in a request's head do not depend on it; spaces fill it up."""
+
+
+class PreparedRequest(NamedTuple):
+    """A request in two parts, between which its tag belongs, if it has one."""
+
+    before: bytes
+    after: bytes = b""
+
+
+def http_request(
+    authority: str, url: str, inputs: Inputs, headers: Sequence[tuple[str, str]], *, binary: bool, tagged: bool = False
+) -> PreparedRequest:
+    """A whole request, head and body; one that is `tagged` with a gap for `http_tag`.
+
+    Raises INVALID_ARG for strings that JSON does not have.
+    """
+    raws = [bytes(tensor.raw) for tensor in inputs.values()] if binary else []
+    rows = json.dumps([_row(name, tensor, binary) for name, tensor in inputs.items()], separators=(",", ":"))
+    parameters = '"binary_data_output":true' if binary else ""
+    opening = b'{"parameters":{'
+    rest = f'{"," if tagged and parameters else ""}{parameters}}},"inputs":{rows}}}'.encode()
+    length = len(opening) + (_TAG_WIDTH if tagged else 0) + len(rest)
+    lines = [f"POST {url} HTTP/1.1", f"Host: {authority}", f"Content-Length: {length + sum(map(len, raws))}"]
+    if binary:
+        lines += ["Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {length}"]
+    else:
+        lines += ["Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    before = "\r\n".join([*lines, "", ""]).encode("latin-1") + opening
+    after = b"".join([rest, *raws])
+    return PreparedRequest(before, after) if tagged else PreparedRequest(before + after)
+
+
+SequenceId = int | str
+SequenceTag = Callable[[SequenceId, bool, bool], bytes]
+"""What a request says of its sequence, as bytes for the slot: the id, whether it is the first one, and the last one."""
+
+
+def http_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
+    flags = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
+    return json.dumps(flags, separators=(",", ":"))[1:-1].encode().ljust(_TAG_WIDTH)
+
+
+def grpc_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
+    """Fields of a ModelInferRequest, which are valid behind those of a prepared one."""
+    return grpc_message("", None, {}, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
+
+
+def _row(name: str, tensor: Tensor, binary: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "datatype": tensor.datatype.name, "shape": list(tensor.shape)}
+    if binary:
+        row["parameters"] = {"binary_data_size": len(tensor.raw)}
+    elif tensor.datatype is dtypes.BYTES:
+        try:
+            row["data"] = [element.decode() for element in decode_elements(tensor.raw)]
+        except UnicodeDecodeError:
+            raise invalid(f"input '{name}' has strings that are not UTF-8, which JSON cannot represent") from None
+    elif tensor.datatype.json_kind == "float":
+        row["data"] = [float(value) for value in tensor.array.ravel()]
+    else:
+        row["data"] = tensor.array.ravel().tolist()
+    return row
+
+
+def http_path(prefix: str, model: str, version: int | None, call: str = "infer") -> str:
+    return f"{prefix}{model_path(model, version)}/{call}"
+
+
+def grpc_message(
+    model: str, version: int | None, inputs: Inputs, parameters: Mapping[str, ParameterValue] = _NOTHING
+) -> bytes:
+    return grpc_messages.infer(ClientCall(model, version, inputs, parameters=parameters)).SerializeToString()
+
+
+DEFAULT_LENGTH = 20
+DEFAULT_VARIATION = 20.0
+_FIRST_IDS = 1 << 30
+"""Ids begin anywhere below, since others may measure the same server, and go upwards, within 32 bits with a sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLengths:
+    """The number of requests in a sequence; the options are those of perf_analyzer."""
+
+    length: int | None = None
+    """As many as the data has steps, or 20 of data that is made up."""
+    variation: float = DEFAULT_VARIATION
+    """Percent by which it is longer or shorter, at random."""
+
+    def draw(self, steps: int | None, generator: Random) -> int:
+        """The length of a sequence; `steps` is that of its data, None if it is made up."""
+        if self.length is None and steps is not None:
+            return steps
+        length = self.length or DEFAULT_LENGTH
+        return max(1, round(length * (1 + generator.uniform(-1, 1) * self.variation / 100)))
+
+
+@dataclass(slots=True)
+class _ActiveSequence:
+    """An open sequence."""
+
+    id: int | str
+    first: int
+    """The number of the first request of its data."""
+    steps: int
+    """How many there are; a longer sequence begins with the first one again."""
+    length: int
+    sent: int = 0
+
+
+@dataclass(slots=True)
+class Sequences:
+    """The sequences of all slots. New ones take the streams of data in turns, and ids that no other has."""
+
+    tag: SequenceTag
+    streams: Sequence[int]
+    """How many requests each stream of data has; they lie one behind the other."""
+    lengths: SequenceLengths
+    made_up: bool = True
+    """Whether the data is, so that its steps say nothing of the length."""
+    text_ids: bool = False
+    """For models whose ids are strings."""
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
+    _random: Random = field(init=False, default_factory=lambda: Random(0))
+    _turn: int = field(init=False, default=0)
+    _active: dict[RequestSlot, _ActiveSequence] = field(init=False, default_factory=dict)
+
+    def next(self, slot: RequestSlot) -> tuple[int, bytes]:
+        """The request that the slot sends next, and its tag: one more of its sequence, or the first of a new one."""
+        sequence = self._active.get(slot)
+        if sequence is None:
+            sequence = self._active[slot] = self._begin()
+        return self._step(slot, sequence, sequence.sent + 1 >= sequence.length)
+
+    def last(self, slot: RequestSlot) -> tuple[int, bytes]:
+        """One that ends the slot's sequence ahead of its time; it is under way."""
+        return self._step(slot, self._active[slot], True)
+
+    def under_way(self, slot: RequestSlot) -> bool:
+        """Whether the server waits for more of the slot's sequence."""
+        return slot in self._active
+
+    def drop(self, slot: RequestSlot) -> None:
+        """A request has failed, and its sequence with it."""
+        self._active.pop(slot, None)
+
+    def only(self) -> tuple[int, bytes]:
+        """A sequence of one request."""
+        return 0, self.tag(self._id(), True, True)
+
+    def _begin(self) -> _ActiveSequence:
+        turn = self._turn % len(self.streams)
+        self._turn += 1
+        steps = self.streams[turn]
+        length = self.lengths.draw(None if self.made_up else steps, self._random)
+        return _ActiveSequence(self._id(), sum(self.streams[:turn]), steps, length)
+
+    def _step(self, slot: RequestSlot, sequence: _ActiveSequence, is_last: bool) -> tuple[int, bytes]:
+        tag = self.tag(sequence.id, sequence.sent == 0, is_last)
+        index = sequence.first + sequence.sent % sequence.steps
+        sequence.sent += 1
+        if is_last:
+            del self._active[slot]
+        return index, tag
+
+    def _id(self) -> int | str:
+        number = next(self.ids)
+        return f"bench-{number}" if self.text_ids else number

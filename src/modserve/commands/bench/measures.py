@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..server_status import VersionUsage
+from modserve.commands.status_report import VersionUsage
+
 from . import text_measures
 from .percentiles import PERCENTILES, percentiles_ms
-from .spread import ServerShare
+from .slots import ServerShare
 from .text_measures import TextMeasurement, TextWindow
 
 AT_THE_EDGE = 3

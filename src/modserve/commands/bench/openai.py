@@ -9,9 +9,8 @@ from typing import Any
 import orjson
 
 from ..destination import Destination
-from .http_slots import Heads, HttpSlots
-from .http_streams import LONGEST_ERROR, HttpStreamSlot
-from .requests import PreparedRequest
+from .http import LONGEST_ERROR, Heads, HttpSlots, HttpStreamSlot
+from .inputs import PreparedRequest
 from .slots import Endpoint, ResponseListener, clock
 from .text_measures import TAG_WIDTH, TextCounter, TextResponse
 

@@ -11,13 +11,10 @@ from modserve.core.errors import invalid
 
 from ..destination import Destination
 from ..remote_server import connect
-from .inputs import DataOptions, make
+from .inputs import DataOptions, SequenceLengths, Sequences, grpc_tag, http_tag, make
 from .loops import ClosedLoop, LoadGenerator, OpenLoop
 from .measures import LoadLevel
-from .requests import grpc_tag, http_tag
-from .sequences import SequenceLengths, Sequences
-from .slots import RequestSlot, SlotFactory
-from .spread import SpreadSlots, spread
+from .slots import RequestSlot, SlotFactory, SpreadSlots, spread
 from .target import ServerStatistics, TargetModel, describe_all, slot_factory
 from .text_measures import TextCounter
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from modserve.commands.status_report import VersionUsage, usage
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensors import dtypes
 from modserve.pb import inference as pb
@@ -13,13 +14,9 @@ from modserve.pb import inference as pb
 from ..destination import Destination
 from ..errors import UnreachableError
 from ..remote_server import RemoteServer
-from ..server_status import VersionUsage, usage
-from .grpc_slots import GrpcSlots
-from .grpc_streams import StreamSlot
-from .http_slots import HttpSlot, HttpSlots
-from .http_streams import LINES, HttpStreamSlot
-from .inputs import Inputs, TargetInput
-from .requests import GRPC_PATH, GRPC_STREAM_PATH, grpc_message, http_path, http_request
+from .grpc import GrpcSlots, StreamSlot
+from .http import LINES, HttpSlot, HttpSlots, HttpStreamSlot
+from .inputs import GRPC_PATH, GRPC_STREAM_PATH, Inputs, TargetInput, grpc_message, http_path, http_request
 from .slots import Endpoint, SlotFactory
 
 _BINARY = "binary_tensor_data"

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from modserve.commands.terminal import stdout_as_stderr
 from modserve.config import printable
 from modserve.core.errors import ModserveError
 from modserve.observability.logging import Logs
@@ -17,7 +18,6 @@ from modserve.process.model_setup import repositories
 from modserve.settings import OptionError, from_command_line
 
 from ..remote_server import connect
-from ..stdout import stdout_as_stderr
 from ..syntax import UsageError, add_json, number_type, option, parser, print_error
 from ..terminal import BOLD, CYAN, GREEN, PLAIN, RED, plural, takes_colours
 from .model_check import CheckReport, Counterpart, Finding, ModelReport, check

@@ -22,8 +22,7 @@ from modserve.execution.placement import available_cores
 from modserve.form import form
 from modserve.process.ports import PortError, opening, probe_port
 from modserve.resources.machine_memory import allowed_memory
-from modserve.resources.open_files import for_connections, raised_limit
-from modserve.resources.port_owner import listener
+from modserve.resources.posix import for_connections, listener, raised_limit
 from modserve.settings import Settings
 from modserve.settings.listen_addresses import ListenAddress, listen_addresses
 

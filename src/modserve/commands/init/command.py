@@ -10,13 +10,13 @@ from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
 from modserve.client.address import PORTS
+from modserve.commands.terminal import stdout_as_stderr
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import invalid
 from modserve.models.loading.one_file import StandaloneModel, model_file
 from modserve.process.console import HttpAddress, example_call
 
 from .. import config
-from ..stdout import stdout_as_stderr
 from ..syntax import UsageError, option, parser
 from .templates import KINDS, call
 from .texts import text_calls

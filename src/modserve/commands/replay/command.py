@@ -17,9 +17,8 @@ from ..destination import Destination, destination
 from ..remote_server import failure
 from ..syntax import UsageError, add_destination, add_json, number_type, option, parser, reading
 from ..tensor_comparison import DEFAULT_TOLERANCES, ElementTolerance
-from .record_comparison import Replayed, compare_record
 from .record_index import RecordIndex, RecordPlace, files_of, index_of
-from .replay_report import ReplayReport
+from .replay_report import Replayed, ReplayReport, compare_record
 from .replay_session import Pace, Target, replay
 
 PARSER = parser(

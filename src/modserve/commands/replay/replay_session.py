@@ -11,8 +11,8 @@ from modserve.client.transport import AsyncTransport
 from modserve.client.values import ClientCall
 from modserve.recording.record import RequestRecord
 
-from .record_comparison import Replayed
 from .record_index import RecordPlace, SequenceName
+from .replay_report import Replayed
 
 OnReplayed: TypeAlias = Callable[[RecordPlace, RequestRecord, Replayed], None]
 

@@ -11,10 +11,10 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from modserve.commands.terminal import Interruption
 from modserve.core.errors import invalid
 
 from ..destination import Destination, destinations
-from ..interruption import Interruption
 from ..load import parameters
 from ..server_set import connect_all
 from ..syntax import (

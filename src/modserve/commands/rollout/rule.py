@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.summary import Sketch
 
 from ..terminal import count, duration, plural
 from ..top.figures import quantile

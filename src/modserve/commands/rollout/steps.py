@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modserve.client.transport import LOAD
+from modserve.commands.terminal import Interruption
 from modserve.core.errors import ModserveError
 
 from ..errors import RefusedError, UnreachableError
-from ..interruption import Interruption
 from ..model_state import ModelState, go_back, is_back, last_state, state_of, with_versions
 from ..remote_server import RemoteServer
 from ..server_set import ServerSet, failure_text

@@ -18,7 +18,7 @@ from .frame import Frame, text_lines
 from .source import METRICS_VARIABLE, Snapshots, SnapshotSource, add_metrics_url, metrics_pages
 
 if TYPE_CHECKING:
-    from .several import SeveralFrames
+    from .source import SeveralFrames
 
 
 PARSER = parser(
@@ -65,7 +65,7 @@ def _frames(options: Namespace) -> "Frames | SeveralFrames":
     places, changing = destinations(options), changes(url_of(options))
     if len(places) == 1 and not changing:
         return Frames(SnapshotSource(places[0], metrics_url), options.interval, options.count)
-    from .several import SeveralFrames
+    from .source import SeveralFrames
 
     pages = metrics_pages(places, metrics_url)
 

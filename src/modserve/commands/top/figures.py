@@ -8,10 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modserve.core.statistics.sketch import FINE_FAMILY, LONGEST_FAMILY, Sketch
+from modserve.commands.status_report import VersionUsage
+from modserve.core.statistics.summary import FINE_FAMILY, LONGEST_FAMILY, Sketch
 from modserve.core.statistics.time_parts import PARTS, advice
-
-from ..server_status import VersionUsage
 
 Key = tuple[str, str]
 """A model and its version."""

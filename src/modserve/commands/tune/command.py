@@ -30,11 +30,9 @@ from ..syntax import (
     print_error,
     reading,
 )
-from .repository import model_repository
-from .search import CoordinateSearch
-from .servers import CONFIG_FILE, ModelCopy, serving
+from .repository import CONFIG_FILE, ModelCopy, model_repository, serving
 from .show import finals, remarks, table, trial_line
-from .space import Point, SearchLimits, Value, applied, shown, space, text, why_not
+from .space import CoordinateSearch, Point, SearchLimits, Value, applied, shown, space, text, why_not
 from .tuning import Hooks, Trial, TrialRunner, TuneResult, TuneSetup, tune
 
 _DESCRIPTION = """\
@@ -193,7 +191,7 @@ def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
     elif point != setup.present:
         print(f"\n{recommended(setup, outcome)}", end="")
     if options.html:
-        from .page import page
+        from .show import page
 
         Path(options.html).write_text(page(outcome, setup), "utf-8")
 

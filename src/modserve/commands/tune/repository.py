@@ -1,18 +1,23 @@
-"""Which repository has the model to tune: the named one, one of a server on this machine, or the current folder's."""
+"""Which repository has the model to tune: the named one, one of a server on this machine, or the current folder's.
+
+Temporary servers, each with a copy of one model.
+"""
 
 import contextlib
 import ipaddress
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from modserve.client.address import Address
+from modserve.commands import own_server
+from modserve.commands.destination import Destination, address
+from modserve.commands.syntax import DEFAULT_URL, URL_VARIABLE, UsageError
+from modserve.core.errors import invalid
 from modserve.core.version import parse_directory
-from modserve.resources.port_owner import listener
+from modserve.resources.posix import listener
 from modserve.settings import OptionError, Settings, from_command_line
-
-from ..destination import address
-from ..syntax import DEFAULT_URL, URL_VARIABLE, UsageError
 
 _USUAL = (".", "models", "model_repository")
 """Repositories in the current folder: itself, that of ``modserve init``, and that of the documentation."""
@@ -87,3 +92,27 @@ def _is_local(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+CONFIG_FILE = "config.pbtxt"
+
+
+class ModelCopy:
+    """A repository with a copy of a model, whose configuration is another each time."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        """Raises INVALID_ARG for what cannot be copied."""
+        self.repository = directory
+        self.folder = directory / model.name
+        try:
+            shutil.copytree(model, self.folder)
+        except (OSError, shutil.Error) as error:
+            raise invalid(f"cannot copy '{model}' to '{directory}': {error}; TMPDIR names another place") from None
+
+    def configure(self, text: str) -> None:
+        (self.folder / CONFIG_FILE).write_text(text, "utf-8")
+
+
+def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> contextlib.AbstractContextManager[Destination]:
+    """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
+    return own_server.serving([f"--model-repository={copy.repository}", *options], seconds, copy.folder.name)

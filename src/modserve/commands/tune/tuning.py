@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from modserve.commands.bench.profiler import LOWEST, RateSearch
 from modserve.core.errors import ModserveError
 from modserve.pb import inference as pb
 
@@ -13,12 +14,10 @@ from ..bench.inputs import DataOptions
 from ..bench.loops import LoadGenerator
 from ..bench.measures import LoadLevel, Measurement, MeasurementWindow
 from ..bench.profiler import LatencyGoal, MeasurementRules, Profiler
-from ..bench.search import LOWEST, RateSearch
 from ..bench.session import BenchSession, Interrupt, session, without_collections
 from ..destination import Destination
-from .search import CoordinateSearch
-from .servers import ModelCopy, serving
-from .space import Point, applied, text
+from .repository import ModelCopy, serving
+from .space import CoordinateSearch, Point, applied, text
 
 _CONNECTIONS = 256
 _SHARE_OF_POINT = 0.2

@@ -11,7 +11,7 @@ from modserve.pb import inference as pb
 
 from . import walker
 from .problems import Position, Problem, Problems, SourceText
-from .tokens import tokenize
+from .walker import tokenize
 
 _FOREIGN = re.compile("[\udc80-\udcff]")
 """A byte that is not UTF-8, as Python's error handler `surrogateescape` decodes it."""

@@ -3,18 +3,197 @@
 text_format raises at the first mistake. The walker has the same grammar, but notes a mistake and continues where the
 text makes sense again. It also notes the position of each field, for the problems that the validation finds later. It
 builds no message: text_format does that, and has the last word (see `pbtxt.parse`).
+
+Cuts text format into tokens, exactly as `google.protobuf.text_format` does, and keeps the position of each.
+
+Only placeholders of templates, which text_format refuses at their first character, are one token here.
+
+Single values, read as `google.protobuf.text_format` reads them. A value that does not fit raises ValueError.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
-from google.protobuf import text_encoding
+from google.protobuf import text_encoding, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from . import scalars, suggest
+from . import suggest
 from .problems import FieldPath, Position, Problem
-from .tokens import Token, string_faults, tokenize
+
+_SPACE_OR_COMMENT = re.compile(r"(?:\s|#.*)+")
+_PLACEHOLDER = "${"
+_TOKEN = re.compile(
+    r"\$\{[^{}\"'\n]*\}"  # a template's, such as ${max_batch_size}: no value, but one mistake and not five
+    r"|[a-zA-Z_][0-9a-zA-Z_+-]*"  # an identifier
+    r"|(?:[0-9+-]|\.[0-9])[0-9a-zA-Z_.+-]*"  # a number
+    r'|"[^"\n\\]*(?:(?:\\.)+[^"\n\\]*)*(?:"|\\?$)'  # a string up to its quote, or else the end of the line
+    r"|'[^'\n\\]*(?:(?:\\.)+[^'\n\\]*)*(?:'|\\?$)"
+)
+_QUOTES = ("'", '"')
+_AFTER_STRING = re.compile(r"[\s,;\]}>]+(?:#.*)?$")
+"""The end of a line with an unclosed string that is unlikely to belong to the string."""
+_ESCAPE = re.compile(
+    r"\\(?:[abfnrtv\\'\"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00[0-9a-fA-F]{6}"
+    r"|(?P<bad>.?))"
+)
+
+
+class Token(NamedTuple):
+    """A piece of the text; the last one of a text is empty."""
+
+    text: str
+    line: int
+    column: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.line, self.column)
+
+    @property
+    def is_identifier(self) -> bool:
+        return self.text[:1].isalpha() or self.text[:1] == "_"
+
+    @property
+    def is_placeholder(self) -> bool:
+        return self.text.startswith(_PLACEHOLDER)
+
+    @property
+    def is_string(self) -> bool:
+        return self.text.startswith(_QUOTES)
+
+    @property
+    def is_closed_string(self) -> bool:
+        return self.is_string and len(self.text) >= 2 and self.text[-1] == self.text[0]
+
+    def describe(self) -> str:
+        if self.is_string:
+            return f"the string {self.text}"
+        if self.is_placeholder:
+            return f"the placeholder {self.text} of a template; fill it in"
+        return f"the number {self.text}" if re.match(r"[0-9+-]|\.[0-9]", self.text) else f"'{self.text}'"
+
+
+def tokenize(text: str) -> list[Token]:
+    tokens = [token for number, line in enumerate(text.split("\n"), 1) for token in _line_tokens(line, number)]
+    last = tokens[-1] if tokens else Token("", 1, 1)
+    tokens.append(Token("", last.line, last.column + len(last.text)))
+    return tokens
+
+
+def _line_tokens(line: str, number: int) -> Iterator[Token]:
+    column = 0
+    while True:
+        space = _SPACE_OR_COMMENT.match(line, column)
+        if space:
+            column = space.end()
+        if column >= len(line):
+            return
+        match = _TOKEN.match(line, column)
+        token = Token(match[0] if match else line[column], number, column + 1)
+        if token.is_string and not token.is_closed_string:
+            token = _cut(token)
+        yield token
+        column += len(token.text)
+
+
+def _cut(token: Token) -> Token:
+    """Gives back the brackets at the end of a line that an unclosed string has swallowed: each would be missed too."""
+    tail = _AFTER_STRING.search(token.text, 1)
+    return token._replace(text=token.text[: tail.start()]) if tail else token
+
+
+class StringFault(NamedTuple):
+    """A mistake in a string, `offset` characters behind its start."""
+
+    token: Token
+    offset: int
+    text: str
+    unreadable: bool = False
+    """text_format must not read the string: it would misunderstand an escape."""
+
+
+def string_faults(tokens: Iterable[Token]) -> Iterator[StringFault]:
+    """The mistakes that a string can have wherever it stands."""
+    for token in tokens:
+        if not token.is_string:
+            continue
+        if not token.is_closed_string:
+            yield StringFault(token, 0, f"a string that starts with {token.text[0]} must end with it on the same line")
+        else:
+            for escape in _ESCAPE.finditer(token.text[:-1]):
+                if escape["bad"] is not None:
+                    text = f"unknown escape {escape[0]} in a string; a backslash itself is written \\\\"
+                    yield StringFault(token, escape.start(), text, unreadable=True)
+
+
+Scalar: TypeAlias = int | float | bool | str
+
+_RANGES = {
+    FieldDescriptor.CPPTYPE_INT32: ("int32", -(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: ("int64", -(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: ("uint32", 0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: ("uint64", 0, 2**64 - 1),
+}
+_C_OCTAL = re.compile(r"^(-?)0(\d+)$")
+
+
+def _integer(text: str) -> int:
+    return int(_C_OCTAL.sub(r"\g<1>0o\2", text), 0)
+
+
+def _string(text: str) -> str:
+    raise ValueError("no quotes")
+
+
+_READERS: dict[int, tuple[str, Callable[[str], Scalar]]] = {
+    **dict.fromkeys(_RANGES, ("an integer", _integer)),
+    FieldDescriptor.CPPTYPE_FLOAT: ("a number", text_format.ParseFloat),
+    FieldDescriptor.CPPTYPE_DOUBLE: ("a number", text_format.ParseFloat),
+    FieldDescriptor.CPPTYPE_BOOL: ("true or false", text_format.ParseBool),
+    FieldDescriptor.CPPTYPE_STRING: ("a string in quotes", _string),
+}
+
+
+def parse(field: FieldDescriptor, token: Token) -> Scalar:
+    """The value of a token other than a string. Raises ValueError with a text that names the field."""
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        return _enum(field, token)
+    expected, read = _READERS[field.cpp_type]
+    try:
+        value = read(token.text)
+    except ValueError:
+        raise ValueError(f"'{field.name}' takes {expected}, found {token.describe()}") from None
+    if isinstance(value, int) and field.cpp_type in _RANGES:
+        name, low, high = _RANGES[field.cpp_type]
+        if not low <= value <= high:
+            raise ValueError(f"'{field.name}' takes {name}, from {low} to {high}; {value} is out of range")
+    return value
+
+
+def _enum(field: FieldDescriptor, token: Token) -> int:
+    assert field.enum_type is not None, "only called for enum fields: this is a bug"
+    values = field.enum_type.values_by_name
+    try:
+        number = int(token.text, 0)
+    except ValueError:
+        pass
+    else:
+        if not -(2**31) <= number < 2**31:
+            raise ValueError(f"'{field.name}' has no value with number {number}")
+        return number  # text_format accepts numbers without a name; the validation refuses them
+    if token.is_placeholder:
+        raise ValueError(f"'{field.name}' takes {', '.join(values)}, found {token.describe()}")
+    if token.text in values:
+        return values[token.text].number
+    bare = token.text.strip("'\"")
+    if token.is_string and bare in values:
+        raise ValueError(f"'{field.name}' takes a value without quotes: {bare}")
+    hint = suggest.enum_value(bare, list(values))
+    advice = f"did you mean '{hint}'?" if hint else f"it takes {', '.join(values)}"
+    raise ValueError(f"unknown value '{bare}' for '{field.name}'; {advice}")
+
 
 _CLOSERS = {"{": "}", "<": ">", "[": "]"}
 _SEPARATORS = (",", ";")
@@ -273,7 +452,7 @@ class _Walker:
 
     # Values
 
-    def _value(self, field: FieldDescriptor, scope: _Scope, name: Token | None = None) -> scalars.Scalar | None:
+    def _value(self, field: FieldDescriptor, scope: _Scope, name: Token | None = None) -> Scalar | None:
         """Reads one value. Its position is that of the field's name; in a list, its own."""
         path: FieldPath = (*scope.path, field.name)
         if _is_repeated(field):
@@ -312,7 +491,7 @@ class _Walker:
             outer.setdefault((*scope.path[:-1], scope.key, *rest), position)
         self.result.positions = outer
 
-    def _scalar(self, field: FieldDescriptor) -> scalars.Scalar | None:
+    def _scalar(self, field: FieldDescriptor) -> Scalar | None:
         """Reads a single value. Reports one that does not fit, and returns None."""
         token = self._token
         if token.text in _CLOSERS:
@@ -326,7 +505,7 @@ class _Walker:
                 parts.append(self._advance())
             return self._string(parts)
         try:
-            return scalars.parse(field, token)
+            return parse(field, token)
         except ValueError as error:
             self._problem(token, str(error))
             while self._token.is_string:

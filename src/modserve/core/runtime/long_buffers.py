@@ -3,6 +3,8 @@
 Linux gives large pages to those that ask (`transparent_hugepage/enabled`: madvise). A buffer of tens of megabytes is a
 mapping of its own, and the system clears each page of it when it is first written to: 25 ms for 50 MB in pages of
 4 KiB, 4 ms in pages of 2 MiB; taking them back takes 8 ms, and 0.4 ms.
+
+Who keeps memory that the system could have back, beside the C library: see `resources.allocator`.
 """
 
 import ctypes
@@ -11,8 +13,36 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
+from typing import Protocol
 
 import numpy as np
+
+
+class Keeper(Protocol):
+    """Somebody who keeps memory for the next time, such as an engine with an allocator of its own."""
+
+    def spare(self) -> int:
+        """Bytes that were not in use at any time since the last call. Called every few seconds on the event loop."""
+
+    def give_back(self) -> None:
+        """Return them to the C library. Called on a thread."""
+
+
+_keepers: set[Keeper] = set()
+
+
+def register(keeper: Keeper) -> None:
+    _keepers.add(keeper)
+
+
+def unregister(keeper: Keeper) -> None:
+    _keepers.discard(keeper)
+
+
+def keepers() -> tuple[Keeper, ...]:
+    """Made in one step, since models come and go on other threads."""
+    return tuple(_keepers)
+
 
 WORTHWHILE = 32 * 1024 * 1024
 """Bytes of the shortest buffer: shorter ones come from memory that the allocator keeps and has written to before."""

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .sketch import Sketch
+from .summary import Sketch
 
 
 class Exemplar(NamedTuple):

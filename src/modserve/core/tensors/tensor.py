@@ -13,8 +13,9 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from modserve.core.runtime.event_loop import yield_now
+
 from ..errors import internal, invalid
-from ..runtime.yielding import yield_now
 from ..wire.byte_strings import Array as Array
 from ..wire.byte_strings import Buffer as Buffer
 from ..wire.byte_strings import TruncatedError as TruncatedError

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..runtime.yielding import yield_now
+from modserve.core.runtime.event_loop import yield_now
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -4,34 +4,196 @@
     Model: grouped(grouped(Signature.accept)), then QueuedScheduler, then InstancePool
 
 Only the parts that the configuration names are there.
+
+Makes the instances of a model: when it loads, and again when one of them was lost.
 """
 
+import functools
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from modserve import config as model_config
+from modserve.backends.api import (
+    AsyncInstance,
+    AsyncRequestInstance,
+    Backend,
+    BackendModel,
+    Executor,
+    InstanceSpec,
+    Placement,
+    RequestInstance,
+)
+from modserve.backends.registry import new_instance
 from modserve.core.configuration.merging import PaddingPolicy
-from modserve.core.configuration.model_config import ModelConfig
-from modserve.core.errors import invalid
+from modserve.core.configuration.model_config import InstanceKind, ModelConfig, ModelDescription
+from modserve.core.errors import internal, invalid
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.normalize import Signature
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
+from modserve.execution.placement import placements
 from modserve.execution.rate_limit import RateLimiter, turns
+from modserve.models.serving.cached import CachedModel
+from modserve.models.serving.model import Model
+from modserve.models.serving.opened_model import Accept, OpenedModel, QueueConfig
+from modserve.models.serving.sequence_model import SequenceModel
+from modserve.models.serving.wrappers import ModelWrapper, OrderedModel, find
 from modserve.resources.response_cache import Cache
 from modserve.scheduling.batch_policy import BatchPolicy, adapts
 from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.scheduler import Clock, LoopClock
 
-from ..serving.cached import CachedModel
-from ..serving.model import Model
-from ..serving.opened_model import Accept, OpenedModel, QueueConfig
-from ..serving.sequence_model import SequenceModel
-from ..serving.wrappers import ModelWrapper, OrderedModel, find
-
 _log = logging.getLogger(__name__)
+
+_MOST_AT_A_TIME = 8
+"""Instances of a version that are made at the same time, for backends that allow it."""
+_CLOSING_S = 10.0
+"""How long a lost instance may take to close before another one is made beside it."""
+
+
+def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
+    """Where the instances of a model run, by their names."""
+    gpus = gpu_count(config.backend, backend)
+    if config.instance_groups:
+        return placements(config.name, config.instance_groups, gpus)
+    kind = InstanceKind.GPU if gpus else InstanceKind.CPU
+    count = gpus or backend.default_cpu_instances
+    return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def gpu_count(name: str, backend: Backend) -> int:
+    """How many GPUs a backend says there are. Raises INTERNAL if it cannot tell."""
+    try:
+        count: object = backend.gpu_count()
+    except Exception as error:
+        raise internal(f"backend '{name}' cannot tell how many GPUs there are: {error}") from error
+    if not isinstance(count, int) or count < 0:
+        raise internal(f"backend '{name}' reports {count!r} GPUs, expected a number of 0 or more")
+    return count
+
+
+def only_reads(backend: Backend) -> bool:
+    """True if loading never writes to the model's files, so that one that changes was changed by others."""
+    return bool(getattr(backend, "in_place", ())) and not getattr(backend, "writes_files", False)
+
+
+def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
+    """How many instances run on the CPU."""
+    return sum(placement.kind is not InstanceKind.GPU for _, placement in places)
+
+
+def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
+    """What the engine says of a model. Raises INTERNAL for what is no description."""
+    description: object = engine.describe()
+    if description is not None and not isinstance(description, ModelDescription):
+        raise internal(
+            f"backend '{name}' describes its model by a {type(description).__name__}, expected a "
+            "modserve.ModelDescription or None"
+        )
+    return description
+
+
+def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
+    """What the engine hears of each instance. The JSON text of the configuration is made once, if at all."""
+    write = functools.cache(lambda: model_config.to_text(complete.message))
+    return [
+        InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)
+        for index, (name, placement) in enumerate(places)
+    ]
+
+
+def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
+    """A new instance that the server can use. Raises what the engine raises, and as `_check`, having closed it."""
+    instance = new_instance(engine, spec)
+    try:
+        _check(spec.config, instance)
+    except Exception:
+        if callable(close := getattr(instance, "close", None)):
+            close()
+        raise
+    return instance
+
+
+def threads_for(backend: Backend, count: int, cores: int) -> int:
+    """On how many threads `count` instances are made."""
+    if getattr(backend, "parallel_instances", False) is not True:
+        return 1
+    return min(count, cores, _MOST_AT_A_TIME)
+
+
+def make_instances(
+    engine: BackendModel, specs: Sequence[InstanceSpec], threads: int, made: list[tuple[str, Executor]]
+) -> None:
+    """Append the instances of a version to `made`, in the order of `specs`, so many at a time as there are `threads`.
+
+    Raises what the first one raises that cannot be made. `made` has all then that are to be closed; those that were
+    being made at the time are waited for, and those that had not been begun are left out.
+    """
+    if threads <= 1:
+        for spec in specs:
+            made.append((spec.name, make_instance(engine, spec)))
+        return
+    failures: list[BaseException] = []
+
+    def make(spec: InstanceSpec) -> Executor | None:
+        try:
+            return None if failures else make_instance(engine, spec)
+        except BaseException as error:
+            failures.append(error)
+            return None
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="make-instance") as pool:
+        instances = list(pool.map(make, specs))
+    made += [(spec.name, each) for spec, each in zip(specs, instances, strict=True) if each is not None]
+    if failures:
+        raise failures[0]
+
+
+def make_replacement(
+    engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
+) -> Executor:
+    """An instance in the place of a lost one, which `close` closes first. On a loading thread.
+
+    `admit` raises where the files are not what they should be: an engine may read them again.
+    """
+    # What is lost may hang: then it is left to itself, or it would keep the thread from loading other models.
+    closing = threading.Thread(target=_closed, args=(close,), name=f"close-{spec.name}", daemon=True)
+    closing.start()
+    closing.join(_CLOSING_S)
+    admit()
+    return make_instance(engine, spec)
+
+
+def _closed(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except Exception:
+        _log.warning("closing an instance that was lost failed", exc_info=True)
+
+
+def _check(config: ModelConfig, instance: Executor) -> None:
+    """Whether the server can use an instance.
+
+    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
+    wants the single requests.
+    """
+    by_request = isinstance(instance, RequestInstance | AsyncRequestInstance)
+    if not by_request and not isinstance(instance, AsyncInstance) and not callable(getattr(instance, "execute", None)):
+        raise internal(
+            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
+            "nor 'execute_requests', nor 'start' or 'start_requests' with 'attach', 'detach' and 'close'"
+        )
+    if config.fills_up and by_request:
+        raise invalid(
+            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
+            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
+        )
+
 
 ServableT = TypeVar("ServableT", bound=Servable)
 

@@ -14,9 +14,9 @@ from modserve.core.servable import Borrow, Servable, base, process_ids
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
+from modserve.models.residency.memory import Growth
 from modserve.scheduling.scheduler import LoopClock
 
-from ..residency.growth import Growth
 from ..serving.calls import CallControl, ModelCalls
 from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from ..serving.model import Model

@@ -15,14 +15,13 @@ from modserve.backends.registry import BackendRegistry
 from modserve.core.configuration.model_config import ModelConfig, ModelDescription
 from modserve.core.errors import ModserveError
 from modserve.core.statistics.metrics import StoredMetrics
+from modserve.models.serving.opened_model import engine_report
 
 from ..serving.calls import ModelCalls
-from ..serving.engine_report import engine_report
 from ..serving.ensemble import LoadedEnsemble
 from ..serving.opened_model import OpenedModel
 from ..serving.warm_up import make_samples
-from .changing import Revision, changed_fields, matched
-from .instances import (
+from .assembly import (
     count_cpu,
     description_of,
     gpu_count,
@@ -33,8 +32,8 @@ from .instances import (
     specs_of,
     threads_for,
 )
-from .model_files import read_initial_states, read_labels
-from .reading import LoaderOptions, ModelReader
+from .changing import Revision, changed_fields, matched
+from .reading import LoaderOptions, ModelReader, read_initial_states, read_labels
 
 _log = logging.getLogger(__name__)
 

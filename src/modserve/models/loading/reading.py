@@ -1,8 +1,13 @@
-"""From a model's listing to its design: the configuration read and checked once, before an engine opens anything."""
+"""From a model's listing to its design: the configuration read and checked once, before an engine opens anything.
+
+The files beside a model that its configuration names: labels of classes, states of new sequences.
+
+The files of a model, looked at before any engine opens them: what a load would fail for.
+"""
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -10,22 +15,137 @@ from typing import ParamSpec, TypeVar
 from modserve import config as model_config
 from modserve.backends.api import Backend
 from modserve.backends.registry import BackendRegistry
+from modserve.config import FORMATS, Draft
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.configuration.warm_up_config import WarmUpMode
-from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.errors import ModserveError, from_exception, internal, invalid
+from modserve.core.files import regular_file
 from modserve.core.files.config_file import misspelt_config
 from modserve.core.loading import Listing, Needs, UnreadableModelError
+from modserve.core.requests.sequence import file_state
 from modserve.core.servable import Servable
 from modserve.core.statistics.metrics import MetricStore
+from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import not_a_version, unserved
 from modserve.execution.rate_limit import RateLimiter
+from modserve.models.residency.admission import Residency
+from modserve.models.residency.memory import Growth
+from modserve.models.serving.caching import VersionCaches
 
-from ..residency.admission import Residency
-from ..residency.growth import Growth
-from ..serving.caching import VersionCaches
-from . import examination
-from .instances import count_cpu, only_reads, place
+from .assembly import count_cpu, only_reads, place
 from .integrity import Guard
+
+INITIAL_STATE_FOLDER = "initial_state"
+
+
+def read_labels(
+    directory: Path, config: ModelConfig, warn: Callable[[str], None] = lambda text: None
+) -> dict[str, tuple[str, ...]]:
+    """The lines of each output's label file. Raises as `_read`. Warns of files that are not UTF-8."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.outputs:
+        if not output.label_filename:
+            continue
+        who = f"label_filename of output '{output.name}' of model '{config.name}'"
+        path = directory / output.label_filename
+        content = _read(path, who)
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            warn(
+                f"{who}, '{path}', is not UTF-8: byte 0x{content[error.start]:02x} in line {line}. HTTP requests for "
+                "its classes fail; save it as UTF-8"
+            )
+            text = content.decode("utf-8-sig", "surrogateescape")
+        text = text.replace("\r\n", "\n")
+        labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
+    return labels
+
+
+def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The states of new sequences that come from files, by input. Raises as `_read`."""
+    states: dict[str, Tensor] = {}
+    for state in config.sequence_batching.states if config.sequence_batching is not None else ():
+        initial = state.initial
+        if initial is None or not initial.file:
+            continue
+        who = f"data_file of the initial_state of state '{state.input_name}' of model '{config.name}'"
+        states[state.input_name] = file_state(
+            state, initial, _read(directory / INITIAL_STATE_FOLDER / initial.file, who)
+        )
+    return states
+
+
+def _read(path: Path, label: str) -> bytes:
+    """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
+    try:
+        return regular_file.read_bytes(path)
+    except OSError as error:
+        raise internal(f"failed to open text file for read {path}: {error.strerror} ({label})") from error
+
+
+def of_files(
+    directory: Path,
+    versions: Iterable[int],
+    config: ModelConfig,
+    default_filename: str,
+    installed: Collection[str],
+    refusal: Callable[[ModelConfig, Path], ModserveError | None] | None = None,
+) -> list[ModserveError]:
+    """What is wrong with the files of a model; `default_filename` is its backend's. Blocking.
+
+    Nothing is said of a directory that is not on this machine, nor of a model file that the engine may do without.
+    `refusal` is the backend's, for the model's configuration and file: why it would not load the file, if it knows
+    without loading it.
+    """
+    if not directory.is_dir():
+        return []
+    failures: list[ModserveError] = []
+    readers: tuple[Callable[[Path, ModelConfig], object], ...] = (read_labels, read_initial_states)
+    for read in readers:
+        try:
+            read(directory, config)
+        except ModserveError as error:
+            failures.append(error)
+    from ..diagnosis import advice, file_contents  # only where files are examined before a load
+
+    own = {row.filename for row in FORMATS if row.backend == config.backend}
+    filename = config.default_model_filename or default_filename
+    if not own or not filename:
+        return failures
+    for version in versions:
+        folder = directory / str(version)
+        path = folder / filename
+        if not path.exists():
+            if not any((folder / name).exists() for name in own):
+                failure = invalid(f"unable to find model file '{path}' for model '{config.name}'")
+                failures.append(
+                    advice.advised(failure, advice.model_file(directory, version, path, installed, failure.message))
+                )
+        elif wrong := file_contents.problem(path):
+            failures.append(invalid(wrong))
+        elif refusal is not None and (refused := refusal(config, path)):
+            failures.append(refused)
+    return failures
+
+
+def of_contents(
+    directory: Path, versions: Iterable[int], draft: Draft, backend: Backend | None, guard: Guard
+) -> list[ModserveError]:
+    """What the guard would say to the versions of a model, each failure once. Blocking."""
+    if not directory.is_dir() or (backend is None and not draft.is_ensemble):
+        return []
+    default = "" if backend is None else backend.default_model_filename
+    filename = draft.provisional().default_model_filename or default
+    return list(
+        {
+            failure.message: failure
+            for version in versions
+            for failure in guard.problems(draft, backend, directory, version, directory / str(version) / filename)
+        }.values()
+    )
+
 
 _log = logging.getLogger(__name__)
 
@@ -130,8 +250,8 @@ class ModelReader:
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
         refusal = self._refusal(draft, engine)
-        files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names, refusal))
-        contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
+        files = tried(lambda *_: of_files(listing.path, versions, config, filename, names, refusal))
+        contents = tried(lambda *_: of_contents(listing.path, versions, draft, engine, guard))
         return [*failures, *(files or ()), *(contents or ())]
 
     def look(self, draft: model_config.Draft, path: Path, version: int) -> list[ModserveError]:
@@ -139,8 +259,8 @@ class ModelReader:
         backend, config = self.backend(draft)
         filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
         refusal = self._refusal(draft, backend)
-        files = examination.of_files(path, (version,), config, filename, names, refusal)
-        return [*files, *examination.of_contents(path, (version,), draft, backend, guard)]
+        files = of_files(path, (version,), config, filename, names, refusal)
+        return [*files, *of_contents(path, (version,), draft, backend, guard)]
 
     def _refusal(
         self, draft: model_config.Draft, backend: Backend | None

@@ -16,11 +16,10 @@ from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.scheduling.scheduler import Clock, LoopClock
 
-from .memory import WAIT_NS, ModelMemory
+from .memory import WAIT_NS, Files, Meter, ModelMemory, files_of
 from .on_demand import OnDemandModel
 from .on_demand_sequences import OnDemandKeeper
-from .sizes import Files, Meter, files_of
-from .work import NOBODY_BORROWS, Borrowers, StayRules
+from .waiting import NOBODY_BORROWS, Borrowers, StayRules
 
 _log = logging.getLogger(__name__)
 

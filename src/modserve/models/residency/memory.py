@@ -18,13 +18,31 @@ wanted room fails, and they go on.
 
 Loads run one after the other, so that the growth of the process is the size of what was loaded. One that calls another
 model, as a warm-up may do, lets others run beside it: the other may have to be loaded first, and is not counted twice.
+
+How large models are: in files, and in memory.
+
+What a load adds is read from ``/proc``: the anonymous and file-backed pages of this process, and of the processes that
+the load has started, their proportional share (PSS), since they share the interpreter's and the libraries' pages.
+Freed memory that the allocator keeps is returned to the system first, or the load would take that and seem to need
+nothing. Shared memory is left out: it belongs to requests. Everything here blocks, and is for a thread.
+
+What each load adds to the memory of the server, also where several go on at the same time.
+
+The growth of the process between two moments belongs to the loads that were under way between them: to one that was
+alone all of it. What several have added together is an estimate: they divide it by what their files have more than they
+added alone. Loads whose models turn out to run in processes of their own take no part in that. Since it shows in the
+end only, the sizes are known once no load is under way any more.
 """
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from modserve.core.errors import ModserveError, OverloadedError, unavailable
 from modserve.core.residency import MemoryReport, megabytes
@@ -33,7 +51,208 @@ from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.scheduling.scheduler import Clock
 
-from .sizes import Meter
+_PROC = Path("/proc")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Files(NamedTuple):
+    """The files of a version."""
+
+    size: int = 0
+    """Bytes of all of them."""
+    changed_ns: int = 0
+    """When the last of them was changed."""
+
+
+def files_of(directory: Path) -> Files:
+    """All that lies below a directory."""
+    size = changed_ns = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                status = os.stat(os.path.join(folder, name))
+            except OSError:
+                continue
+            size += status.st_size
+            changed_ns = max(changed_ns, status.st_mtime_ns)
+    return Files(size, changed_ns)
+
+
+def own_bytes(proc: Path = _PROC) -> int:
+    """Bytes of memory that this process has, without shared memory; 0 if the system does not say."""
+    try:
+        lines = (proc / "self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssFile:")))
+
+
+def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
+    """The processes that a process has started, with those that these have started."""
+    parents: dict[int, list[int]] = {}
+    try:
+        numbers = [int(name) for name in os.listdir(proc) if name.isdecimal()]
+    except OSError:
+        return frozenset()
+    for number in numbers:
+        try:  # behind the name, which may have any characters: the state, and the parent
+            parent = int((proc / str(number) / "stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        parents.setdefault(parent, []).append(number)
+    below: set[int] = set()
+    left = [pid]
+    while left:
+        news = [each for each in parents.get(left.pop(), ()) if each not in below]
+        below.update(news)
+        left += news
+    return frozenset(below)
+
+
+def share_of(pid: int, proc: Path = _PROC) -> int:
+    """The proportional share of memory of another process; what is resident where the system says no more."""
+    try:
+        for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return int((proc / str(pid) / "statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class MemorySample(NamedTuple):
+    """The memory before a load."""
+
+    own: int
+    processes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Measures what a load adds. `trim` gives back to the system what the allocator keeps."""
+
+    trim: Callable[[], object] = lambda: None
+    own: Callable[[], int] = own_bytes
+    processes: Callable[[], frozenset[int]] = lambda: children(os.getpid())
+    share: Callable[[int], int] = share_of
+
+    def before(self) -> MemorySample:
+        self.trim()
+        return MemorySample(self.own(), self.processes())
+
+    def after(self, before: MemorySample) -> int:
+        """Bytes that this process has grown by, and that the processes have which were not there before."""
+        self.trim()
+        grown = max(0, self.own() - before.own)
+        return grown + sum(self.share(pid) for pid in self.processes() - before.processes)
+
+
+_LEAST = 2**20
+"""What each model counts with at least where several divide: an engine takes something for a model of any size."""
+
+
+class MeasuredLoad:
+    """A load that is under way, or was."""
+
+    def __init__(self, files: int) -> None:
+        self.files = files
+        self.elsewhere = 0
+        """Bytes of the processes that run the model."""
+        self.own = False
+        """It has added nothing to this process."""
+        self.grown = 0.0
+        self.on_measured: Callable[[int], None] | None = None
+        """Gets the bytes that the model holds; None for a load that failed."""
+
+
+class _Span(NamedTuple):
+    """By how much the process has grown while some loads were under way."""
+
+    grown: int
+    loads: Sequence[MeasuredLoad]
+
+
+class Growth:
+    """Measures all loads of a server. Its methods block, and are for any thread but the event loop's."""
+
+    def __init__(self, meter: Meter | None = None, share: Callable[[int], int] | None = None) -> None:
+        self._meter = meter or Meter()
+        self._share = share or _with_children
+        self._lock = threading.Lock()
+        self._under_way: list[MeasuredLoad] = []
+        self._ended: list[MeasuredLoad] = []
+        self._spans: list[_Span] = []
+        self._last = 0
+
+    def begin(self, directory: Path) -> MeasuredLoad:
+        """Called before a load of the files in `directory`, for which there must be one call of `end`."""
+        load = MeasuredLoad(files_of(directory).size)
+        with self._lock:
+            self._look()
+            self._under_way.append(load)
+        return load
+
+    def end(
+        self, load: MeasuredLoad, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
+    ) -> Callable[[], None]:
+        """The load is over; `processes` run the model, if this one does not.
+
+        What is returned gives all sizes that are known by now to the `on_measured` of their loads.
+        """
+        load.own = bool(processes)
+        load.elsewhere = sum(self._share(pid) for pid in processes)
+        load.on_measured = on_measured
+        with self._lock:
+            self._look()
+            self._under_way.remove(load)
+            self._ended.append(load)
+            if self._under_way:
+                return _nothing
+            spans, ended, self._spans, self._ended = self._spans, self._ended, [], []
+        if not self._last:
+            return _nothing  # the system does not say
+        _divide(spans)
+        return lambda: _report(ended)
+
+    def _look(self) -> None:
+        self._meter.trim()
+        last, self._last = self._last, self._meter.own()
+        if self._under_way:
+            self._spans.append(_Span(self._last - last, tuple(self._under_way)))
+
+
+def _divide(spans: Sequence[_Span]) -> None:
+    """Give what the process has grown by to the loads."""
+    together, sharing = 0, dict[MeasuredLoad, None]()
+    for grown, loads in spans:
+        here = [each for each in loads if not each.own]
+        if len(here) == 1:
+            here[0].grown += grown
+        elif here:
+            together += grown
+            sharing |= dict.fromkeys(here)
+    weights = {each: max(_LEAST, each.files - each.grown) for each in sharing}
+    whole = sum(weights.values())
+    for each, weight in weights.items():
+        each.grown += together * weight / whole
+
+
+def _report(loads: Sequence[MeasuredLoad]) -> None:
+    for load in loads:
+        if load.on_measured is not None:
+            load.on_measured(load.elsewhere + max(0, round(load.grown)))
+
+
+def _with_children(pid: int) -> int:
+    """The share of memory of a process, and of those that it has started."""
+    return share_of(pid) + sum(share_of(each) for each in children(pid))
+
+
+def _nothing() -> None: ...
+
 
 _log = logging.getLogger(__name__)
 

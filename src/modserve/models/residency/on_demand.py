@@ -24,18 +24,21 @@ from modserve.scheduling.scheduler import Clock
 
 from .backoff import Backoff
 from .memory import ModelMemory
-from .stages import Stage, StageEvent, after
-from .waiting import WaitingRequests, waiting_inflight
-from .work import (
+from .waiting import (
     NO_RULES,
     NOBODY_BORROWS,
     Borrowers,
     IdleWatch,
+    Stage,
+    StageEvent,
     StayRules,
+    WaitingRequests,
+    after,
     at_work,
     mark_seen,
     open_sequences,
     outstanding,
+    waiting_inflight,
 )
 
 _log = logging.getLogger(__name__)

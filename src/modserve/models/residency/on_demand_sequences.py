@@ -4,7 +4,7 @@ from modserve.core.requests.sequence import SequenceKey
 from modserve.core.servable import SequenceKeeper
 
 from .on_demand import OnDemandModel
-from .work import open_sequences
+from .waiting import open_sequences
 
 
 class OnDemandKeeper(OnDemandModel):

@@ -3,20 +3,176 @@
 Each has an `Inflight` of its own, which its client may cancel and whose deadline counts. When the model is there, it is
 submitted with a sink in between (`_Relay`), since the model makes another `Inflight` of it: what happens to one of the
 two from then on happens to both.
+
+The stages of a model that comes into memory and leaves it, and which event leads from which to which.
+
+`OnDemandModel` owns its stage and is the only one that changes it, by `after`. What exists at which stage:
+
+- A loaded model (`_inner`): while RESIDENT or HELD_BACK, and never otherwise.
+- A task that brings it into memory (`_task`): while WAITING or LOADING. There may be one already while the model is
+  LEAVING, for requests that came since; it waits for that end.
+- A task that closes it (`_leaving`): while LEAVING.
+- Requests that wait: at every stage but RESIDENT. Something always ends that: one of the two tasks, or the budget,
+  which holds a model back only while it makes room for another one.
+
+Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
+occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
+
+What a loaded model is doing, and how it comes and goes by its own rules.
 """
 
 import asyncio
-from collections.abc import Callable
+import enum
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from modserve.core.configuration.model_config import QueuePolicy
 from modserve.core.errors import ModserveError, cancelled, from_exception, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome, ResponseSink
-from modserve.core.servable import Servable
+from modserve.core.residency import Presence
+from modserve.core.servable import Finisher, RequestHolder, SequenceKeeper, Servable
 from modserve.core.statistics.model_statistics import ModelStatistics, failure_reason
 from modserve.scheduling.scheduler import Alarm, Clock
+
+
+class Stage(enum.Enum):
+    ABSENT = "not in memory"
+    WAITING = "there is no room yet"
+    LOADING = "being loaded"
+    RESIDENT = "in memory"
+    HELD_BACK = "in memory, but new requests wait"
+    LEAVING = "being closed"
+
+    @property
+    def presence(self) -> Presence:
+        """What reports say."""
+        return Presence.RESIDENT if self is Stage.HELD_BACK else Presence[self.name]
+
+
+class StageEvent(enum.Enum):
+    WANTED = "somebody waits for the model"
+    ROOM = "there is room for it"
+    NO_ROOM = "it has turned out to be too large for the room that there was"
+    ARRIVED = "it is loaded"
+    FAILED = "it was not loaded, or nobody wants it any more"
+    HOLD = "it is to become idle, since others need its memory"
+    RELEASE = "it need not become idle any more, or does so no more: this comes whatever has become of the model"
+    EVICT = "it is to leave"
+    LEFT = "it is closed"
+
+
+TRANSITIONS: Mapping[Stage, Mapping[StageEvent, Stage]] = {
+    Stage.ABSENT: {StageEvent.WANTED: Stage.WAITING, StageEvent.FAILED: Stage.ABSENT, StageEvent.RELEASE: Stage.ABSENT},
+    Stage.WAITING: {StageEvent.ROOM: Stage.LOADING, StageEvent.FAILED: Stage.ABSENT, StageEvent.RELEASE: Stage.WAITING},
+    Stage.LOADING: {
+        StageEvent.NO_ROOM: Stage.WAITING,
+        StageEvent.ARRIVED: Stage.RESIDENT,
+        StageEvent.FAILED: Stage.ABSENT,
+        StageEvent.RELEASE: Stage.LOADING,
+    },
+    Stage.RESIDENT: {
+        StageEvent.HOLD: Stage.HELD_BACK,
+        StageEvent.EVICT: Stage.LEAVING,
+        StageEvent.RELEASE: Stage.RESIDENT,
+    },
+    Stage.HELD_BACK: {
+        StageEvent.HOLD: Stage.HELD_BACK,
+        StageEvent.EVICT: Stage.LEAVING,
+        StageEvent.RELEASE: Stage.RESIDENT,
+    },
+    # A task that was to bring it back may be cancelled meanwhile.
+    Stage.LEAVING: {StageEvent.LEFT: Stage.ABSENT, StageEvent.FAILED: Stage.LEAVING, StageEvent.RELEASE: Stage.LEAVING},
+}
+
+
+def after(stage: Stage, event: StageEvent) -> Stage:
+    """The next stage. Raises RuntimeError for an event that cannot happen at a stage; that is a bug."""
+    following = TRANSITIONS[stage].get(event)
+    if following is None:
+        raise RuntimeError(f"{event.name} cannot happen to a model that is {stage.name}: this is a bug")
+    return following
+
+
+class StayRules(NamedTuple):
+    """A model's own parameters over the server's options."""
+
+    pin: bool = False
+    idle_ns: int = 0
+    """How long it stays in memory without requests; 0: for ever."""
+
+
+class Borrowers(NamedTuple):
+    """What is known of those that borrow servables, as `repository.locks.Loans` has it."""
+
+    lent: Callable[[Servable], bool] = lambda servable: False
+    returned: Callable[[Servable], Awaitable[None]] | None = None
+
+
+def at_work(servable: object) -> str:
+    """What a servable is doing, for people; empty if nothing: a `Finisher` knows of requests that nobody waits for."""
+    idle = isinstance(servable, Finisher) and not servable.busy
+    if not idle and (count := outstanding(servable)):
+        return f"{count} requests in flight" if count > 1 else "1 request in flight"
+    if begun := open_sequences(servable):
+        return f"{begun} open sequences" if begun > 1 else "1 open sequence"
+    return "busy" if isinstance(servable, Finisher) and not idle else ""
+
+
+def outstanding(servable: object) -> int:
+    return servable.outstanding if isinstance(servable, RequestHolder) else 0
+
+
+def open_sequences(servable: object) -> int:
+    return servable.open_sequences if isinstance(servable, SequenceKeeper) else 0
+
+
+NO_RULES = StayRules()
+NOBODY_BORROWS = Borrowers()
+
+
+class IdleWatch:
+    """Calls `on_idle` when a model has not been used for `idle_ns`; never if that is 0.
+
+    `used_ns` says when it was used last: now, while it is in use.
+    """
+
+    def __init__(self, clock: Clock, idle_ns: int, used_ns: Callable[[], int], on_idle: Callable[[], None]) -> None:
+        self._clock = clock
+        self._idle_ns = idle_ns
+        self._used_ns = used_ns
+        self._on_idle = on_idle
+        self._alarm = Alarm(clock, self._look)
+
+    def __repr__(self) -> str:
+        return f"IdleWatch({self._idle_ns / 1e9:g} s)"
+
+    @property
+    def seconds(self) -> float:
+        return self._idle_ns / 1e9
+
+    def start(self) -> None:
+        if self._idle_ns:
+            self._alarm.at(self._used_ns() + self._idle_ns)
+
+    def stop(self) -> None:
+        self._alarm.cancel()
+
+    def _look(self) -> None:
+        due_ns = self._used_ns() + self._idle_ns
+        if self._clock.now_ns() >= due_ns:
+            self._on_idle()
+        else:
+            self._alarm.at(due_ns)
+
+
+def mark_seen(task: "asyncio.Task[None]") -> None:
+    """Take note of a task's failure, which whoever waits has been told; asyncio would report it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
+
 
 MOST = 1024
 """Requests of one model that wait, where its queue policy names no number."""

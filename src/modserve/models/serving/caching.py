@@ -14,7 +14,7 @@ from modserve.config import Draft
 from modserve.core.configuration.cache_settings import CacheSettings
 from modserve.core.files import regular_file
 from modserve.core.version import ModelId
-from modserve.resources import redis_store
+from modserve.resources import shared_cache
 from modserve.resources.response_cache import Cache, ResponseCache
 from modserve.resources.shared_cache import ModelCache, SharedCache
 
@@ -26,7 +26,7 @@ _CHUNK = 1024 * 1024
 def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
     """The cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
     if (redis := settings.redis) is not None:
-        store = redis_store.connect(redis)
+        store = shared_cache.connect(redis)
         return SharedCache(store, redis.socket_timeout_s, settings.ttl_s, settings.entry_size)
     return ResponseCache(settings.size, settings.ttl_s, settings.entry_size) if settings.size else None
 

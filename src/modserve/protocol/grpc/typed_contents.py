@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from modserve.core.errors import invalid
-from modserve.core.runtime.yielding import yield_now
+from modserve.core.runtime.event_loop import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Buffer

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.runtime.yielding import yield_now
+from modserve.core.runtime.event_loop import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements, format_shape

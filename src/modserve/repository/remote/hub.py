@@ -15,9 +15,8 @@ from urllib.parse import quote
 from modserve.core.files.remote_place import RemotePlace
 
 from .failures import StoreError, broken, reason, unreadable, unwritten
-from .files import ModelFiles, RemoteFile, identity, models_of, trick
-from .source import Contents
-from .transfer import Download, OnBytes, Transfer
+from .repository import Contents
+from .transfer import Download, ModelFiles, OnBytes, RemoteFile, Transfer, identity, models_of, trick
 
 SERVER: Final = "https://huggingface.co"
 

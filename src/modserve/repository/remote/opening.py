@@ -10,8 +10,7 @@ from .archive import Archive
 from .bucket import Bucket
 from .cache import DownloadCache, default_directory
 from .hub import HubModel
-from .repository import RemoteRepository
-from .source import RemoteSource
+from .repository import RemoteRepository, RemoteSource
 from .transfer import Patience, Transfer
 
 

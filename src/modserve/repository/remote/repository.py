@@ -1,10 +1,14 @@
-"""Models in a bucket or an archive, brought to this machine as they are needed."""
+"""Models in a bucket or an archive, brought to this machine as they are needed.
+
+What a remote repository is read through: a bucket, or an archive.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.files.config_file import CONFIG_FILE
@@ -16,9 +20,34 @@ from modserve.repository.rollbacks import Rollbacks
 
 from .cache import Placed
 from .failures import StoreError
-from .files import MOST_CONFIG_BYTES, ModelFiles, RemoteFile
-from .source import Contents, RemoteSource
-from .transfer import DownloadProgress, Transfer, in_bytes
+from .transfer import MOST_CONFIG_BYTES, DownloadProgress, ModelFiles, OnBytes, RemoteFile, Transfer, in_bytes
+
+
+class Contents(NamedTuple):
+    """What a look has seen."""
+
+    models: Mapping[str, ModelFiles]
+    beside: Sequence[str] = ()
+    """What is in no model; empty for a look at some models only."""
+    sources: Sequence[str] = ()
+    """What the cache has to keep besides the models' files."""
+
+
+class RemoteSource(Protocol):
+    """Implemented for each kind of place. All methods raise `StoreError`."""
+
+    async def names(self) -> Collection[str]:
+        """The names of all models, cheaply."""
+
+    async def look(self, names: Collection[str] | None) -> Contents:
+        """The models with these names that are there, all for None."""
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Put a small file into the store, by its path below the repository; without content, delete it."""
+
+    async def bring(self, file: RemoteFile, on_bytes: OnBytes) -> str:
+        """Have a file's content in the cache, and return its digest; `on_bytes` as for `Transfer.bring`."""
+
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 
 from ..batch_policy import BatchPolicy, Slots, learns_ranges
-from .buckets import LengthBuckets
+from .costs import LengthBuckets
 from .measured import Measured
 from .sizes import BatchSizes
 from .tuner import LatencyTuner

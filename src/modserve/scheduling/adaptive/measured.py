@@ -20,13 +20,13 @@ from modserve.core.configuration.model_config import ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
+from modserve.scheduling.prediction import LengthIndex
 
 from ..batching import FAR_NS, Decision, Dispatch, Reason, Rule, Together, WaitUntil
-from ..lengths import LengthIndex
 from .costs import Costs
 from .grouping import best_groups, counts_tried
-from .load import Utilisation
 from .trials import SURE, Trials
+from .tuner import Utilisation
 
 _LESSONS = 1, 4
 """The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""

@@ -23,6 +23,8 @@ decision goes by those of the latest windows together that had about the same lo
 are *moved* by the difference. If they are a little above the goal for the first time, that changes nothing. A climb
 begins only after a second window, and from no delay or one known as too short: before that, shorter ones are tried,
 first those that *held* the goal under this load.
+
+The load of a model's instances: at full load only throughput counts, at low load the latency of each request.
 """
 
 import time
@@ -34,9 +36,80 @@ from typing import NamedTuple
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, TunerDecision, TunerStatistics
+from modserve.scheduling.batching import Decision, Rule, Together
 
-from ..batching import Decision, Rule, Together
+from .grouping import queue_weight
+
+_BUSIEST = 0.98
+_WINDOW = 16  # executions
+_LOAD_KEPT = 0.92
+"""The share of what was seen before that counts with each new window. Choices are made in busy times only; so what is
+remembered must be longer than these usually are."""
+_LOAD_REST = 8
+"""A pause counts as no more than so many executions: what was before it says nothing about the load now."""
+_SOONER = 0.8
+"""So much of the time of one batch may several of its parts take, side by side, to be better."""
+
+
+class Utilisation:
+    """The utilisation of the places where batches run, which goes into the statistics."""
+
+    def __init__(self, statistics: ChoiceStatistics) -> None:
+        self._places = 1
+        self._free: Callable[[], int] = _none
+        self._statistics = statistics
+        self._end_ns = self._batches = 0
+        self._window_ns = self._window_all_ns = 0
+        self._mean_ns = 0.0
+        self._busy_ns = self._all_ns = 0.0
+
+    def use(self, places: int, free: Callable[[], int]) -> None:
+        """So many batches run at a time, and `free` says how many could begin beside the one that is chosen."""
+        self._places = max(1, places)
+        self._free = free
+
+    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        start_ns, end_ns = timing.compute_start_ns, timing.compute_end_ns
+        ns = end_ns - start_ns
+        self._mean_ns += (ns - self._mean_ns) / _WINDOW if self._mean_ns else ns
+        if self._end_ns:
+            # With several instances an execution may end before this one that began before it.
+            pause_ns = start_ns - self._end_ns
+            self._window_all_ns += max(0, end_ns - self._end_ns) - max(0, pause_ns - int(_LOAD_REST * self._mean_ns))
+            self._window_ns += ns
+            if pause_ns > 0 and any(inflight.queue_start_ns < self._end_ns for inflight in members):
+                self._window_ns += pause_ns * self._places  # nobody waited for work, but the work for the server
+            self._batches += 1
+        self._end_ns = max(self._end_ns, end_ns)
+        self._statistics.run_ns += ns
+        if self._batches >= _WINDOW:
+            busy_ns = self._window_ns / self._places
+            self._busy_ns = _LOAD_KEPT * self._busy_ns + busy_ns
+            self._all_ns = _LOAD_KEPT * self._all_ns + max(busy_ns, self._window_all_ns)
+            self._window_ns = self._window_all_ns = self._batches = 0
+            if self._all_ns:
+                self._statistics.utilisation = self._busy_ns / self._all_ns
+
+    def weight(self, waiting: int, largest: int) -> float:
+        """What `grouping` weighs times with. A long queue counts as full load, whatever was before it came."""
+        return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
+
+    def share(self, waiting: int, times: Sequence[float]) -> int:
+        """How many of so many rows are for one place, if several are free: all, unless parts of them end sooner.
+
+        `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
+        """
+        free = self._free()
+        if not free:
+            return waiting
+        part, largest = -(-waiting // (1 + free)), len(times) - 1
+        return part if times[min(part, largest)] < _SOONER * times[min(waiting, largest)] else waiting
+
+
+def _none() -> int:
+    return 0
+
 
 # Shares of the goal
 _AIM = 0.96  # where a change is meant to lead

@@ -14,8 +14,7 @@ from .contract import TEXT_INPUT, Contract, contract_of
 from .errors import field_error
 from .fields import STRUCTURE
 from .requests import CONTINUE, ChatRequest, TextRequest
-from .template import ChatTemplate
-from .template_files import no_template, read_template
+from .template import ChatTemplate, no_template, read_template
 
 
 class TextModel:

@@ -2,13 +2,32 @@
 
 ``chat/completions`` has a function's name and parameters in the member ``function`` of a tool, and ``responses`` in the
 tool itself. Chat templates expect the former.
+
+Calls of tools in the text of a model, in the forms that chat templates teach models.
+
+================================================  ==============================================================
+``<tool_call>{…}</tool_call>``                    Hermes, Qwen, SmolLM; with a list, several calls
+``<tool_call><function=f><parameter=p>…``         Qwen3-Coder, which at times leaves out ``<tool_call>``
+``[TOOL_CALLS][{…}, …]``                          Mistral
+``[TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]g[ARGS]{…}``  Mistral since v11: also with ``[CALL_ID]``, or without ``[ARGS]``
+``<|python_tag|>{…}; {…}``, or ``{…}`` alone      Llama 3: several calls have ``;``, a comma or nothing between them
+================================================  ==============================================================
+
+An object has ``name`` and ``arguments`` (or ``parameters``). What is not such a call stays text. Engines may leave out
+the marks that are special tokens, such as ``[TOOL_CALLS]``: what then begins the text is a call all the same.
 """
 
+import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
 
 from . import fields
 from .errors import field_error
+from .stops import overlap
 
 _MOST_TOOLS = 1024
 _NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -155,3 +174,256 @@ def _nested(where: str, tool: object) -> Mapping[str, Any]:
         raise field_error(f"{where}.type", f"'{where}.type' must be 'function': there are no other tools here")
     _check_function(where, tool)
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_TO_THE_END = ("[TOOL_CALLS]", "<|python_tag|>")
+"""Behind one of these, all of the text is calls."""
+_MARKS = (OPEN, _FUNCTION, *_TO_THE_END)
+_ANY_MARK = re.compile("|".join(map(re.escape, _MARKS)))
+_AFTER_NAME = ("{", "[ARGS]", "[CALL_ID]")
+_BETWEEN = re.compile(r"(?:[\s;,]|\[TOOL_CALLS\]|<\|python_tag\|>|<\|eom_id\|>)*")
+_NAMED = re.compile(r"([^\s\[\]{}\"]++)(?:\s*+\[CALL_ID\]\s*+\w*+)?+(?:\s*+\[ARGS\])?+\s*+(?=\{)")
+_PARAMETER = re.compile(r"\s*<parameter=([^>]*)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
+"""Values that Qwen3-Coder's template writes as Python does."""
+_DECODER = json.JSONDecoder()
+_UNUSABLE = (ValueError, RecursionError, orjson.JSONEncodeError)
+"""What is no JSON, or deeper than what can be written."""
+
+
+class ToolCall(NamedTuple):
+    """`arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Split:
+    """What new text came to: text for the client, and calls that are complete."""
+
+    text: str
+    calls: list[ToolCall]
+
+
+class ToolCalls:
+    """Divides a text that comes in pieces into text and calls.
+
+    `parameters` has the schema for each of the tools that may be called: whatever names another one is text.
+    """
+
+    __slots__ = ("_after_call", "_begun", "_held", "_in_string", "_parameters", "_said", "_searched", "_whole")
+
+    def __init__(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
+        self._parameters = parameters
+        self._held = ""
+        self._begun = False
+        self._after_call = False
+        """White space is no text."""
+        self._said = False
+        """There was text: white space before the next call is text, too."""
+        self._searched = 0
+        """How much of a call that has begun has no end in it, so that no text is searched twice."""
+        self._in_string = False
+        """Whether that much ends in a string."""
+        self._whole = False
+        """All of the text may be calls: it is held to its end."""
+
+    def feed(self, text: str, final: bool = False) -> Split:
+        """What can be said of the text by now; with `final`, of all of it."""
+        held = self._held + text
+        split = Split("", [])
+        if not self._begun:
+            begin = held.lstrip()
+            if not final and self._may_begin(begin):
+                self._held = held
+                return split
+            self._begun = True
+            self._whole = begin.startswith(("{", "[{")) or any(map(begin.startswith, self._beginnings()))
+            held = begin if self._whole else held
+        if not self._whole:
+            held = self._divide(held, split, final)
+        if self._whole and final:
+            calls, rest = self._sequence(held)
+            split.calls += calls
+            split.text += rest
+            held = ""
+        self._held = held
+        return split
+
+    def _may_begin(self, begin: str) -> bool:
+        """Whether more has to come before it is known if `begin` is a call without a mark."""
+        return begin in ("", "[") or any(each != begin and each.startswith(begin) for each in self._beginnings())
+
+    def _beginnings(self) -> list[str]:
+        return [name + after for name in self._parameters for after in _AFTER_NAME]
+
+    def _divide(self, text: str, split: Split, final: bool) -> str:
+        """Add to `split`; returns what has to wait."""
+        while True:
+            if self._after_call:
+                text = text.lstrip()
+                if not final and CLOSE.startswith(text):
+                    return text
+                text = text.removeprefix(CLOSE).lstrip()  # of a call that had no `OPEN`
+                self._after_call = not text
+            mark = _ANY_MARK.search(text)
+            if mark is None:
+                kept = 0 if final else max(overlap(text, each) for each in _MARKS)
+                plain = text[: len(text) - kept]
+                if not (final or self._said or plain.strip()):
+                    return text
+                split.text += plain
+                self._said = True
+                return text[len(plain) :]
+            before, text = text[: mark.start()], text[mark.start() :]
+            blank = not (self._said or before.strip())  # line breaks before a call belong to it
+            self._whole = mark.group() in _TO_THE_END
+            end = 0 if self._whole else self._end_of_call(text) or (_end_of_text(text) if final else 0)
+            if not end:
+                split.text += "" if blank else before
+                self._said = not blank
+                return before + text if blank else text
+            self._searched, self._in_string = 0, False
+            calls = self._marked(text[:end])
+            split.calls += calls
+            split.text += ("" if blank else before) if calls else before + text[:end]
+            self._after_call = bool(calls)
+            self._said = not calls
+            text = text[end:]
+
+    def _end_of_call(self, text: str) -> int:
+        """Where the call ends that `text` begins with; 0 if that is still to come.
+
+        The mark of an end may stand in a string, or in the value of a parameter.
+        """
+        if text.startswith(_FUNCTION):
+            return text.find(_FUNCTION_END) + len(_FUNCTION_END) if _FUNCTION_END in text else 0
+        inner = text.removeprefix(OPEN).lstrip()
+        while (close := text.find(CLOSE, self._searched)) >= 0:
+            before, self._searched = text[self._searched : close], close + len(CLOSE)
+            if inner.startswith(_FUNCTION):
+                over = before.rstrip().endswith(_FUNCTION_END)
+            else:
+                quotes = _ESCAPE.sub("", before).count('"') if inner.startswith(("{", "[")) else 0
+                self._in_string ^= quotes % 2 == 1
+                over = not self._in_string
+            if over:
+                return self._searched
+        return 0
+
+    def _marked(self, text: str) -> list[ToolCall]:
+        """The calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
+        inner = text.removeprefix(OPEN).removesuffix(CLOSE).strip()
+        if inner.startswith(_FUNCTION):
+            return self._function(inner)
+        calls, rest = self._sequence(inner)
+        return [] if rest else calls
+
+    def _sequence(self, text: str) -> tuple[list[ToolCall], str]:
+        """The calls that follow each other, and the text behind them; all of it where there is none."""
+        calls: list[ToolCall] = []
+        end = 0
+        while True:
+            between = _BETWEEN.match(text, end)
+            start = between.end() if between else end
+            read, after = self._read(text, start)
+            if not read:
+                return calls, "" if calls and start == len(text) else text[end:]
+            calls += read
+            end = after
+
+    def _read(self, text: str, start: int) -> tuple[list[ToolCall], int]:
+        """The calls in the JSON at `start`, with a name before it or in it, and where it ends; none if it is anything
+        else."""
+        named = _NAMED.match(text, start)
+        start = start if named is None else named.end()
+        try:
+            if not text.startswith(("{", "["), start):
+                return [], start
+            _, end = _DECODER.raw_decode(text, start)
+            value = orjson.loads(text[start:end])
+            if named is None:
+                return self._in_json(value), end
+            known = named[1] in self._parameters
+            return [ToolCall(named[1], orjson.dumps(value).decode())] if known else [], end
+        except _UNUSABLE:
+            return [], start
+
+    def _in_json(self, value: object) -> list[ToolCall]:
+        calls = []
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, dict):
+                return []
+            inner = each.get("function")
+            call = inner if isinstance(inner, dict) else each
+            name = call.get("name")
+            if not isinstance(name, str) or name not in self._parameters:
+                return []
+            said = [call[key] for key in ("arguments", "parameters") if call.get(key) is not None]
+            arguments = said[0] if said else {}
+            calls.append(ToolCall(name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()))
+        return calls
+
+    def _function(self, text: str) -> list[ToolCall]:
+        """The call in Qwen3-Coder's form; none if it is anything else."""
+        name, _, body = text.removeprefix(_FUNCTION).partition(">")
+        schema = self._parameters.get(name.strip())
+        if schema is None or not body.endswith(_FUNCTION_END):
+            return []
+        body = body.removesuffix(_FUNCTION_END).rstrip()
+        arguments: dict[str, object] = {}
+        at = 0
+        while at < len(body):
+            parameter = _PARAMETER.match(body, at)
+            if parameter is None:
+                return []
+            arguments[parameter[1].strip()] = _value(parameter[2], schema, parameter[1].strip())
+            at = parameter.end()
+        try:
+            return [ToolCall(name.strip(), orjson.dumps(arguments).decode())]
+        except orjson.JSONEncodeError:
+            return []
+
+
+def _end_of_text(text: str) -> int:
+    """How far the text goes that is no call, though it begins like one."""
+    return text.find(CLOSE) + len(CLOSE) if CLOSE in text else len(text)
+
+
+def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
+    """The value of a parameter, which is written without quotes: by its type, where the schema has one."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or name not in properties:
+        return text
+    types = _types(properties[name], schema)
+    if "string" in types and not ("null" in types and text in ("null", "None")):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _PYTHON.get(text, text)
+
+
+def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
+    """The types that a schema names, also those of its alternatives."""
+    described = _resolved(schema, root)
+    alternatives = described.get("anyOf", described.get("oneOf"))
+    types: list[object] = []
+    for each in alternatives if isinstance(alternatives, list) else [described]:
+        type = _resolved(each, root).get("type")
+        types += type if isinstance(type, list) else [type]
+    return types
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or what it refers to in `root`; empty if it is none."""
+    place = schema.get("$ref") if isinstance(schema, dict) else None
+    if isinstance(place, str) and place.startswith("#/"):
+        schema = root
+        for name in place[2:].split("/"):
+            schema = schema.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+    return schema if isinstance(schema, dict) else {}

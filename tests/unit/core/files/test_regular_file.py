@@ -44,7 +44,7 @@ OTHERS = {
     "repository/remote": "the server's own copies, and a user's own credentials",
     "resources": "the system's counters, and shared memory, which has no pipes",
     "settings/sources.py": "a user's own file, which may be a pipe",
-    "access/key_edit.py": "the file that a command writes",
+    "access/key_file.py": "the file that a command writes",
     "workers": "the server's own notes",
     "cli.py": "the null device",
 }

@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 import numpy as np
 import pytest
 
-from modserve.core.runtime.yielding import yield_now
+from modserve.core.runtime.event_loop import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.wire import byte_strings

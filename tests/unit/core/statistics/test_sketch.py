@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from modserve.core.statistics.histogram import Histogram
-from modserve.core.statistics.sketch import Sketch, bucket_of, middle_of
+from modserve.core.statistics.summary import Sketch, bucket_of, middle_of
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
 MS = 1_000_000

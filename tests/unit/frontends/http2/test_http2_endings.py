@@ -14,7 +14,7 @@ from modserve.frontends.http2.frames import PING, frame
 from modserve.frontends.http2.limits import LIMITS
 from modserve.frontends.http2.policies import Policies
 from modserve.observability.families import render
-from modserve.observability.server_families import ServerFigures, server_families
+from modserve.observability.server_metrics import ServerFigures, server_families
 
 
 @pytest.fixture

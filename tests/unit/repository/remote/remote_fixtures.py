@@ -9,9 +9,8 @@ from obstore.store import MemoryStore
 from modserve.core.files.remote_place import RemotePlace, parse_place
 from modserve.repository.remote.bucket import Bucket
 from modserve.repository.remote.cache import DownloadCache
-from modserve.repository.remote.files import RemoteFile, identity
 from modserve.repository.remote.repository import RemoteRepository
-from modserve.repository.remote.transfer import Download, Patience, Transfer
+from modserve.repository.remote.transfer import Download, Patience, RemoteFile, Transfer, identity
 
 
 def place_of(text: str) -> RemotePlace:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from modserve.core.errors import ModserveError
-from modserve.repository.remote.cache import DownloadCache, default_directory, source_of
-from modserve.repository.remote.claim import Claim
+from modserve.repository.remote.cache import Claim, DownloadCache, default_directory, source_of
 
 
 @pytest.fixture

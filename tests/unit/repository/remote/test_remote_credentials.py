@@ -11,8 +11,8 @@ from remote_fixtures import PLACE, place_of
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.pip_command import pip_install
+from modserve.repository.remote.bucket import open_store
 from modserve.repository.remote.credentials import credentials_of, s3_access
-from modserve.repository.remote.store import open_store
 
 GS, AZURE = place_of("gs://bucket/models"), place_of("as://account/container/models")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modserve.repository.remote.files import RemoteFile, beside, identity, models_of, trick
+from modserve.repository.remote.transfer import RemoteFile, beside, identity, models_of, trick
 
 
 def listed(*keys: str, empty: tuple[str, ...] = ()) -> list[RemoteFile]:

@@ -14,8 +14,8 @@ from remote_fixtures import PLACE, Shop
 from modserve.core.errors import Code, ModserveError
 from modserve.core.loading import Listing
 from modserve.repository.local import LocalRepository
-from modserve.repository.places import repositories_at
 from modserve.repository.remote.failures import unreadable
+from modserve.repository.scanning import repositories_at
 
 DOWN = unreadable(PLACE, "the store cannot be reached", transient=True)
 
@@ -285,7 +285,7 @@ def test_places(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_for_repositories_at() -> None:
     code = (
-        "import sys, modserve.process.app, modserve.cli; from modserve.repository.places import repositories_at; "
+        "import sys, modserve.process.app, modserve.cli; from modserve.repository.scanning import repositories_at; "
         "from pathlib import Path; repositories_at([Path('x')]); "
         "print([name for name in sys.modules if name.startswith(('obstore', 'boto', 'modserve.repository.remote'))])"
     )

@@ -12,8 +12,7 @@ from remote_fixtures import PLACE, Clock, a_file, incoming
 from modserve.core.errors import Code, ModserveError
 from modserve.repository.remote.cache import DownloadCache
 from modserve.repository.remote.failures import StoreError, broken
-from modserve.repository.remote.files import RemoteFile
-from modserve.repository.remote.transfer import Download, DownloadProgress, Patience, Transfer, in_bytes
+from modserve.repository.remote.transfer import Download, DownloadProgress, Patience, RemoteFile, Transfer, in_bytes
 
 CONTENT = b"0123456789"
 

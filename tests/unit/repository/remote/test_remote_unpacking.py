@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from modserve.repository.remote import unpacking
+from modserve.repository.remote import archive
+from modserve.repository.remote.archive import ArchiveError, Manifest, unpack
 from modserve.repository.remote.cache import DownloadCache
-from modserve.repository.remote.unpacking import ArchiveError, Manifest, unpack
 
 MODEL = {"m/config.pbtxt": b"config", "m/1/model.onnx": b"one", "m/2/": b"", "n/1/model.onnx": b"one"}
 
@@ -153,7 +153,7 @@ def test_archives_that_are_damaged(cache: DownloadCache, name: str, content: byt
 
 @pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
 def test_archives_that_swell(cache: DownloadCache, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "_LEAST_LIMIT", 1000)
+    monkeypatch.setattr(archive, "_LEAST_LIMIT", 1000)
     files = {"m/1/zeros": bytes(10 << 20)}
     content = zipped(files) if name == "x.zip" else tar(files)
     with pytest.raises(ArchiveError, match="more than 100 times its size"):
@@ -161,6 +161,6 @@ def test_archives_that_swell(cache: DownloadCache, name: str, monkeypatch: pytes
 
 
 def test_archives_of_many_entries(cache: DownloadCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(archive, "_MOST_ENTRIES", 3)
     with pytest.raises(ArchiveError, match="more than 3 entries"):
         unpacked(cache, tar(MODEL))

@@ -11,7 +11,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
-from modserve.scheduling.adaptive.buckets import LengthBuckets
+from modserve.scheduling.adaptive.costs import LengthBuckets
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Scheduler
 from modserve.testing import FakeClock, RecordingSink, config, request

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.scheduling.adaptive.buckets import CELLS, FIRST_LESSON, WORTH, LengthBuckets, best_bounds, elements
+from modserve.scheduling.adaptive.costs import CELLS, FIRST_LESSON, WORTH, LengthBuckets, best_bounds, elements
 
 
 def taught(buckets: LengthBuckets, lengths: Iterable[int]) -> LengthBuckets:

@@ -16,8 +16,8 @@ from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
 from modserve.text.chat.choice import TextChoice, usage_of
 from modserve.text.chat.contract import Contract, Piece, contract_of, piece_of
-from modserve.text.chat.logprobs import chat_logprobs, completion_logprobs
 from modserve.text.chat.requests import read_chat, read_completion
+from modserve.text.chat.responses import chat_logprobs, completion_logprobs
 
 VLLM = {
     "text_input": dtypes.BYTES,

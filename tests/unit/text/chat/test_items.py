@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from modserve.text.chat.item_requests import ResponseRequest, read_response_request
+from modserve.text.chat.items import ResponseRequest, read_response_request
 from modserve.text.openai_errors import RequestFieldError
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}

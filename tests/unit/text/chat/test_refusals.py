@@ -8,7 +8,7 @@ import pytest
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.tensors import dtypes
 from modserve.text.chat import fields
-from modserve.text.chat.item_requests import read_response_request
+from modserve.text.chat.items import read_response_request
 from modserve.text.chat.prompts import TextModel
 from modserve.text.chat.requests import TextRequest, read_chat, read_completion
 from modserve.text.openai_errors import RequestFieldError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from modserve.text.chat.stops import TextEnd, overlap
-from modserve.text.chat.tool_calls import Split, ToolCall, ToolCalls
+from modserve.text.chat.tools import Split, ToolCall, ToolCalls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Köln"}}'
 CALL = ToolCall("weather", '{"city":"Köln"}')

@@ -17,8 +17,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.pip_command import pip_install
 from modserve.text.chat import template as templates
 from modserve.text.chat.errors import TemplateError
-from modserve.text.chat.template import ChatTemplate
-from modserve.text.chat.template_files import read_template
+from modserve.text.chat.template import ChatTemplate, read_template
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 CHATML = (

@@ -2,10 +2,9 @@
 
 import pytest
 
-from modserve.text.chat.choice import Delta, TextChoice
+from modserve.text.chat.choice import Delta, TextChoice, Thoughts, open_thought
 from modserve.text.chat.contract import Piece
 from modserve.text.chat.requests import read_chat
-from modserve.text.chat.thoughts import Thoughts, open_thought
 
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TypedDict
 
-from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.summary import Sketch
 
 _SHARES = (0.5, 0.99)
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
-from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.rest.messages import json_response, new_router
+from modserve.frontends.http.rest.streams import unless_disconnected
 from modserve.protocol.http.framing import EVENTS
 from modserve.server import Server
 from modserve.settings import HttpSettings

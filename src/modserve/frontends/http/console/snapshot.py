@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from modserve.core.statistics.sketch import Sketch
+from modserve.core.statistics.summary import Sketch
 from modserve.core.statistics.time_parts import advice
 
 from .counters import Counters, ModelCounters, RequestCounters, ServerCounters

@@ -20,14 +20,13 @@ from modserve.protocol.http import generate
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.limits import LIMITS
 from modserve.text.chat import requests
+from modserve.text.chat.choice import open_thought
 from modserve.text.chat.contract import TEXT_INPUT
 from modserve.text.chat.errors import TemplateError, field_error, of_engine
 from modserve.text.chat.fields import STRUCTURE
-from modserve.text.chat.item_requests import ResponseRequest, read_response_request
-from modserve.text.chat.item_writer import ItemWriter
+from modserve.text.chat.items import ItemWriter, ResponseRequest, read_response_request
 from modserve.text.chat.requests import ChatRequest, CompletionRequest, TextRequest
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
-from modserve.text.chat.thoughts import open_thought
 from modserve.text.openai_errors import RequestFieldError, error_body
 
 from .generation import streamed_response, submit, whole_response

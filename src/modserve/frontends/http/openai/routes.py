@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.exchange import Handler
 from modserve.frontends.http.infer import CallContext
-from modserve.frontends.http.rest.adapter import complete_request, endpoint, response_to
+from modserve.frontends.http.rest.document import TEXT
 from modserve.frontends.http.rest.messages import DirectRoute, json_response, new_router
 from modserve.frontends.http.rest.schemas import FAILURES, body_of, errors_of, response_of
-from modserve.frontends.http.rest.tags import TEXT
+from modserve.frontends.http.rest.streams import complete_request, endpoint, response_to
 
 from .handlers import failure_response
 from .models import list_json, model_json

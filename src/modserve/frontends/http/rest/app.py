@@ -32,14 +32,13 @@ from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from . import control, deferred, generate, health, middleware, sagemaker
-from .adapter import complete_request
 from .deferred import DeferredRoutes
-from .disconnect import unless_disconnected
+from .document import HEALTH, INFERENCE, METADATA, STATISTICS
+from .health import process_router
 from .identified import Identified, note_of
 from .messages import QUERY, add_model_route, json_response, new_router
-from .process import process_router
 from .schemas import FAILURES, INFER_BODY, PLAIN_TEXT, errors_of, responses_of
-from .tags import HEALTH, INFERENCE, METADATA, STATISTICS
+from .streams import complete_request, unless_disconnected
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
@@ -94,7 +93,7 @@ class _App(FastAPI):
 def _secure(document: dict[str, Any], authority: "Authority | None") -> dict[str, Any]:
     """The document, with what callers of an authority need."""
     if authority is not None:
-        from .document_security import add_security
+        from .document import add_security
 
         add_security(document, authority)
     return document
@@ -337,7 +336,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(middleware.allowed(request.scope))
     text = str(error.detail)
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
-        from .near_paths import near_path
+        from .middleware import near_path
 
         meant = near_path(request.scope["path"], request.app.router.routes)
         text += f"; did you mean '{meant}'?" if meant else ""

@@ -14,9 +14,9 @@ from modserve.server import Server
 from modserve.server.interface import Region
 from modserve.settings import LoopLimits
 
+from .document import LOGGING, REPOSITORY, ROUTING, SHARED_MEMORY, TRACE
 from .messages import json_response, new_router, read_body
 from .schemas import body_of, empty_of, responses_of
-from .tags import LOGGING, REPOSITORY, ROUTING, SHARED_MEMORY, TRACE
 
 
 def _post(

@@ -10,10 +10,10 @@ from modserve.frontends.http.exchange import Handler
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http.framing import EVENTS, LINES
 
-from .adapter import model_endpoint
+from .document import INFERENCE
 from .messages import add_model_route, new_router
 from .schemas import FAILURES, INFER_BODY, body_of, errors_of, responses_of
-from .tags import INFERENCE
+from .streams import model_endpoint
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {

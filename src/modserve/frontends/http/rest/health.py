@@ -1,20 +1,35 @@
-"""Health of the server, at the paths of KServe and of other servers' probes; and ``/``."""
+"""Health of the server, at the paths of KServe and of other servers' probes; and ``/``.
+
+Calls about the server's process. Whoever may stop or look into the process may make them, and nobody else.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
+from modserve.core.errors import PermissionDeniedError
+from modserve.core.runtime.stacks import stacks
 from modserve.frontends.http import probes
 from modserve.frontends.http.direct import TEXT, DirectCalls
+from modserve.frontends.http.local_clients import is_local
+from modserve.protocol.restricted import DRAIN, PATH_CATEGORY, STACKS
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import tags
-from .adapter import endpoint
+from . import document
+from .document import HEALTH, LOGGING
 from .messages import json_response, new_router
 from .schemas import body_of, errors_of, response_of, responses_of
+from .streams import endpoint
+
+if TYPE_CHECKING:
+    from modserve.access.authority import Authority
 
 
 def router(server: Server) -> APIRouter:
-    router = new_router(tags.HEALTH)
+    router = new_router(document.HEALTH)
 
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
@@ -37,7 +52,7 @@ def router(server: Server) -> APIRouter:
 def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> APIRouter:
     router = new_router()
 
-    @router.get("/", tags=[tags.V1], responses=responses_of("Alive", 503))
+    @router.get("/", tags=[document.V1], responses=responses_of("Alive", 503))
     async def alive(request: Request) -> Response:
         """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
         if server.phase is Phase.STOPPING:
@@ -51,7 +66,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
     errors = errors_of(400, 404, 413, 422, 500, 501, 503, body="TextErrorAnswer")
 
     @router.post(
-        "/", tags=[tags.TEXT], responses={200: response_of("[any]"), **errors}, openapi_extra=body_of("object")
+        "/", tags=[document.TEXT], responses={200: response_of("[any]"), **errors}, openapi_extra=body_of("object")
     )
     async def text(request: Request) -> Response:
         """What the only text model is for: embed, classify or rerank texts, as TEI does at this path."""
@@ -63,3 +78,39 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
 def reported(report: probes.Report) -> Response:
     status, content = report
     return json_response(content, status)
+
+
+def process_router(server: Server, options: HttpSettings, authority: "Authority | None") -> APIRouter:
+    """Extensions of ours."""
+    router = new_router()
+
+    def check_local(request: Request, path: str, purpose: str) -> None:
+        is_guarded = authority is not None or PATH_CATEGORY[path] in options.restrictions
+        if not is_guarded and not is_local(request.client and request.client.host, request.headers):
+            raise PermissionDeniedError(
+                f"without keys, only a client on the server's own machine may {purpose} there, or see --auth-file and "
+                "--http-restricted-api"
+            )
+
+    @router.post(DRAIN, tags=[HEALTH], responses=responses_of("Drained", 403))
+    async def drain(request: Request) -> Response:
+        """Take the server out of service for good, and respond when it has finished what it had accepted.
+
+        It says that it is not ready, goes on for `--shutdown-delay-secs`, takes nothing new, and then has
+        `--exit-timeout-secs`. `drained` is false if that was too short.
+        """
+        check_local(request, DRAIN, "drain it: run 'modserve drain'")
+        status, document = await probes.drain(server)
+        return json_response(document, status)
+
+    @router.get(STACKS, tags=[LOGGING], responses=responses_of("object", 403))
+    async def all_stacks(request: Request) -> Response:
+        """The stack of each thread of the server, to find out what hangs."""
+        check_local(request, STACKS, f"see its stacks: GET {STACKS}")
+        thread = ThreadPoolExecutor(1, "stacks")  # of its own: all others may hang in reads
+        try:
+            return json_response({"stacks": await asyncio.get_running_loop().run_in_executor(thread, stacks)})
+        finally:
+            thread.shutdown(wait=False)
+
+    return router

@@ -16,8 +16,8 @@ from modserve.protocol import examples
 from modserve.protocol.examples import JsonObject, Models
 from modserve.protocol.json.json_text import MIME_JSON
 
+from .document import HEALTH, INFERENCE, METADATA
 from .schemas import SCHEMAS, errors_of, response_of
-from .tags import HEALTH, INFERENCE, METADATA
 
 _ELEMENTS: Mapping[str, JsonObject] = {
     "BOOL": {"type": "boolean"},

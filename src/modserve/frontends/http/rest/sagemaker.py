@@ -18,9 +18,9 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
+from .document import REPOSITORY
 from .messages import json_response, new_router, read_body
 from .model_links import ModelLinks
-from .tags import REPOSITORY
 
 _log = logging.getLogger(__name__)
 

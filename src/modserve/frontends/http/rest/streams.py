@@ -1,17 +1,68 @@
-"""Responses that are streams, for ASGI."""
+"""Responses that are streams, for ASGI.
 
-from collections.abc import AsyncIterator
+Clients that go away before they have their response.
+
+Calls that know of no framework, as FastAPI's handlers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 
-from modserve.core.errors import ModserveError
-from modserve.frontends.http.exchange import Note, ResponseStream, next_message
-from modserve.protocol import failures
+from modserve.core.errors import ModserveError, cancelled
+from modserve.frontends.http.exchange import CompleteRequest, Handler, Note, ResponseStream, WholeResponse, next_message
+from modserve.protocol import compression, failures
+from modserve.settings import HttpSettings
 
-from .disconnect import unless_disconnected
+from .identified import note_of
+from .messages import infer_head
+
+T = TypeVar("T")
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises; it is cancelled when the client of `request`, whose body was read, goes away.
+
+    Raises CANCELLED then, which nobody reads.
+    """
+    outcome = await _outcome_unless_disconnected(request, work)
+    if not isinstance(outcome, _Failure):
+        return outcome
+    try:
+        raise outcome.error
+    finally:  # the error's traceback has this frame, which must not have the error
+        del outcome
+
+
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+async def _outcome_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> "T | _Failure":
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(_outcome(work))
+        watching = tasks.create_task(_cancel_when_disconnected(request, running))
+        running.add_done_callback(lambda _: watching.cancel())
+    return _Failure(cancelled()) if running.cancelled() else running.result()
+
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> T | _Failure:
+    """Errors as values, since a group would wrap them."""
+    try:
+        return await work
+    except Exception as error:
+        return _Failure(error)
+
+
+async def _cancel_when_disconnected(request: Request, running: "asyncio.Task[Any]") -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    running.cancel()
 
 
 class StreamedResponse(StreamingResponse):
@@ -47,3 +98,37 @@ class StreamedResponse(StreamingResponse):
             if message.final:
                 return
             message = await next_message(call, response.encode)
+
+
+def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of a route: it reads its request itself, and cancels `call` if the client goes away."""
+
+    async def handle(request: Request) -> Response:
+        complete = await complete_request(request, options)
+        return response_to(request, await unless_disconnected(request, call(complete)))
+
+    return handle
+
+
+def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, str, int | None], Awaitable[Response]]:
+    """The same of a path that names a model."""
+
+    async def handle(request: Request, model: str, version: int | None = None) -> Response:
+        complete = await complete_request(request, options)
+        complete.head.model, complete.head.model_version = model, version
+        return response_to(request, await unless_disconnected(request, call(complete)))
+
+    return handle
+
+
+async def complete_request(request: Request, options: HttpSettings) -> CompleteRequest:
+    """The request, when all of it has come."""
+    encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
+    return CompleteRequest(infer_head(request, options, encoding), await request.body(), note_of(request))
+
+
+def response_to(request: Request, response: WholeResponse | ResponseStream) -> Response:
+    """What the client of `request` gets."""
+    if isinstance(response, ResponseStream):
+        return StreamedResponse(response, note_of(request))
+    return Response(response.body, response.status, dict(response.headers), response.content_type)

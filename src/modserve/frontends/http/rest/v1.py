@@ -19,12 +19,11 @@ from modserve.frontends.http.openai import models as openai_models
 from modserve.protocol.http import v1_models
 from modserve.server import Server
 
-from .adapter import complete_request, response_to
-from .disconnect import unless_disconnected
+from .document import V1
 from .messages import json_response, new_router
 from .predict import respond
 from .schemas import FAILURES, body_of, errors_of, response_of, responses_of
-from .tags import V1
+from .streams import complete_request, response_to, unless_disconnected
 
 
 class _LabelConvertor(Convertor[str]):

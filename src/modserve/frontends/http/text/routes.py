@@ -6,10 +6,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from modserve.frontends.http.exchange import Handler
-from modserve.frontends.http.rest.adapter import endpoint
+from modserve.frontends.http.rest.document import TEXT
 from modserve.frontends.http.rest.messages import DirectRoute, new_router
 from modserve.frontends.http.rest.schemas import body_of, errors_of, response_of
-from modserve.frontends.http.rest.tags import TEXT
+from modserve.frontends.http.rest.streams import endpoint
 from modserve.settings import HttpSettings
 
 from .handlers import ROUTES

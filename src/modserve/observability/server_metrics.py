@@ -1,23 +1,221 @@
-"""The metrics of a server itself, besides those of its models."""
+"""The metrics of a server itself: its process, its machine, and the memory of its models."""
 
+import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from modserve.core.configuration.routing_config import RouteFigures, ShadowFigures
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.recording import RecordFigures
 from modserve.core.requests.memory import MemoryBudget
-from modserve.core.residency import NO_MEMORY, MemoryReport
+from modserve.core.residency import NO_MEMORY, MemoryReport, ResidencyReport
 from modserve.core.servable import Oldest
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.tenants import TenantReport
 from modserve.core.version import ModelId
 
-from . import model_memory
 from .families import Family, family, histogram_family, labelled
 from .routing_families import routing_families
 from .span_figures import SpanFigures, span_families
+
+_PROC = Path("/proc")
+
+
+class _Times(NamedTuple):
+    """What all cores have done since the machine started, in ticks."""
+
+    busy: int
+    total: int
+
+
+class MachineCollector:
+    """Reads at each scrape, but not more often than every `interval_ms`. Has no families where there is no ``/proc``.
+
+    The utilisation is that between two readings, as in Triton; the first one counts from when this was made.
+    """
+
+    def __init__(self, interval_ms: int, proc: Path = _PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval_ms / 1e3
+        self._proc = proc
+        self._clock = clock
+        self._read = clock()
+        self._times = self._now()
+        self._utilisation = 0.0
+        self._first = True
+
+    def collect(self) -> Iterator[Family]:
+        if self._times is not None:
+            text = "Utilization of all cores between the last two readings, from 0 to 1"
+            yield family("nv_cpu_utilization", "gauge", text, [("", self._current())])
+        memory = self._memory()
+        if memory is not None:
+            total, available = memory
+            yield family("nv_cpu_memory_total_bytes", "gauge", "Total memory of the machine in bytes", [("", total)])
+            text = "Used memory of the machine in bytes"
+            yield family("nv_cpu_memory_used_bytes", "gauge", text, [("", total - available)])
+
+    def _current(self) -> float:
+        now = self._clock()
+        before = self._times
+        if before is not None and (self._first or now - self._read >= self._interval):
+            times = self._now()
+            if times is not None and times.total > before.total:
+                self._utilisation = (times.busy - before.busy) / (times.total - before.total)
+                self._times, self._read, self._first = times, now, False
+        return self._utilisation
+
+    def _now(self) -> _Times | None:
+        """The first line: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's."""
+        try:
+            line = (self._proc / "stat").read_text().partition("\n")[0]
+            ticks = [int(word) for word in line.split()[1:9]]
+            return _Times(sum(ticks) - ticks[3] - ticks[4], sum(ticks))
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _memory(self) -> tuple[int, int] | None:
+        """Bytes in all, and those that are available."""
+        try:
+            lines = (self._proc / "meminfo").read_text().splitlines()
+            values = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+            return values["MemTotal"], values["MemAvailable"]
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+
+
+_UTIME, _STIME, _STARTTIME, _VSIZE, _RSS = 11, 12, 19, 20, 21
+"""Places in ``/proc/self/stat`` after the command, which is in parentheses and may have spaces (proc(5))."""
+
+
+class _Status(NamedTuple):
+    cpu_s: float
+    began_s: float
+    """After the start of the machine."""
+    virtual: int
+    resident: int
+
+
+def _status(process: Path) -> _Status:
+    """Read a process by its folder in ``/proc``. Raises OSError, ValueError or IndexError."""
+    words = (process / "stat").read_text().rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    cpu_s = (int(words[_UTIME]) + int(words[_STIME])) / ticks
+    resident = int(words[_RSS]) * os.sysconf("SC_PAGE_SIZE")
+    return _Status(cpu_s, int(words[_STARTTIME]) / ticks, int(words[_VSIZE]), resident)
+
+
+class ModelProcesses:
+    """The processes that run models. What those have used that have ended stays counted, as of the last page.
+
+    `read` has the labels of each model, a number of its load, and its processes.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[tuple[str, int, Sequence[int]]]], proc: Path = _PROC) -> None:
+        self._read = read
+        self._proc = proc
+        self._used: dict[tuple[str, int], dict[tuple[int, float], float]] = {}
+        """CPU seconds by the load of a model and the process; under 0 those of processes that have ended."""
+
+    def collect(self) -> Iterator[Family]:
+        used: dict[tuple[str, int], dict[tuple[int, float], float]] = {}
+        resident = []
+        for labels, load, ids in self._read():
+            now: dict[tuple[int, float], float] = {}
+            size = 0
+            for id in ids:
+                with suppress(OSError, ValueError, IndexError):
+                    status = _status(self._proc / str(id))
+                    now[id, status.began_s] = status.cpu_s
+                    size += status.resident
+            before = self._used.get((labels, load), {})
+            if now or before:
+                ended = sum(cpu_s for process, cpu_s in before.items() if process not in now)
+                used[labels, load] = {**now, (0, 0.0): ended}
+            if now:
+                resident.append((labels, size))
+        self._used = used
+        text = "Resident memory of the processes that run a model, in bytes"
+        yield family("modserve_model_process_resident_bytes", "gauge", text, resident)
+        rows = [(labels, sum(each.values())) for (labels, _), each in used.items()]
+        text = "CPU time of the processes that run a model, in seconds"
+        yield family("modserve_model_process_cpu_seconds_total", "counter", text, rows)
+
+
+class ProcessCollector:
+    """Has no families where there is no ``/proc``, as on macOS. A figure that cannot be read is left out."""
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self._process = proc / "self"
+        self._booted = 0.0
+        with suppress(OSError, ValueError, StopIteration):
+            lines = (proc / "stat").read_text().splitlines()
+            self._booted = float(next(line.split()[1] for line in lines if line.startswith("btime ")))
+
+    def collect(self) -> Iterator[Family]:
+        with suppress(OSError, ValueError, IndexError):
+            status = _status(self._process)
+            yield _single("virtual_memory_bytes", "Virtual memory size in bytes.", status.virtual)
+            yield _single("resident_memory_bytes", "Resident memory size in bytes.", status.resident)
+            if self._booted:
+                text = "Start time of the process since the Unix epoch in seconds."
+                yield _single("start_time_seconds", text, self._booted + status.began_s)
+            text = "Total user and system CPU time spent in seconds."
+            yield _single("cpu_seconds_total", text, status.cpu_s, "counter")
+        with suppress(OSError, ValueError, StopIteration, IndexError):
+            lines = (self._process / "limits").read_text().splitlines()
+            limit = next(line.split()[3] for line in lines if line.startswith("Max open files"))
+            yield _single("max_fds", "Maximum number of open file descriptors.", int(limit))
+        with suppress(OSError):
+            count = len(os.listdir(self._process / "fd"))
+            yield _single("open_fds", "Number of open file descriptors.", count)
+
+
+def _single(name: str, text: str, value: float, kind: str = "gauge") -> Family:
+    return family(f"process_{name}", kind, text, [("", value)])
+
+
+_NS = 1e9
+_OfModel: TypeAlias = tuple[str, str, Callable[[ResidencyReport], float]]
+
+SIZES: tuple[tuple[str, str, Callable[[int], float]], ...] = (
+    (
+        "modserve_model_resident_bytes",
+        "Memory of the model in bytes, as measured when it was loaded; 0 while it is not in memory",
+        float,
+    ),
+)
+"""Of all models that were measured."""
+GAUGES: tuple[_OfModel, ...] = (
+    ("modserve_model_resident", "1 while the model is in memory", lambda r: r.resident),
+    ("modserve_model_requests_waiting", "Requests that wait for the model to be in memory", lambda r: r.waiting),
+)
+COUNTERS: tuple[_OfModel, ...] = (
+    ("modserve_model_loads_total", "Number of times that the model was loaded into memory", lambda r: r.loads),
+    (
+        "modserve_model_evictions_total",
+        "Number of times that the model left memory while it was served",
+        lambda r: r.evictions,
+    ),
+    ("modserve_model_load_seconds_total", "Time of these loads in seconds", lambda r: r.load_ns / _NS),
+    (
+        "modserve_model_load_wait_seconds_total",
+        "Time that requests waited for the model to be in memory, in seconds",
+        lambda r: r.waited_ns / _NS,
+    ),
+)
+OF_ALL: tuple[tuple[str, str, Callable[[MemoryReport], float]], ...] = (
+    ("modserve_model_memory_limit_bytes", "Memory limit for all models together, in bytes", lambda r: r.limit),
+    (
+        "modserve_model_memory_bytes",
+        "Memory of all models in bytes, including the expected memory of those that are being loaded",
+        lambda r: r.held,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +322,7 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     for name, kind, text, value in _MEMORY:
         yield family(name, kind, text, [("", value(figures.memory))])
     if figures.model_memory.limit:
-        for name, text, read in model_memory.OF_ALL:
+        for name, text, read in OF_ALL:
             yield family(name, "gauge", text, [("", read(figures.model_memory))])
     reads = [(labelled({"repository": place}), end) for place, end in figures.repository_reads.items()]
     text = "When a model repository could be read last, in seconds since 1970"
