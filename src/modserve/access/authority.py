@@ -1,10 +1,10 @@
-"""Knows callers by what they show.
+"""Authenticates callers by API key, token or client certificate, and delays answers to failed attempts.
 
 A key is looked up by the hash of its secret. Whoever showed the same headers before is known by these, which takes one
 look into a dictionary: the front ends ask `recognise` for every request. Tokens that nobody has shown before take
 longer; only `authenticate` waits for them, and for the time that a failure has to wait.
 
-How long an answer to a failed attempt waits: a rule of address and time.
+Delays of answers to failed attempts, by address and time.
 
 An address may fail `FREE` times, and once more each second. Beyond that, its failures are answered later and later, by
 up to `LONGEST` seconds. Only failures wait: who shows a valid key is served at once, also behind the same address.
@@ -50,7 +50,7 @@ _PREFIX: Final = 64
 
 
 class SlowDown:
-    """What addresses have failed lately. Bounded: there may be any number of them."""
+    """Addresses that have failed lately. Bounded: there may be any number of them."""
 
     def __init__(self) -> None:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -270,7 +270,8 @@ SINGLE = KEY_VARIABLE
 
 
 class AccessControl:
-    """Who may call a server, kept up to date between `start` and `stop`. Raises INVALID_ARG for what is no key or file.
+    """Access rules of a server, kept up to date between `start` and `stop`. Raises INVALID_ARG for an invalid key or
+    file.
 
     `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: anybody may
     ask for the health of the server.

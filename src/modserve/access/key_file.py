@@ -1,4 +1,4 @@
-"""What the file of keys says: ``keys``, and beside them ``tenants``, ``jwt`` and ``certificates``.
+"""The file of keys: reading it, and changing it. It has ``keys``, ``tenants``, ``jwt`` and ``certificates``.
 
 YAML; a file that begins with a brace is JSON, which is read fifty times as fast.
 
@@ -39,7 +39,7 @@ from .identity import Identity, Scopes, kinds
 from .tokens import ALGORITHMS, Issuer, check_library
 
 PREFIX: Final = "msk_"
-"""How secrets begin, so that people and scanners of source text recognise one."""
+"""Beginning of secrets, so that people and scanners of source text recognise one."""
 SHORTEST: Final = 16
 """Characters of a secret that an operator may choose."""
 
@@ -49,7 +49,7 @@ def new_secret() -> str:
 
 
 def digest(secret: str | bytes) -> str:
-    """As the file of keys has it: SHA-256 in hexadecimal digits."""
+    """Hash as the file of keys has it: SHA-256 in hexadecimal digits."""
     return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).hexdigest()
 
 
@@ -375,7 +375,7 @@ def rotate(document: Document, name: str, previous_until: float | None) -> str:
 
 
 def rows_of(document: Document) -> list[tuple[str, str, str, str, str]]:
-    """What ``keys list`` shows: name, tenant, scopes, the time of the end, and the state of each key."""
+    """Rows of ``keys list``: name, tenant, scopes, the time of the end, and the state of each key."""
     shown = []
     for row in _rows(document):
         scopes = "; ".join(f"{pattern}={','.join(words)}" for pattern, words in row.get("scopes", {}).items())

@@ -3,7 +3,7 @@
 Which key checks a token's signature, and by which algorithm, is the issuer's to say and not the token's: `alg` must be
 one of the issuer's, all of which are signatures, and the one of the key if that names one.
 
-Who issues tokens that the server believes, and what these say of their callers.
+Issuers of tokens that the server trusts, and what their tokens say of callers.
 
 The public keys of an issuer (RFC 7517): read from a file or a URL, and read again when they may have changed.
 
@@ -160,7 +160,7 @@ class KeySet:
         self._load = load
         self._keys: Mapping[str, PublicKey] = {}
         self._read_at: float | None = None
-        """When a reading began last."""
+        """Time at which the last reading began."""
         self._reading: asyncio.Task[None] | None = None
         self._complaint = ""
         self.read_s = 0.0

@@ -31,9 +31,9 @@ from .syntax import FAILED, UsageError, number_type, option, parser, print_error
 from .terminal import stdout_as_stderr
 
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")
-"""What the server fills in by itself, whatever the model is."""
+"""Fields that the server fills in by itself, for any model."""
 _WRITTEN = ("name", "backend", "default_model_filename", "max_batch_size", "input", "output", "dynamic_batching")
-"""What has a place of its own below; all else comes behind it."""
+"""Fields with a place of their own below; all others come behind them."""
 
 _BATCHING = """\
 # Requests that wait are put together into batches. Without this block each runs by itself.

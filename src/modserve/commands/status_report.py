@@ -45,7 +45,7 @@ class VersionUsage:
     infer_ns: int = 0
     output_ns: int = 0
     last_ms: int = 0
-    """When the last request came, in milliseconds since the epoch; 0: never."""
+    """Time of the last request, in milliseconds since the epoch; 0: never."""
 
     @property
     def seconds(self) -> float:
@@ -119,7 +119,7 @@ def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
 
 
 def health(server: RemoteServer) -> Health:
-    """Whether inference may be sent, and what is in the way."""
+    """Return whether inference may be sent, and what is in the way."""
     body = server.call(HEALTH)
     return Health(bool(body.get("ready")), str(body.get("phase", "")), [_row(row) for row in body.get("reasons", ())])
 
@@ -134,7 +134,7 @@ def _row(row: Mapping[str, Any]) -> IndexRow:
 
 
 def usage(server: RemoteServer, model: str = "", version: int | None = None) -> dict[tuple[str, str], VersionUsage]:
-    """By model and version; of all models without a name."""
+    """Return the usage by model and version; that of all models without a name."""
     document = server.call(STATISTICS, model, version)
     rows = document.get("model_stats", ()) if isinstance(document, dict) else ()
     return {(row["name"], row.get("version", "")): _usage(row) for row in rows}
@@ -162,7 +162,7 @@ def _usage(row: Mapping[str, Any]) -> VersionUsage:
 
 
 def engine(server: RemoteServer, row: IndexRow) -> tuple[str, str]:
-    """What runs a version, and why it was chosen if it was, in words; empty if the server does not tell.
+    """Return the engine of a version, and why it was chosen if it was, in words; empty if the server does not tell.
 
     gRPC has no such call.
     """

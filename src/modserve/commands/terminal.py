@@ -1,4 +1,4 @@
-"""Terminal output of commands: tables, colours, numbers with units, and repeated output.
+"""Commands and the terminal: their table, tables and colours, standard output during loads, and Ctrl-C.
 
 The commands of ``modserve``: a row for each, and the module of the same name, imported when the command runs.
 
@@ -139,7 +139,7 @@ class Command(NamedTuple):
     """A row: what stands in the list that ``modserve --help`` prints."""
 
     words: str
-    """What follows the command's name."""
+    """Arguments behind the command's name."""
     summary: str
     section: str = ""
     """The heading that begins with this command."""
@@ -173,7 +173,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 
 
 class CommandModule(Protocol):
-    """What the module of a command defines."""
+    """Definitions of a command's module."""
 
     PARSER: "Parser"
 

@@ -34,7 +34,7 @@ class RecentFailure:
     status: str
     message: str
     request_id: str = ""
-    """Of the last one."""
+    """Request id of the latest failure."""
     count: int = 0
     first_ms: int = 0
     """Unix time, of the first one since these are kept."""
@@ -79,7 +79,7 @@ class RecentFailures:
         failure.request_id = _shown(request_id, _MOST_NAME)
 
     def latest(self) -> list[RecentFailure]:
-        """Those that are kept, the latest first."""
+        """Entries that are kept, the latest first."""
         return list(reversed(self._failures.values()))
 
 

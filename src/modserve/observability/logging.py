@@ -96,7 +96,7 @@ class Iso8601(logging.Formatter):
 
 
 class Default(logging.Formatter):
-    """As Triton's, with the text as a JSON string."""
+    """Triton's form, with the text as a JSON string."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))

@@ -27,7 +27,7 @@ _PROC = Path("/proc")
 
 
 class _Times(NamedTuple):
-    """What all cores have done since the machine started, in ticks."""
+    """Work of all cores since the machine started, in ticks."""
 
     busy: int
     total: int
@@ -189,7 +189,7 @@ SIZES: tuple[tuple[str, str, Callable[[int], float]], ...] = (
         float,
     ),
 )
-"""Of all models that were measured."""
+"""Metrics of all models that were measured."""
 GAUGES: tuple[_OfModel, ...] = (
     ("modserve_model_resident", "1 while the model is in memory", lambda r: r.resident),
     ("modserve_model_requests_waiting", "Requests that wait for the model to be in memory", lambda r: r.waiting),

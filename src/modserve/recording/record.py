@@ -315,7 +315,7 @@ class RecordFolder:
         self._make_room(0)
 
     def _owns(self, worker: int) -> bool:
-        """Those of workers that there are no more are the first one's."""
+        """Counts of workers that are gone belong to the first one."""
         return worker == self._worker or (not self._worker and worker >= self._workers)
 
     def add(self, model: str, at_us: int, parts: Sequence[bytes]) -> None:
@@ -376,7 +376,7 @@ class RecordFolder:
 
 
 def folder_name(model: str) -> str:
-    """Of a model's files: its name, with what is special in paths replaced."""
+    """Return the folder's name for a model's files, with what is special in paths replaced."""
     return quote(model, safe=" ").replace(".", "%2E") if model.strip(".") == "" else quote(model, safe=" ")
 
 

@@ -220,7 +220,7 @@ class FileModel:
 
     path: Path
     folder: Path
-    """What becomes the directory of the version: weights may lie beside the file."""
+    """Source of the version's directory: weights may lie beside the file."""
     content: bytes
     """The text of its configuration."""
 

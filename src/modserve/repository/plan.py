@@ -1,4 +1,4 @@
-"""What to do next: pure rules, from the models as they are and as they should be to actions with reasons.
+"""The next actions: pure rules, from the models as they are and as they should be to actions with reasons.
 
 An `Update` brings some models to what is requested of them, each to its blueprint, or out of service for None. `begin`
 fixes at its start which models it may concern: those that are requested, and those that are made of them, directly or
@@ -19,7 +19,7 @@ The rules for a model in its turn:
   have succeeded, the versions that are not selected are retired.
 - *Together*: all loaded versions are taken or none. It is always so beside versions that serve.
 
-Which models need which: pure rules over a graph from each model to those that it is made of.
+Dependencies between models: pure rules over a graph from each model to those that it is made of.
 """
 
 from collections.abc import Container, Iterable, Mapping

@@ -1,6 +1,6 @@
 """Looks through the repositories of a server: their models, and the changes since the last look.
 
-Repositories that cannot be read for a while.
+Outages: repositories that cannot be read for a while.
 
 The repositories at the places that a server's settings name.
 """

@@ -47,7 +47,7 @@ class Companions:
             self._groups.remove(group)
 
     def find(self, caller: ModelId, name: str, version: int | None) -> Servable | None:
-        """What leaves together with the caller and has a name and a version, the highest one for None."""
+        """Return the servable that leaves together with the caller, by name and version (None: the highest)."""
         for group in self._groups:
             if any(each.id == caller for each in group):
                 fitting = [each for each in group if each.id.name == name and version in (None, each.id.version)]

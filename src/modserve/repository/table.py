@@ -1,4 +1,4 @@
-"""What models there are, in which states, and all questions about them. Nothing here waits.
+"""In-memory table of models and versions with their states. All methods are synchronous.
 
 The rows of the table: a model, its versions, and what each of these is loaded from.
 """
@@ -49,7 +49,7 @@ class VersionRow:
     loaded: Loaded | None = None
     """The servable with what it was loaded from."""
     added: bool = False
-    """Whether it came while others of its model served, which go on if it fails."""
+    """True if it came while others of its model served, which go on if it fails."""
     reason: str = UNLOADED
     """The reason of the state once the version is unloaded."""
 
@@ -57,18 +57,18 @@ class VersionRow:
 @dataclass
 class ModelRow:
     blueprint: Blueprint | None = None
-    """What it should be loaded from, also while a model that it needs is missing; None if it should not be loaded."""
+    """Listing to load from, also while a model that it needs is missing; None if it should not be loaded."""
     versions: dict[int, VersionRow] = field(default_factory=dict)
     made_of: Needs = field(default_factory=dict)
     """The models that the READY versions are made of. The blueprint's needs differ after a load that failed."""
     problem: str = ""
-    """What is wrong with the model as it is in the repository, while no version could be tried or older ones serve."""
+    """Fault of the model as it is in the repository, while no version could be tried or older ones serve."""
     latest: Servable | None = None
     """The highest READY version that was not rolled back, if there is one."""
     front: Servable | None = None
-    """What takes requests that name no version: `latest`, or the routing between the READY versions."""
+    """Servable for requests that name no version: `latest`, or the routing between the READY versions."""
     failed_loads: dict[int, int] = field(default_factory=dict)
-    """How often loads failed, by version; 0: of the model, none of whose versions could be tried."""
+    """Failed loads by version; 0: of the model, none of whose versions could be tried."""
     finishing: list[Servable] = field(default_factory=list)
     """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
 
@@ -79,12 +79,12 @@ class ModelRow:
 
     @property
     def failure(self) -> str:
-        """Why no version is READY, in Triton's words; empty where nothing has failed."""
+        """Reason for which no version is READY, in Triton's words; empty where nothing has failed."""
         return self.problem or " ".join([_unavailable(version, why) for version, why in self._failed()])
 
     @property
     def failure_in_short(self) -> str:
-        """As `failure`, without what only operators need, such as places in a model's code."""
+        """Failure without what only operators need, such as places in a model's code."""
         if self.problem:
             return first_paragraph(self.problem)
         return " ".join([_unavailable(version, first_paragraph(why)) for version, why in self._failed()])
@@ -116,7 +116,7 @@ class ModelRow:
         return None if loaded is None else loaded.lease.path / str(version)
 
     def is_current(self, listing: Listing, version: int) -> bool:
-        """Whether a version is in service just as it would be loaded from `listing`."""
+        """True if a version is in service just as it would be loaded from `listing`."""
         loaded = self.in_service(version)
         return loaded is not None and loaded.listing.mark(version) == listing.mark(version)
 

@@ -1,8 +1,8 @@
-"""Maps POSIX shared memory that another process made.
+"""POSIX: shared memory that another process made, the limit on open files, and owners of ports.
 
 The number of connections that the limit on open files allows.
 
-Which process has a port of this machine, from Linux's /proc. Only root sees the processes of other users.
+The process that has a port of this machine, from Linux's /proc. Only root sees the processes of other users.
 """
 
 import errno
@@ -45,7 +45,7 @@ def connections(requested: int) -> int:
 
 
 def for_connections(limit: int, open_now: int) -> int:
-    """How many of at most `limit` open files may be connections. A quarter of the free ones is kept for other uses."""
+    """Return how many of at most `limit` open files may be connections. A quarter is kept for other uses."""
     left = limit - open_now
     return max(1, left - max(_LEAST_LEFT, min(left // 4, 1024)))
 
@@ -124,7 +124,7 @@ def _open_sockets(process: Path) -> Iterator[str]:
 
 
 def _command(process: Path) -> str:
-    """Which program it is. Its other words may be secrets, which do not belong into a log."""
+    """Name of the program. Its other words may be secrets, which do not belong into a log."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -38,11 +38,11 @@ class Route:
     """A way through the split, which leads to one version."""
 
     name: str
-    """As it was written: a label, or a version in digits."""
+    """Text as it was written: a label, or a version in digits."""
     version: int
     weight: float
     credit: float = 0.0
-    """What it is owed, in weights: it is between minus and plus the sum of all weights."""
+    """Weights that it is owed: between minus and plus the sum of all weights."""
     requests: int = 0
     rolled_back: RolledBack | None = None
     window: RequestWindow | None = None
@@ -50,7 +50,7 @@ class Route:
 
     @property
     def open(self) -> bool:
-        """Whether it takes requests, if its version is READY."""
+        """True if it takes requests, provided that its version is READY."""
         return self.weight > 0 and self.rolled_back is None
 
 

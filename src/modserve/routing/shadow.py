@@ -26,7 +26,7 @@ from modserve.core.tensors.tensor import Array, Tensor, format_shape
 
 
 def difference(expected: Mapping[str, Tensor], other: Mapping[str, Tensor], tolerance: float) -> str:
-    """Where `other` differs from `expected`, by the first output that does; empty if it does not.
+    """Return the place where `other` differs from `expected`, by the first output that does; empty if it does not.
 
     Elements of floating point are the same up to a relative difference of `tolerance`; all others only if they are
     equal. Takes time with the size of the tensors, and copies those of devices to the host.

@@ -36,7 +36,7 @@ from .dataflow import Absence, StepPlan, Value, Wave
 from .scheduler import Alarm, Clock
 
 STUCK_S = 60.0
-"""How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so
+"""Time that a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so
 it then waits no more, and its responses are kept."""
 
 
@@ -74,7 +74,7 @@ class StepExecution:
     submitted: bool = False
     batch_size: int = 0
     begin_by_ns: int = field(init=False)
-    """When it is too late to submit the request; 0 for never."""
+    """Time from which it is too late to submit the request; 0 for never."""
     sequence: dataflow.Sequenced = None
     """The sequence parameters of its request, if they come from a step before it."""
     decoupled: bool = field(init=False)
@@ -96,7 +96,7 @@ class StepExecution:
         return (*self.wave.order, self._responses) if self.decoupled else self.wave.order
 
     def parameters(self) -> dict[str, ParameterValue]:
-        """Those of the ensemble's request, and the sequence parameters of the steps before."""
+        """Parameters of the ensemble's request, and the sequence parameters of the steps before."""
         return {**self.owner.inflight.request.parameters, **(self.sequence or {})}
 
     def next_wave(self) -> Wave:
@@ -115,14 +115,14 @@ class StepExecution:
             self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
 
     def waited_until(self, response: InferenceResponse) -> int:
-        """How long the steps up to a response of this one have waited. Execution time does not count."""
+        """Time that the steps up to a response of this one have waited. Execution time does not count."""
         inflight, in_queue_ns = self._inflight, 0
         if inflight is not None and inflight.timing is not None and inflight.timing.compute_start_ns:
             in_queue_ns = max(0, inflight.timing.compute_start_ns - inflight.queue_start_ns)
         return self.waited_ns + in_queue_ns + response.waited_ns
 
     def compute_ns(self) -> tuple[int, int, int]:
-        """What it took until now: input, inference and output."""
+        """Times until now: input, inference and output."""
         timing = None if self._inflight is None else self._inflight.timing
         if timing is None or not timing.compute_start_ns:
             return 0, 0, 0
@@ -209,7 +209,7 @@ class StepExecution:
 
 
 class StepLimit:
-    """How many requests a step has under way, and who waits for it, of all requests to the ensemble."""
+    """Requests that a step has under way, and who waits for it, of all requests to the ensemble."""
 
     def __init__(self, most: int) -> None:
         self._free = most
@@ -217,7 +217,7 @@ class StepLimit:
         self._giving = False
 
     def take(self, step: StepExecution) -> bool:
-        """Whether a step may begin at once; if not, it is submitted when it may."""
+        """True if a step may begin at once; otherwise it is submitted when it may."""
         if self._free:
             self._free -= 1
             return True

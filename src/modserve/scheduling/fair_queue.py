@@ -54,7 +54,7 @@ _SWEEP_FROM = 64
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Account:
-    """What a tenant may be served. It is active while it waits: in the calendar of all, and perhaps in others."""
+    """Fair share of a tenant. It is active while it waits: in the calendar of all, and perhaps in others."""
 
     __slots__ = ("calendars", "credit", "name", "round", "weight")
 
@@ -74,7 +74,7 @@ class Calendar:
 
     def __init__(self) -> None:
         self._rounds: list[int] = []
-        """Those with accounts, ascending."""
+        """Rounds with accounts, ascending."""
         self._accounts: dict[int, OrderedDict[Account, None]] = {}
 
     @property

@@ -22,7 +22,7 @@ class LengthIndex:
         self.padded = padded
         self.last_arrival = 0
         self.due_arrival = 0
-        """Who arrived up to then has waited for a batch, and need not wait for another one. For the rule's use."""
+        """Latest arrival that has waited for a batch and need not wait for another one. For the rule's use."""
         self._lines: dict[int, dict[int, OrderedDict[Inflight, None]]] = {}
         self._order: list[int] = []
 
@@ -60,7 +60,7 @@ class LengthIndex:
         self._order = sorted(self._lines)
 
     def of(self, length: int) -> Iterator[Inflight]:
-        """Those of one length, the most urgent first."""
+        """Requests of one length, the most urgent first."""
         levels = self._lines[length]
         for level in sorted(levels):
             yield from levels[level]

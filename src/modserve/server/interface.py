@@ -56,7 +56,7 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a server has beside its models."""
+    """Parts of a server beside its models."""
 
     logs: Logs | None = None
     """The log whose settings clients may change."""
@@ -64,7 +64,7 @@ class Services:
     shared_memory: SharedMemory = field(default_factory=SharedMemory)
     memory: MemoryBudget = field(default_factory=MemoryBudget)
     quotas: Quotas = field(default_factory=Quotas)
-    """What clients have in flight, against the limits of the server and of tenants."""
+    """Requests that clients have in flight, against the limits of the server and of tenants."""
     model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY
     failure_log: FailureLog = field(default_factory=FailureLog)
     access_log: AccessLog | None = None
@@ -103,7 +103,7 @@ class Server(Protocol):
     memory: MemoryBudget
     """What requests hold, against the limit."""
     quotas: Quotas
-    """What clients have in flight, against the limits of the server and of tenants."""
+    """Requests that clients have in flight, against the limits of the server and of tenants."""
     shared_memory: SharedMemory
     """The regions that clients have registered, for the requests that use them."""
     tracer: Tracer

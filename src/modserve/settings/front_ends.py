@@ -122,9 +122,9 @@ class PlatformRoutes:
     model: str = ""
     """Takes the predictions; empty: the only model there is."""
     model_variable: str = ""
-    """Where users name it, for messages."""
+    """Place where users name it, for messages."""
     call: str = "infer"
-    """What a prediction is to the model."""
+    """Role of a prediction for the model."""
     registry: str = ""
     """Directory in which models that the platform loads are known; empty: it loads none."""
 

@@ -20,7 +20,7 @@ from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restricti
 from . import telemetry
 
 _DEFAULT_TTL_S = 3600.0
-"""Of a Redis: what models responded that are no longer there must go some day."""
+"""Lifetime in a Redis: responses of models that are no longer there must go some day."""
 _DEFAULT_ENTRY = 16 * 1024 * 1024
 
 
@@ -149,7 +149,7 @@ _MILLISECONDS = _number(0, 600_000)
 
 
 def _milliseconds(text: str) -> float | None:
-    """As seconds. None for 0, which is "for ever" in Triton: no request waits for ever for a cache."""
+    """Return seconds. None for 0, which is "for ever" in Triton: no request waits for ever for a cache."""
     return _MILLISECONDS(text) / 1000 or None
 
 
@@ -185,7 +185,7 @@ _READERS: Mapping[str, Mapping[str, _Reader | str]] = {
         "size": _REFUSED_SIZE,
     },
 }
-"""How the settings of each cache are read; a text says why there is none."""
+"""Reader of the settings of each cache; a text says why there is none."""
 
 
 def _read(key: str, reader: _Reader | str, text: str) -> Any:

@@ -1,6 +1,6 @@
 """The socket of a worker: it serves calls of the other workers, and HTTP like the port.
 
-What engines may do to the models of a server that is one of several.
+Operations of engines on the models of a server that is one of several.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Each worker tells its figures by topic, with those of the processes before it (`Counts`). Of one that does not respond
 there is what it had counted when it was asked last.
 
-What a worker has counted, which stays in the sum of all workers when it ends.
+Counts of a worker, which stay in the sum of all workers when it ends.
 
 A counter of the merged page that falls to anything but zero looks like a restart: Prometheus takes all that is left for
 new. So what a worker tells never falls, though a model is loaded anew. It is also in a file, which the others read
@@ -48,16 +48,16 @@ class Counts:
         """`path`: the file; None where processes do not take each other's places."""
         self._path = path
         self._before: dict[str, SampleTable] = dict(last_page(path).families)
-        """What is not in this process any more."""
+        """Counts of processes that this one has replaced."""
         self._own: Families = {}
-        """What was in it when it was asked last."""
+        """Contents at the last look."""
         self._loads: Mapping[Owner, int] = {}
         """The loads of model versions that this was of."""
         self._lost: set[Sample] = set()
         self._question = ""
 
     def before(self, name: str) -> float:
-        """What earlier processes counted of a metric without labels."""
+        """Count of earlier processes for a metric without labels."""
         samples = self._before.get(name)
         return 0.0 if samples is None else samples.values.get(name, 0.0)
 
@@ -116,7 +116,7 @@ class Counts:
 
 
 def last_page(path: Path | None) -> WorkerPage:
-    """What a worker that does not respond had counted when it was asked last."""
+    """Last known counts of a worker that does not respond."""
     try:
         return WorkerPage({} if path is None else values.loads(path.read_bytes()))
     except FileNotFoundError:

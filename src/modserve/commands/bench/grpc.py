@@ -1,4 +1,4 @@
-"""Unary gRPC calls: prepared messages over HTTP/2, six slots per connection.
+"""gRPC clients of the benchmark. Unary calls: prepared messages over HTTP/2, six slots per connection.
 
 gRPC streams: a connection per slot, with one ModelStreamInfer for all its requests.
 """
@@ -147,7 +147,7 @@ class StreamSlot(GrpcSlot):
         """The connection that the stream is on."""
         self._received = bytearray()
         self._error = ""
-        """Of the request under way, which is not over with its first error."""
+        """Error of the request under way, which is not over with its first error."""
 
     def _send(self, connection: Http2ClientConnection, message: GrpcMessage) -> None:
         self._error = ""

@@ -259,7 +259,7 @@ class HttpStreamSlot(HttpSlot):
         super().__init__(endpoint, requests, owner, heads)
         self._reader = reader or InferLines()
         self._body: Chunks | SizedBody | None = None
-        """Of the response that comes in; None before and behind it."""
+        """Body of the response that comes in; None before and behind it."""
         self._line = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

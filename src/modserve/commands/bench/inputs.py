@@ -321,7 +321,7 @@ def http_request(
 
 SequenceId = int | str
 SequenceTag = Callable[[SequenceId, bool, bool], bytes]
-"""What a request says of its sequence, as bytes for the slot: the id, whether it is the first one, and the last one."""
+"""Sequence data of a request, as bytes for the slot: the id, whether it is the first one, and the last one."""
 
 
 def http_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
@@ -371,7 +371,7 @@ class SequenceLengths:
     """The number of requests in a sequence; the options are those of perf_analyzer."""
 
     length: int | None = None
-    """As many as the data has steps, or 20 of data that is made up."""
+    """Length of a sequence: the steps of the data, or 20 of data that is made up."""
     variation: float = DEFAULT_VARIATION
     """Percent by which it is longer or shorter, at random."""
 
@@ -391,7 +391,7 @@ class _ActiveSequence:
     first: int
     """The number of the first request of its data."""
     steps: int
-    """How many there are; a longer sequence begins with the first one again."""
+    """Number of steps; a longer sequence begins with the first one again."""
     length: int
     sent: int = 0
 
@@ -402,10 +402,10 @@ class Sequences:
 
     tag: SequenceTag
     streams: Sequence[int]
-    """How many requests each stream of data has; they lie one behind the other."""
+    """Requests of each stream of data; they lie one behind the other."""
     lengths: SequenceLengths
     made_up: bool = True
-    """Whether the data is, so that its steps say nothing of the length."""
+    """True if the data is, so that its steps say nothing of the length."""
     text_ids: bool = False
     """For models whose ids are strings."""
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
@@ -425,7 +425,7 @@ class Sequences:
         return self._step(slot, self._active[slot], True)
 
     def under_way(self, slot: RequestSlot) -> bool:
-        """Whether the server waits for more of the slot's sequence."""
+        """True while the server waits for more of the slot's sequence."""
         return slot in self._active
 
     def drop(self, slot: RequestSlot) -> None:

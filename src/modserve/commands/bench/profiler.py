@@ -17,7 +17,7 @@ LOWEST = 0.5
 
 
 class RateSearch:
-    """Which rate to try next, from which rates have met the goal so far.
+    """Return the rate to try next, from which rates have met the goal so far.
 
     Upwards by doubling until one does not keep it, downwards by halving until one does; then the geometric mean of the
     two, until they are within `tolerance` of each other. `lowest` and `highest` bound the search.

@@ -120,7 +120,7 @@ class SpreadSlots:
             raise OSError(error.errno, f"{url}: {error.strerror or error}") from error
 
     def url(self, slot: RequestSlot) -> str:
-        """Of the slot's server."""
+        """Return the address of the slot's server."""
         return self._factories[self._servers[slot]][0]
 
     def record(self, slot: RequestSlot, latency: int, error: str) -> None:
@@ -132,7 +132,7 @@ class SpreadSlots:
             share.latencies.append(latency)
 
     def take(self) -> list[ServerShare]:
-        """What was recorded since the last call, for each server."""
+        """Return the records since the last call, for each server."""
         shares, self._shares = self._shares, self._empty()
         return shares
 

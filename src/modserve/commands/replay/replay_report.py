@@ -36,7 +36,7 @@ class Difference:
     """Its number among the responses to the request, from 0."""
     tensor: str = ""
     index: tuple[int, ...] | None = None
-    """Of the first element that differs; None for what is no element."""
+    """Index of the first element that differs; None for what is no element."""
     unlike: int = 0
     elements: int = 0
     largest: float = 0.0

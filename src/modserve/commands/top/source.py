@@ -1,4 +1,4 @@
-"""Where ``modserve top`` has its snapshots from, and those of the last seconds.
+"""Sources of the snapshots of ``modserve top``, and the snapshots of the last seconds.
 
 ``modserve top`` for several servers: all are read at the same time, and none holds up the others.
 """
@@ -152,7 +152,7 @@ def metrics_pages(places: Sequence[Destination], text: str) -> dict[str, str]:
 
 
 RESOLVE_SECONDS = 10.0
-"""How often a name is looked up again."""
+"""Seconds between look-ups of a name."""
 _AT_A_TIME = 64
 _LONGEST = 1e6
 """Seconds: the sources have limits of their own."""
@@ -288,7 +288,7 @@ class SeveralFrames:
 
 
 def _sum(snapshots: Sequence[TopSnapshot], now: float) -> TopSnapshot:
-    """Of what servers have as a whole. It is ready if all are."""
+    """State of all servers as a whole: ready if all are."""
     whole = TopSnapshot(now)
     for name in ("in_flight", "connections", "memory"):
         values = [getattr(each, name) for each in snapshots if getattr(each, name) >= 0]

@@ -1,4 +1,4 @@
-"""Which repository has the model to tune: the named one, one of a server on this machine, or the current folder's.
+"""Repository of the model to tune: the named one, one of a server on this machine, or the current folder's.
 
 Temporary servers, each with a copy of one model.
 """

@@ -1,6 +1,6 @@
 """The search space of a model, and how a point changes the configuration.
 
-Which point to try next: one dimension after the other, in both directions, as long as it gets better.
+The search for the next point: one dimension after the other, in both directions, as long as it gets better.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -170,7 +170,7 @@ class CoordinateSearch:
         self.score = score
         self._seen = {_key(start)}
         self._better = False
-        """Whether the last point was better."""
+        """True if the last point was better."""
         self._points = self._all()
 
     @property

@@ -1,6 +1,6 @@
 """The event loop that servers and their clients run on.
 
-Where long loops let other threads run.
+`yield_now` is called by long loops, so that other threads run.
 
 The interpreter hands its lock to a thread that waits for it between any two instructions. Compiled code has no such
 places but where it calls what is interpreted, and would keep the event loop waiting until its loop is through.

@@ -4,7 +4,7 @@ Linux gives large pages to those that ask (`transparent_hugepage/enabled`: madvi
 mapping of its own, and the system clears each page of it when it is first written to: 25 ms for 50 MB in pages of
 4 KiB, 4 ms in pages of 2 MiB; taking them back takes 8 ms, and 0.4 ms.
 
-Who keeps memory that the system could have back, beside the C library: see `resources.allocator`.
+Owners of memory that the system could have back, beside the C library: see `resources.allocator`.
 """
 
 import ctypes

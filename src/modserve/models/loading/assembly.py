@@ -53,11 +53,11 @@ _log = logging.getLogger(__name__)
 _MOST_AT_A_TIME = 8
 """Instances of a version that are made at the same time, for backends that allow it."""
 _CLOSING_S = 10.0
-"""How long a lost instance may take to close before another one is made beside it."""
+"""Time that a lost instance may take to close before another one is made beside it."""
 
 
 def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
-    """Where the instances of a model run, by their names."""
+    """Return the places where the instances of a model run, by their names."""
     gpus = gpu_count(config.backend, backend)
     if config.instance_groups:
         return placements(config.name, config.instance_groups, gpus)
@@ -67,7 +67,7 @@ def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
 
 
 def gpu_count(name: str, backend: Backend) -> int:
-    """How many GPUs a backend says there are. Raises INTERNAL if it cannot tell."""
+    """Return the number of GPUs that a backend reports. Raises INTERNAL if it cannot tell."""
     try:
         count: object = backend.gpu_count()
     except Exception as error:
@@ -83,12 +83,12 @@ def only_reads(backend: Backend) -> bool:
 
 
 def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
-    """How many instances run on the CPU."""
+    """Number of instances on the CPU."""
     return sum(placement.kind is not InstanceKind.GPU for _, placement in places)
 
 
 def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
-    """What the engine says of a model. Raises INTERNAL for what is no description."""
+    """Return the engine's description of a model. Raises INTERNAL for what is no description."""
     description: object = engine.describe()
     if description is not None and not isinstance(description, ModelDescription):
         raise internal(
@@ -99,7 +99,7 @@ def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
-    """What the engine hears of each instance. The JSON text of the configuration is made once, if at all."""
+    """Description of an instance for the engine. The JSON text of the configuration is made once, if at all."""
     write = functools.cache(lambda: model_config.to_text(complete.message))
     return [
         InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)
@@ -177,7 +177,7 @@ def _closed(close: Callable[[], None]) -> None:
 
 
 def _check(config: ModelConfig, instance: Executor) -> None:
-    """Whether the server can use an instance.
+    """True if the server can use an instance.
 
     Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
     wants the single requests.

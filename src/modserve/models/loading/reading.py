@@ -1,4 +1,4 @@
-"""From a model's listing to its design: the configuration read and checked once, before an engine opens anything.
+"""Reads a model's listing into its design: the configuration is checked once, before an engine opens anything.
 
 The files beside a model that its configuration names: labels of classes, states of new sequences.
 
@@ -93,7 +93,7 @@ def of_files(
     installed: Collection[str],
     refusal: Callable[[ModelConfig, Path], ModserveError | None] | None = None,
 ) -> list[ModserveError]:
-    """What is wrong with the files of a model; `default_filename` is its backend's. Blocking.
+    """Return the faults of a model's files; `default_filename` is its backend's. Blocking.
 
     Nothing is said of a directory that is not on this machine, nor of a model file that the engine may do without.
     `refusal` is the backend's, for the model's configuration and file: why it would not load the file, if it knows
@@ -133,7 +133,7 @@ def of_files(
 def of_contents(
     directory: Path, versions: Iterable[int], draft: Draft, backend: Backend | None, guard: Guard
 ) -> list[ModserveError]:
-    """What the guard would say to the versions of a model, each failure once. Blocking."""
+    """Return the guard's findings on the versions of a model, each failure once. Blocking."""
     if not directory.is_dir() or (backend is None and not draft.is_ensemble):
         return []
     default = "" if backend is None else backend.default_model_filename

@@ -19,14 +19,14 @@ wanted room fails, and they go on.
 Loads run one after the other, so that the growth of the process is the size of what was loaded. One that calls another
 model, as a warm-up may do, lets others run beside it: the other may have to be loaded first, and is not counted twice.
 
-How large models are: in files, and in memory.
+Sizes of models: in files, and in memory.
 
 What a load adds is read from ``/proc``: the anonymous and file-backed pages of this process, and of the processes that
 the load has started, their proportional share (PSS), since they share the interpreter's and the libraries' pages.
 Freed memory that the allocator keeps is returned to the system first, or the load would take that and seem to need
 nothing. Shared memory is left out: it belongs to requests. Everything here blocks, and is for a thread.
 
-What each load adds to the memory of the server, also where several go on at the same time.
+Memory that each load adds to the server, also where several go on at the same time.
 
 The growth of the process between two moments belongs to the loads that were under way between them: to one that was
 alone all of it. What several have added together is an estimate: they divide it by what their files have more than they
@@ -61,7 +61,7 @@ class Files(NamedTuple):
     size: int = 0
     """Bytes of all of them."""
     changed_ns: int = 0
-    """When the last of them was changed."""
+    """Time of the latest change."""
 
 
 def files_of(directory: Path) -> Files:
@@ -151,7 +151,7 @@ class Meter:
 
 
 _LEAST = 2**20
-"""What each model counts with at least where several divide: an engine takes something for a model of any size."""
+"""Least count of each model where several divide: an engine takes something for a model of any size."""
 
 
 class MeasuredLoad:
@@ -169,7 +169,7 @@ class MeasuredLoad:
 
 
 class _Span(NamedTuple):
-    """By how much the process has grown while some loads were under way."""
+    """Growth of the process while some loads were under way."""
 
     grown: int
     loads: Sequence[MeasuredLoad]

@@ -18,7 +18,7 @@ The stages of a model that comes into memory and leaves it, and which event lead
 Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
 occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
 
-What a loaded model is doing, and how it comes and goes by its own rules.
+The work of a loaded model, and how it comes and goes by its own rules.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Stage(enum.Enum):
 
     @property
     def presence(self) -> Presence:
-        """What reports say."""
+        """State for reports."""
         return Presence.RESIDENT if self is Stage.HELD_BACK else Presence[self.name]
 
 
@@ -101,18 +101,18 @@ class StayRules(NamedTuple):
 
     pin: bool = False
     idle_ns: int = 0
-    """How long it stays in memory without requests; 0: for ever."""
+    """Time that it stays in memory without requests; 0: for ever."""
 
 
 class Borrowers(NamedTuple):
-    """What is known of those that borrow servables, as `repository.locks.Loans` has it."""
+    """Borrowers of servables, as `repository.locks.Loans` has them."""
 
     lent: Callable[[Servable], bool] = lambda servable: False
     returned: Callable[[Servable], Awaitable[None]] | None = None
 
 
 def at_work(servable: object) -> str:
-    """What a servable is doing, for people; empty if nothing: a `Finisher` knows of requests that nobody waits for."""
+    """Return the activity of a servable, for people. A `Finisher` knows of requests that nobody waits for."""
     idle = isinstance(servable, Finisher) and not servable.busy
     if not idle and (count := outstanding(servable)):
         return f"{count} requests in flight" if count > 1 else "1 request in flight"

@@ -1,6 +1,6 @@
 """Parts of a model: what a loading thread has opened, and how its requests get to the instances.
 
-What ``GET /v2/models/{model}/engine`` says of a model: its backend and instances, and what its engine reports.
+Reports for ``GET /v2/models/{model}/engine``: a model's backend and instances, and what its engine reports.
 """
 
 import json
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def engine_report(backend: str, engine: BackendModel, specs: Sequence[InstanceSpec]) -> dict[str, object]:
-    """As `core.servable.EngineReporter` has it. An engine that reports nothing is called as its backend is.
+    """Report in the form of `core.servable.EngineReporter`. An engine that reports nothing is called as its backend is.
 
     Never raises: a report that is no good is told in the log, and left out.
     """
@@ -69,7 +69,7 @@ class OpenedModel:
     on_closed: Callable[[], None] = lambda: None
     """Called when the engine is closed, or is left to itself since it does not close."""
     engine_report: Mapping[str, object] = field(default_factory=dict)
-    """As `core.servable.EngineReporter` has it."""
+    """Report in the form of `core.servable.EngineReporter`."""
     samples: Sequence[Sample] = ()
     """Samples that the instances run before the model takes requests."""
     make_samples: MakeSamples | None = None

@@ -54,7 +54,7 @@ _DAMAGE = (
     RuntimeError,  # an encrypted zip
     NotImplementedError,
 )
-"""What reading an archive raises that is damaged, or no archive."""
+"""Errors from reading an archive that is damaged, or no archive."""
 
 
 class ArchiveError(Exception):
@@ -63,20 +63,20 @@ class ArchiveError(Exception):
 
 @dataclass(slots=True)
 class Manifest:
-    """What is in an archive, its contents in the cache."""
+    """Contents of an archive, in the cache."""
 
     files: list[tuple[str, int, str]] = field(default_factory=list)
     """Path below the repository, size in bytes and SHA-256."""
     folders: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """By model, why it cannot be used."""
+    """Reason for which a model cannot be used, by model."""
 
 
 class _Entry(NamedTuple):
     path: str
     is_folder: bool
     link: bool
-    """Whether it is no plain file: a link, a device."""
+    """True if it is no plain file: a link, a device."""
     file: IO[bytes] | None
 
 
@@ -183,7 +183,7 @@ def _inside(manifest: Manifest) -> Manifest:
 
 
 def _is_model(paths: Iterable[str]) -> bool:
-    """Whether the one folder of all these paths looks like a model's."""
+    """True if the one folder of all these paths looks like a model's."""
     below = [path.split("/")[1:] for path in paths]
     return any(parts and (parts[0] == CONFIG_FILE or parse_directory(parts[0]) is not None) for parts in below)
 

@@ -1,4 +1,4 @@
-"""What a bucket of S3, Google Cloud Storage or Azure holds, and its files. The library is obstore.
+"""Contents and files of a bucket of S3, Google Cloud Storage or Azure. The library is obstore.
 
 Makes obstore's client for a bucket.
 """

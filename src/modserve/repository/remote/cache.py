@@ -47,7 +47,7 @@ class Claim:
         self._guard = threading.Lock()
         self._closed = False
         self.size = 0
-        """How many bytes are there."""
+        """Bytes in the cache."""
         self._sha256 = hashlib.sha256()
         self._md5 = hashlib.md5(usedforsecurity=False)
         while block := os.read(file, _READ_BYTES):

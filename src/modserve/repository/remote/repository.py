@@ -1,6 +1,6 @@
 """Models in a bucket or an archive, brought to this machine as they are needed.
 
-What a remote repository is read through: a bucket, or an archive.
+The source of a remote repository: a bucket, or an archive.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from .transfer import MOST_CONFIG_BYTES, DownloadProgress, ModelFiles, OnBytes, 
 
 
 class Contents(NamedTuple):
-    """What a look has seen."""
+    """Result of a look."""
 
     models: Mapping[str, ModelFiles]
     beside: Sequence[str] = ()
-    """What is in no model; empty for a look at some models only."""
+    """Names that belong to no model; empty for a look at some models only."""
     sources: Sequence[str] = ()
-    """What the cache has to keep besides the models' files."""
+    """Files that the cache keeps besides those of models."""
 
 
 class RemoteSource(Protocol):

@@ -1,6 +1,6 @@
 """Brings files of a store into the cache: some at a time, each checked, again if it breaks off, and from there on.
 
-Which files make up the models of a remote repository, from nothing but their keys and sizes.
+The files of each model of a remote repository, from nothing but their keys and sizes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from .failures import StoreError, broken
 MOST_CONFIG_BYTES = 16 << 20
 _MOST_PART_BYTES = 255
 _COMPILED = "__pycache__"
-"""What Python writes beside a model's own modules is no part of the model."""
+"""Files that Python writes beside a model's modules are no part of the model."""
 
 
 class RemoteFile(NamedTuple):
@@ -49,9 +49,9 @@ class ModelFiles:
 
     name: str
     by_version: dict[int | None, list[RemoteFile]] = field(default_factory=dict)
-    """By version directory; those outside of all, which all versions share, by None."""
+    """Files by version directory; those outside of all, which all versions share, by None."""
     problem: str = ""
-    """Why nothing of it is touched."""
+    """Reason for which nothing of it is touched."""
     rolled_back: RemoteFile | None = None
     """The file that says which versions were rolled back: no part of the model."""
 
@@ -85,7 +85,7 @@ class ModelFiles:
 
 
 def trick(path: str) -> str:
-    """What is wrong with a key as a path below a directory; empty if nothing is."""
+    """Return the fault of a key as a path below a directory; empty without one."""
     for part in path.split("/"):
         if part in ("", ".", ".."):
             return f"'{path}' has the part '{part}'"
@@ -140,7 +140,7 @@ def models_of(files: Iterable[RemoteFile]) -> dict[str, ModelFiles]:
 
 
 def beside(files: Iterable[RemoteFile], models: Mapping[str, ModelFiles]) -> list[str]:
-    """What is in the repository and in no model: files without a folder, and folders that no model can be in."""
+    """Return the names that belong to no model: files without a folder, and folders that no model can be in."""
     tops = {file.path.partition("/")[0] for file in files if "/" in file.path or file.size}
     return sorted(top for top in tops - models.keys() if not top.startswith(".") or trick(top))
 

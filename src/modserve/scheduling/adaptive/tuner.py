@@ -92,11 +92,11 @@ class Utilisation:
                 self._statistics.utilisation = self._busy_ns / self._all_ns
 
     def weight(self, waiting: int, largest: int) -> float:
-        """What `grouping` weighs times with. A long queue counts as full load, whatever was before it came."""
+        """Weight of times for `grouping`. A long queue counts as full load, whatever was before it came."""
         return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
 
     def share(self, waiting: int, times: Sequence[float]) -> int:
-        """How many of so many rows are for one place, if several are free: all, unless parts of them end sooner.
+        """Return how many of so many rows are for one place, if several are free: all, unless parts of them end sooner.
 
         `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
         """

@@ -1,6 +1,6 @@
 """One of the texts that a request gets, made of the pieces that the model sends.
 
-What a model thinks before it answers, in a text that comes in pieces.
+Thoughts of a model before its answer, in a text that comes in pieces.
 
 A thought is between two marks at the beginning of the text. Some chat templates end the prompt with the first one, and
 the text begins within the thought. One that has no end is all that there is.
@@ -51,7 +51,7 @@ class Thoughts:
         return self._place in (_BEGUN, _WITHIN, _BEHIND)
 
     def feed(self, piece: str, final: bool) -> tuple[str, str]:
-        """What is certainly thought, and what is certainly answer by now."""
+        """Return the text that is certainly thought, and the text that is certainly answer by now."""
         if self._place == _OVER:
             return "", piece
         text, self._held = self._held + piece, ""

@@ -12,7 +12,7 @@ The request of ``responses``, in the form that needs no memory of earlier ones: 
 It is read as a chat. What would need something stored is refused; ``store`` itself, which OpenAI's clients leave at its
 default of true, only says what may be done afterwards, and the response says that nothing is stored.
 
-What clients of ``responses`` get: a response with items, or the events in which it grows.
+Responses of ``responses``: a response with items, or the events in which it grows.
 
 The events of a message are ``output_item.added``, ``content_part.added``, ``output_text.delta`` for each piece, and
 ``output_text.done``, ``content_part.done`` and ``output_item.done``, which have all of it. A thought has the same ones
@@ -132,7 +132,7 @@ def _part(where: str, part: object) -> str:
 
 _LONGEST = "max_output_tokens"
 _LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` has for log probabilities."""
+"""Value of ``include`` that asks for log probabilities."""
 
 _TEXT_FIELDS = (fields.SAMPLING - {"n", "logprobs", "max_tokens", "max_completion_tokens"}) | {
     "model",
@@ -224,7 +224,7 @@ class ItemWriter:
         self._repeated = request.repeated
         self._number = 0
         self._items: list[dict[str, Any]] = []
-        """Those that are complete."""
+        """Complete items."""
         self._open: _OpenItem | None = None
         """The one that grows."""
 

@@ -20,7 +20,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 
 def read_messages(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Those of ``chat/completions``. Raises `RequestFieldError`."""
+    """Return the messages of ``chat/completions``. Raises `RequestFieldError`."""
     messages = document.get("messages")
     if messages is None:
         raise field_error("messages", "'messages' is missing")

@@ -1,4 +1,4 @@
-"""What OpenAI's clients get: a document, or server-sent events.
+"""Responses in OpenAI's form: a document, or server-sent events.
 
 Log probabilities as vLLM's backend gives them, in the two forms that OpenAI has.
 """
@@ -56,7 +56,7 @@ def _entry(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bytes(token: Mapping[str, Any]) -> bytes:
-    """Those that the model gives where a token is a part of a character, otherwise those of its text."""
+    """Log probabilities that the model gives where a token is a part of a character, otherwise those of its text."""
     raw = token.get("bytes")
     if isinstance(raw, list) and all(type(byte) is int and 0 <= byte < 256 for byte in raw):
         return bytes(raw)

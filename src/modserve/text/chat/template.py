@@ -3,7 +3,7 @@
 A template comes with a model, from whoever made that. It therefore runs in a process of its own, `template_program`,
 which the system ends when it takes too long, and which can be lost: the next conversation gets a new one.
 
-Where a model's chat template is: in its configuration, or in the files that Hugging Face's tokenizers have.
+The place of a model's chat template: in its configuration, or in the files that Hugging Face's tokenizers have.
 
 The parameters ``chat_template`` (its text), ``bos_token`` and ``eos_token`` of the configuration go before the files,
 which are ``chat_template.jinja`` and ``tokenizer_config.json`` in the version's folder, and then in the model's. A

@@ -191,7 +191,7 @@ _PYTHON: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Values that Qwen3-Coder's template writes as Python does."""
 _DECODER = json.JSONDecoder()
 _UNUSABLE = (ValueError, RecursionError, orjson.JSONEncodeError)
-"""What is no JSON, or deeper than what can be written."""
+"""Errors for text that is no JSON, or deeper than what can be written."""
 
 
 class ToolCall(NamedTuple):
@@ -203,7 +203,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Split:
-    """What new text came to: text for the client, and calls that are complete."""
+    """Result of new text: text for the client, and calls that are complete."""
 
     text: str
     calls: list[ToolCall]
@@ -226,14 +226,14 @@ class ToolCalls:
         self._said = False
         """There was text: white space before the next call is text, too."""
         self._searched = 0
-        """How much of a call that has begun has no end in it, so that no text is searched twice."""
+        """Length of the call under way that has no end in it, so that no text is searched twice."""
         self._in_string = False
-        """Whether that much ends in a string."""
+        """True if that much ends in a string."""
         self._whole = False
         """All of the text may be calls: it is held to its end."""
 
     def feed(self, text: str, final: bool = False) -> Split:
-        """What can be said of the text by now; with `final`, of all of it."""
+        """Return the findings on the text by now; with `final`, on all of it."""
         held = self._held + text
         split = Split("", [])
         if not self._begun:
@@ -255,7 +255,7 @@ class ToolCalls:
         return split
 
     def _may_begin(self, begin: str) -> bool:
-        """Whether more has to come before it is known if `begin` is a call without a mark."""
+        """True if more has to come before it is known if `begin` is a call without a mark."""
         return begin in ("", "[") or any(each != begin and each.startswith(begin) for each in self._beginnings())
 
     def _beginnings(self) -> list[str]:
@@ -296,7 +296,7 @@ class ToolCalls:
             text = text[end:]
 
     def _end_of_call(self, text: str) -> int:
-        """Where the call ends that `text` begins with; 0 if that is still to come.
+        """Return the end of the call that `text` begins with; 0 if that is still to come.
 
         The mark of an end may stand in a string, or in the value of a parameter.
         """
@@ -390,7 +390,7 @@ class ToolCalls:
 
 
 def _end_of_text(text: str) -> int:
-    """How far the text goes that is no call, though it begins like one."""
+    """End of the text that is no call, though it begins like one."""
     return text.find(CLOSE) + len(CLOSE) if CLOSE in text else len(text)
 
 

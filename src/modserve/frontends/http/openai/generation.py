@@ -47,7 +47,7 @@ class CallGroup:
     def __init__(self, calls: Sequence[HttpStream]) -> None:
         self._calls = calls
         self._order: deque[int] = deque()
-        """Of which call each outcome is that has come."""
+        """Call of each outcome that has come."""
         self._open = len(calls)
         self._arrival: Callable[[], None] | None = None
         self._waiting: asyncio.Future[None] | None = None

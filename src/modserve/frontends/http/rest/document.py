@@ -1,8 +1,8 @@
-"""What FastAPI cannot know of the calls: the OpenAPI document is completed here.
+"""Parts of the OpenAPI document that FastAPI cannot know.
 
 The groups of calls in the OpenAPI document, and on the page of all calls.
 
-What OpenAPI documents say of keys, where calls need some.
+Keys in OpenAPI documents, where calls need some.
 """
 
 import re
@@ -40,7 +40,7 @@ TAGS: Mapping[str, str] = {
     SHARED_MEMORY: "Let tensors of requests stay in memory that server and client share.",
     V1: "The same models in the words of older protocols.",
 }
-"""What each is for. Inference, which most readers come for, is first."""
+"""Purpose of each. Inference, which most readers come for, is first."""
 
 
 _SCHEMES: Final = {
@@ -53,7 +53,7 @@ _CERTIFICATE: Final = {
 _CHALLENGE: Final = {"WWW-Authenticate": {"schema": {"type": "string"}}}
 _UNAUTHENTICATED: Final = "There is no valid key"
 _FAILURES: Final = ("400", "404", "422", "500", "503")
-"""Of which a call has one: refusals have the same body."""
+"""Refusals, of which a call has one: they have the same body."""
 
 
 def add_security(document: dict[str, Any], authority: Authority) -> None:

@@ -1,4 +1,4 @@
-"""What is the same for all paths of the application: HEAD, OPTIONS, the allowed methods, and restricted calls.
+"""Middleware for all paths of the application: HEAD, OPTIONS, the allowed methods, and restricted calls.
 
 The path that a client is likely to have meant, for one that no route has.
 """
@@ -36,7 +36,7 @@ def near_path(path: str, routes: Sequence[BaseRoute]) -> str:
 
 
 def _has(pattern: re.Pattern[str], path: str, place: int) -> bool:
-    """Whether the routes have the path, and at this place, if it is above 0, no parameter: names are the client's."""
+    """True if the routes have the path, and at this place, if it is above 0, no parameter: names are the client's."""
     match = pattern.fullmatch(path)
     return match is not None and not any(start <= place < end for start, end in match.regs[1:] if place > 0)
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns or raises; it is cancelled when the client of `request`, whose body was read, goes away.
+    """Return the outcome of `work`, which is cancelled when the client of `request`, whose body was read, goes away.
 
     Raises CANCELLED then, which nobody reads.
     """
@@ -128,7 +128,7 @@ async def complete_request(request: Request, options: HttpSettings) -> CompleteR
 
 
 def response_to(request: Request, response: WholeResponse | ResponseStream) -> Response:
-    """What the client of `request` gets."""
+    """Return the response for the client of `request`."""
     if isinstance(response, ResponseStream):
         return StreamedResponse(response, note_of(request))
     return Response(response.body, response.status, dict(response.headers), response.content_type)
