@@ -98,7 +98,7 @@ async def test_an_ordered_collection_of_garbage_is_no_warning(
         Garbage(0.3)
         garbage.collect()
         await beats(watchdog, 2)
-    assert re.search(r"the event loop waited 0\.\d+ s for an ordered collection of garbage", caplog.text)
+    assert re.search(r"the event loop waited \d+\.\d+ s for an ordered collection of garbage", caplog.text)
     assert "the event loop was held" not in caplog.text
     assert "the event loop has been held" not in caplog.text
 
