@@ -453,7 +453,6 @@ async def test_a_known_head_waits_for_a_client_that_does_not_read(tmp_path: Path
         client = on.connect()
         client.send(infer())
         assert len(await client.receive()) == 1
-        assert on.site.heads.exact
         client.connection.pause_writing()
         client.send(infer())
         assert len(on.simple.submitted) == 1
@@ -721,33 +720,17 @@ async def test_thousands_of_upgrades_in_one_piece(tmp_path: Path) -> None:
 # The memory of heads
 
 
-async def test_what_is_unusual_is_not_remembered(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        client = on.connect()
-        client.send(
-            infer()[:30],
-            infer()[30:],
-            infer(Expect="100-continue"),
-            infer(Connection="Upgrade", Upgrade="h2c"),
-            request("GET", "/"),
-            request(Transfer_Encoding="chunked") + b"0\r\n\r\n",
-        )
-        await client.receive(5)
-        assert not on.site.heads.exact
-
-
 @pytest.mark.parametrize("cut", [0, 5, len(JSON_BODY)], ids=["whole", "part of the body", "head alone"])
-async def test_a_head_is_remembered_however_the_body_comes(tmp_path: Path, cut: int) -> None:
+async def test_the_body_may_come_apart_from_the_head(tmp_path: Path, cut: int) -> None:
     whole = infer()
     async with stage(tmp_path) as on:
         client = on.connect()
         for count in range(1, 4):
             client.send(whole[: len(whole) - cut], whole[len(whole) - cut :])
             assert (await client.receive(count))[-1].body == JSON_ANSWER
-        assert [head + JSON_BODY for head in on.site.heads.exact] == [whole]
 
 
-async def test_a_known_head_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usual_heads_are_not_left_to_httptools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(parser: object, piece: bytes) -> None:
         raise AssertionError(f"parsed: {piece!r}")
 
@@ -768,31 +751,13 @@ async def test_a_known_head_is_not_parsed_again(tmp_path: Path, monkeypatch: pyt
     [b"X-Other: a\x00b", b"X-Other: a\r\n folded", b"X-Other : 1", b"X-Other: a\rb"],
     ids=["control character", "folded", "blank before the colon", "lonely carriage return"],
 )
-async def test_a_head_is_only_known_if_its_changed_lines_are_valid(tmp_path: Path, line: bytes) -> None:
+async def test_invalid_lines_that_matter_to_nobody_are_refused(tmp_path: Path, line: bytes) -> None:
     async with stage(tmp_path) as on:
         client = on.connect()
         client.send(infer(X_Other="1"))
         await client.receive()
         client.send(infer(X_Other="1").replace(b"X-Other: 1", line))
         assert refused(client, 400).startswith("malformed HTTP request: ")
-
-
-@pytest.mark.parametrize("name", ["Inference-Header-Content-Length", "Content-Length", "Host", "Connection", "Expect"])
-async def test_a_head_is_another_if_a_line_that_matters_differs(tmp_path: Path, name: str) -> None:
-    async with stage(tmp_path) as on:
-        client = on.connect()
-        client.send(infer_binary(Connection="keep-alive", X_Anything="1"))
-        assert (await client.receive())[0].body == BINARY_ANSWER
-        head = infer_binary(Connection="keep-alive", X_Anything="2").partition(b"\r\n\r\n")[0]
-        lines = [line for line in head.split(b"\r\n") if not line.startswith(name.encode() + b":")]
-        changed = b"\r\n".join([*lines, name.encode() + b": 7"]) + b"\r\n\r\n"
-        known = on.site.heads.recall(changed)
-        if name == "Content-Length":
-            assert known is not None
-            assert known[1] == 7
-        else:
-            assert known is None
-        assert on.site.heads.recall(head + b"\r\n\r\n") is not None
 
 
 @pytest.mark.parametrize(
@@ -817,21 +782,11 @@ async def test_a_line_that_matters_here_is_not_left_out(tmp_path: Path, options:
             ]
 
 
-async def test_only_the_request_s_own_head_is_remembered(tmp_path: Path) -> None:
+async def test_empty_lines_before_a_request_are_overlooked(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         client = on.connect()
         client.send(b"\r\n\r\n" + infer())
-        await client.receive()
-        assert b"\r\n\r\n" not in on.site.heads.exact
-
-
-async def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
-        client = on.connect()
-        for number in range(1_100):
-            client.send(request(target="/v2/models/nosuch/infer", X=str(number)))
-        assert len(client.answers) == 1_100
-        assert 0 < len(on.site.heads.exact) <= 1_024
+        assert (await client.receive())[0].body == JSON_ANSWER
 
 
 async def test_a_known_head_waits_its_turn(tmp_path: Path) -> None:

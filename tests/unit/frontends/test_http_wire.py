@@ -14,10 +14,12 @@ import pytest
 from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, Client, Stage, infer, infer_binary, request, stage
 
 from garbage import garbage_left
+from modserve.frontends.http.wire.head_reader import HeadFields, HeadReader
 from modserve.protocol.restricted import Restriction
 from modserve.settings import HttpSettings
 
 GET = request("GET", "/hello")
+LEFT_TO_HTTPTOOLS = request("GET", Proxy_Connection="close")
 KIB = 1024
 TIMES = HttpSettings(max_json=MAX_JSON, max_connections=3, idle_timeout=100, client_timeout=10)
 
@@ -222,11 +224,11 @@ async def test_http_1_0_needs_no_host(tmp_path: Path, lines: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("place", "data"),
     [
-        ("reader.Reader.on_message_begin", GET),
-        ("reader.Reader.on_header", GET),
-        ("reader.Reader.on_headers_complete", GET),
+        ("reader.Reader.on_message_begin", LEFT_TO_HTTPTOOLS),
+        ("reader.Reader.on_header", LEFT_TO_HTTPTOOLS),
+        ("reader.Reader.on_headers_complete", LEFT_TO_HTTPTOOLS),
         ("reader.Reader.on_body", CHUNKED + BODY_AS_CHUNK),
-        ("reader.Reader.on_message_complete", GET),
+        ("reader.Reader.on_message_complete", LEFT_TO_HTTPTOOLS),
         ("asgi.scope", GET),
     ],
 )
@@ -259,10 +261,30 @@ async def test_a_failure_of_ours_is_not_the_client_s(
 LONG = request("POST", "/hello", b"x" * 70 * KIB)
 
 
+class FailingHeads(HeadReader):
+    """Fails at each head."""
+
+    def scan(self, data: bytes, start: int, whole: bool = False) -> HeadFields | None:
+        raise ValueError("oops")
+
+
+async def test_a_failure_of_ours_at_a_usual_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with stage(tmp_path) as on:
+        usual, on.site.heads = on.site.heads, FailingHeads(HttpSettings())
+        client = on.connect()
+        on.site.heads = usual
+        client.send(infer())
+        assert refused(client, 500) == "Internal Server Error"
+        assert "oops" in caplog.text
+        bystander = on.connect()
+        bystander.send(infer())
+        assert (await bystander.receive())[0].body == JSON_ANSWER
+
+
 @pytest.mark.parametrize(
     ("data", "place", "statuses"),
     [
-        pytest.param(LONG + GET, "parser", [200, 500], id="reading"),
+        pytest.param(LONG + LEFT_TO_HTTPTOOLS, "parser", [200, 500], id="reading"),
         pytest.param(GET + GET, "get_extra_info", [200, 500], id="beginning"),
         pytest.param(GET + LONG, "resume_reading", [200], id="after reading, with a request at hand"),
         pytest.param(GET + infer(Expect="100-continue")[: -len(JSON_BODY)], "write", [200], id="after reading a head"),
@@ -376,7 +398,7 @@ async def test_half_a_head_has_its_time(tmp_path: Path, busy: bool) -> None:
 
 async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
     async with stage(tmp_path, options=TIMES) as on:
-        for whole in (infer(), CHUNKED + BODY_AS_CHUNK, infer()):  # the last one's head is known
+        for whole in (infer(), CHUNKED + BODY_AS_CHUNK):
             client = on.connect()
             client.send(whole[:-70])
             look(on, 1000)
@@ -387,11 +409,6 @@ async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
             look(on, 1037)
             assert refused(client, 408) == "nothing more of the request's body has arrived for 10 s"
             client.transport.lose()
-            if not on.site.heads.exact:
-                client = on.connect()
-                client.send(infer())
-                await client.receive()
-                client.transport.lose()
 
 
 async def test_a_body_that_trickles(tmp_path: Path) -> None:

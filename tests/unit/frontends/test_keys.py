@@ -116,7 +116,6 @@ async def test_a_key_runs_its_model(place: Place, headers: dict[str, str]) -> No
     for count in (1, 2, 3):
         client.send(infer(JSON_BODY, **headers))
         assert (await client.receive(count))[-1].body == JSON_ANSWER
-    assert len(place.site.heads.exact) == 1  # they went past the application
     submitted = place.loader.loaded[ModelId("simple", 3)].submitted
     assert [inflight.request.tenant for inflight in submitted] == [Tenant("users")] * 3
 

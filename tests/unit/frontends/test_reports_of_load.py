@@ -79,4 +79,3 @@ async def test_whoever_asks_where_that_is_off(tmp_path: Path, orca: str) -> None
         client = on.connect()
         client.send(ask)
         assert HEADER not in (await client.receive())[0].headers
-        assert all(not head.report_format for head, _ in on.site.heads.exact.values())

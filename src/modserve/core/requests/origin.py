@@ -58,10 +58,10 @@ NOWHERE: Final = Origin(None)
 
 def lines_of(head: Iterable[tuple[bytes, bytes]], names: frozenset[bytes] = _ALL) -> Lines:
     """The lines that matter, of a head whose names are in lower case."""
-    return tuple([(name, _cut(name, value)) for name, value in head if name in names])
+    return tuple([(name, cut(name, value)) for name, value in head if name in names])
 
 
-def _cut(name: bytes, value: bytes) -> bytes:
+def cut(name: bytes, value: bytes) -> bytes:
     return value if len(value) <= _LONGEST else value[-_LONGEST:] if name in CHAINS else value[:_LONGEST]
 
 

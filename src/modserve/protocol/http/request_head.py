@@ -14,8 +14,8 @@ class RequestHead:
 
     An inference has a `model`; another call that goes around the application has a `route`, and a `model` if its path
     names one. They need none of the first five fields, but for the target of a `route`, unless callers need keys: then
-    the application refuses those that may not. Other requests have only these, as the application reads the rest by
-    itself. Requests share heads, so nobody changes one.
+    the application refuses those that may not, and `raw` is what it gets the headers from. Other requests have only
+    these, as the application reads the rest by itself.
     """
 
     method: bytes
@@ -41,6 +41,7 @@ class RequestHead:
     report_format: str  # of a report of the server's load, which the client asks for; empty: none
     credentials: tuple[tuple[bytes, bytes], ...]  # what shows the caller, if callers need keys
     origin: Lines  # what it says about the client, as far as the logs want to know
+    raw: bytes  # the head as it came, in place of its headers
     renamed: bool  # the client has called by a platform's name for the call; it has the first five fields, too
 
     def __init__(
@@ -92,4 +93,5 @@ class RequestHead:
         self.report_format = report_format
         self.credentials = credentials
         self.origin = origin
+        self.raw = b""
         self.renamed = False

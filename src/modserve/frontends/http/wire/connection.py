@@ -15,8 +15,7 @@ responses and ends what takes too long. Its state:
 Any phase goes with or without a call or a blockage; but LAST without a call only lingers. When the server stops
 (`context.closing`), the response to the last request that has come says that it is the last: the phase is LAST by then.
 Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
-event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again. One exception: a whole
-inference whose head is known byte for byte goes past the reader, which saves 0.4 of 15 µs (`data_received`).
+event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ from .half_closed import close_later, has_unread, look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
 from .phase import ConnectionPhase
-from .reader import END, IDLE, Reader
+from .reader import IDLE, Reader
 from .responses import CONTINUE, header_lines, inference_response, json_response, persistence
 from .time_outs import CloseAction, TimeOuts
 
@@ -62,7 +61,6 @@ class HttpConnection(asyncio.Protocol):
         self.context = context
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(context.heads, context.options, context.memory)
-        self._known = context.heads.exact
         self._keyed = context.authority is not None
         self._certificate: Credentials = ()  # what its client has shown in the handshake
         self._phase = ConnectionPhase.OPEN
@@ -151,20 +149,12 @@ class HttpConnection(asyncio.Protocol):
         self._active = True
         if self._phase is not _OPEN:
             return
-        reader, known, end = self._reader, None, 0
-        if self._call is None and reader.state is IDLE and not reader.rest and self._blockage is None:
-            end = data.find(END) + 4
-            known = self._known.get(data[:end])
-        if known is None or len(data) != end + known[1] or len(data) > SMALL_BODY:
-            self._burst += len(data)
-            if self._burst >= BURST:
-                self._burst, self._resting = 0, True
-                self.context.loop.call_soon(self._go_on)
-            reader.feed(data)
-            self.advance(True)
-        else:
-            reader.empty_lines = 0
-            self._serve(known[0], data[end:], 0)
+        self._burst += len(data)
+        if self._burst >= BURST:
+            self._burst, self._resting = 0, True
+            self.context.loop.call_soon(self._go_on)
+        self._reader.feed(data)
+        self.advance(True)
 
     def close_when_idle(self) -> None:
         """Serve the request at hand, then close. When the server stops, serve all that has come by now."""
@@ -293,6 +283,7 @@ class HttpConnection(asyncio.Protocol):
         tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
         if self._keyed and tenant is None:
             model, direct = "", False  # the application says why not
+            context.heads.complete(head)
         if model and not direct:
             self._call = call = InferCall(context.calls, self._respond)
             call.tenant, call.origin = tenant, origin

@@ -29,7 +29,7 @@ from modserve.protocol.http.request_head import RequestHead
 from modserve.server import Server
 from modserve.settings import HttpSettings, PlatformRoutes
 
-from .head_memory import HeadMemory
+from .head_reader import HeadReader
 from .responses import BINARY_HEAD, JSON_HEAD, dated
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class HttpContext:
         keyed = authority is not None
         names = AGENT if traced else frozenset()
         names |= CHAINS if server.failure_log.proxies.networks else frozenset()
-        self.heads = HeadMemory(options, self.memory, traced, inferences, routes, keyed, self.platform, names)
+        self.heads = HeadReader(options, traced, inferences, routes, keyed, self.platform, names)
         self.statuses = [0] * STATUSES
         """Responses by their status, without those about health: these would hide the failures of others."""
         self._places: ConnectionPlaces[OpenConnection] = ConnectionPlaces()

@@ -2,19 +2,11 @@
 
 import re
 from collections.abc import Collection
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from modserve.access.credentials import of_headers
-from modserve.core.requests import request_ids, trace_context
-from modserve.core.requests.origin import lines_of
 from modserve.frontends import browsers
-from modserve.protocol import compression, header_forwarding
-from modserve.protocol.http import deadlines, infer_request
-from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
-
-from .reports import FORMAT_HEADER, ON_REQUEST
 
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 """RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
@@ -27,6 +19,8 @@ _CALL = re.compile(
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/(?:[0-9]+|[a-z][a-z0-9_-]*))?/infer(?:_stream)?(?:\?|\Z)")
 _FORBIDDEN = re.compile(rb"[\x00-\x1f\x7f\\]|%[01][0-9A-Fa-f]|%7[Ff]|%5[Cc]|/(?:\.|%2[Ee]){1,2}(?=/|\Z)")
 """Parts of a path that two readers may understand differently: control characters, backslashes, and dot segments."""
+REQUEST_LINE = re.compile(rb"(GET|HEAD|POST|PUT|DELETE|OPTIONS|PATCH) (/[!\"$-~]*) HTTP/(1\.[01])")
+"""Request lines as most clients write them."""
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 Named: TypeAlias = tuple[str, int | None, str]
@@ -34,10 +28,6 @@ Named: TypeAlias = tuple[str, int | None, str]
 _NO_MODEL: Named = ("", None, "")
 
 _VERSIONS = ("1.1", "1.0")
-_HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
-_REQUEST_ID = request_ids.HEADER.encode()
-_SINGLE = frozenset({_HEADER_LENGTH, b"content-encoding", _REQUEST_ID})
-"""Headers of which the last line counts."""
 
 _LONGEST_NUMBER = 20
 """Digits of a Content-Length."""
@@ -55,8 +45,48 @@ class RefusedRequestError(Exception):
         self.message = message
 
 
+class RequestLine:
+    """A request line that has been checked, and the call that it asks for.
+
+    `direct`: the port runs that by itself. `binary`: the body may be JSON of the length that a header states, followed
+    by binary data. `renamed`: it may be a platform's name for a call. Raises RefusedRequestError.
+    """
+
+    __slots__ = (
+        "binary",
+        "direct",
+        "method",
+        "model",
+        "model_version",
+        "old",
+        "renamed",
+        "route",
+        "target",
+        "version",
+        "version_label",
+    )
+
+    def __init__(self, method: bytes, target: bytes, version: str, inferences: bool, routes: Collection[bytes]) -> None:
+        check_path(target)
+        if version not in _VERSIONS:
+            text = f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are"
+            raise RefusedRequestError(505, text)
+        if method == b"CONNECT":
+            # What follows would not be a body but another protocol, none of which may be taken for a request.
+            raise RefusedRequestError(501, "the method CONNECT is not supported: this server is not a proxy")
+        named, self.route = match_call(target, inferences, routes) if method == b"POST" else (None, b"")
+        self.method = method
+        self.target = target
+        self.version = version
+        self.old = version == "1.0"
+        self.direct = named is not None
+        self.model, self.model_version, self.version_label = _NO_MODEL if named is None else named
+        self.renamed = False
+        self.binary = _BINARY.match(target) is not None
+
+
 class HeadLines:
-    """A head as the parser reports it."""
+    """Target and header lines of a head."""
 
     __slots__ = ("as_sent", "headers", "target")
 
@@ -74,119 +104,7 @@ class HeadLines:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-class BodyFraming(NamedTuple):
-    """How the body comes. `length` is 0 for one in chunks, and for none."""
-
-    length: int
-    expecting: bool  # the client waits for leave to send it (RFC 9110, 10.1.1)
-    limited: bool  # it counts against the limit on JSON: all bodies do, unless a header states the length of their JSON
-
-
-def read_head(
-    lines: HeadLines,
-    method: bytes,
-    version: str,
-    keep_alive: bool,
-    cors: bytes,
-    options: HttpSettings,
-    traced: bool,
-    inferences: bool,
-    routes: Collection[bytes] = (),
-    keyed: bool = False,
-    origins: frozenset[bytes] = frozenset(),
-) -> tuple[RequestHead, BodyFraming]:
-    """Check a head and understand it, with the headers of traces if they are `traced`. Raises RefusedRequestError.
-
-    Without `inferences`, it is none of an inference, whatever its target is. `routes` are the paths of other calls that
-    go around the application, or its templates where they name models. `keyed`: callers need keys. `origins`: the
-    headers about the client that the logs want.
-    """
-    check_path(lines.target)
-    if version not in _VERSIONS:
-        raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
-    if method == b"CONNECT":
-        # What follows would not be a body but another protocol, none of which may be taken for a request.
-        raise RefusedRequestError(501, "the method CONNECT is not supported: this server is not a proxy")
-    old = version == "1.0"
-    length, chunked, expecting = 0, False, False
-    hosts: list[bytes] = []
-    accepted: list[str] = []
-    timeouts: list[tuple[str, str]] = []
-    single: dict[bytes, bytes] = {}
-    trace: dict[bytes, bytes] = {}
-    marks: dict[bytes, bytes] = {}
-    for name, value in lines.headers:
-        if name == b"content-length":
-            length = _length(value)
-        elif name == b"host":
-            hosts.append(value)
-        elif name == b"transfer-encoding":
-            _check_transfer_encoding(value, old, chunked)
-            chunked = True
-        elif name == b"accept-encoding":
-            accepted.append(value.decode("latin-1"))
-        elif name == b"expect":
-            expecting = value.lower() == b"100-continue" and not old
-        elif name in _SINGLE:
-            single[name] = value
-        elif traced and name in trace_context.NAMES:
-            trace_context.add(trace, name, value)
-        elif name in deadlines.RAW_HEADERS:
-            timeouts.append((name.decode(), value.decode("latin-1")))
-        elif name in browsers.MARKS:
-            marks[name] = value
-    _check_host(hosts, old)
-    if marks:
-        _check_browser(method, hosts[0] if hosts else b"", marks, options)
-    report_format = ""
-    if options.orca == ON_REQUEST:
-        report_format = next((value.decode("latin-1") for name, value in lines.headers if name == FORMAT_HEADER), "")
-    header_length = single.get(_HEADER_LENGTH)
-    framing = BodyFraming(length, expecting, header_length is None or not may_be_binary(lines.target))
-    named, route = match_call(lines.target, inferences, routes) if method == b"POST" else (None, b"")
-    restriction = options.restrictions.get("inference")
-    if named is None or (restriction is not None and not restriction.granted(lines.headers)):
-        head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
-        head.report_format = report_format
-    else:
-        head = RequestHead(
-            method=method,
-            target=lines.target if keyed or route else b"",
-            version=version,
-            headers=lines.headers if keyed else None,
-            as_sent=lines.as_sent if keyed else None,
-            keep_alive=keep_alive,
-            old=old,
-            cors=cors,
-            model=named[0],
-            model_version=named[1],
-            version_label=named[2],
-            header_length=header_length,
-            content_encoding=single.get(b"content-encoding"),
-            response_encoding=compression.choose(", ".join(accepted)),
-            forwarded=header_forwarding.matching(options.header_pattern, lines.as_sent),
-            timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
-            trace_headers=trace_context.of_values(trace) if trace else None,
-            request_id=_request_id(single.get(_REQUEST_ID)),
-            route=route,
-            report_format=report_format,
-            accept=_accept(lines.headers) if route else "",
-            credentials=of_headers(lines.headers) if keyed else (),
-            origin=lines_of(lines.headers, origins) if origins else (),
-        )
-    return head, framing
-
-
-def _accept(headers: list[tuple[bytes, bytes]]) -> str:
-    return ", ".join([value.decode("latin-1") for name, value in headers if name == b"accept"])
-
-
-def _request_id(value: bytes | None) -> str:
-    """Empty if there is none."""
-    return "" if value is None else request_ids.received(value.decode("latin-1").strip())
-
-
-def _check_host(hosts: list[bytes], old: bool) -> None:
+def check_host(hosts: list[bytes], old: bool) -> None:
     """RFC 9112, 3.2: a request of HTTP/1.1 has one Host; no request has several, or one that is no host."""
     if len(hosts) > 1 or (not hosts and not old):
         raise RefusedRequestError(400, f"a request needs exactly one Host header, this one has {len(hosts)}")
@@ -194,7 +112,7 @@ def _check_host(hosts: list[bytes], old: bool) -> None:
         raise RefusedRequestError(400, f"the Host header is not a host and port: '{_shown(hosts[0])}'")
 
 
-def _check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options: HttpSettings) -> None:
+def check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options: HttpSettings) -> None:
     """Refuse what a stranger's page has a browser send."""
     secure = options.use_ssl or options.use_ssl_mutual
     origins = options.cors_allow_origin
@@ -205,14 +123,14 @@ def _check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], option
         raise RefusedRequestError(403, refusal)
 
 
-def _length(value: bytes) -> int:
+def length_of(value: bytes) -> int:
     digits = value.rstrip(b" \t").lstrip(b"0")
     if len(digits) > _LONGEST_NUMBER:
         raise RefusedRequestError(400, f"the Content-Length is not a length: '{_shown(value)}'")
     return int(digits or b"0")
 
 
-def _check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
+def check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
     """RFC 9112, 6.1; `chunked` by an earlier line."""
     if old:
         raise RefusedRequestError(400, "a request of HTTP/1.0 cannot have a Transfer-Encoding")
@@ -235,11 +153,6 @@ def check_path(target: bytes) -> None:
             f"the path has '{_shown(match[0])}' at byte {match.start()}: control characters, backslashes and the "
             "segments '.' and '..' are not permitted, encoded or not",
         )
-
-
-def may_be_binary(target: bytes) -> bool:
-    """Whether the body may be JSON of the length that a header states, followed by binary data."""
-    return _BINARY.match(target) is not None
 
 
 def without_origin(target: bytes) -> bytes:

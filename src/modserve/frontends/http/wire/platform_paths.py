@@ -49,12 +49,11 @@ class PlatformPaths:
         self._type = routes.binary_type.encode()
         self._redirect = routes.redirect_header.encode()
         self.binary_head = binary_head(self._type + b"%d\r\n")
-        self.headers = frozenset({_CONTENT_TYPE, self._redirect} - {b""})
-        """Those that say what a request means."""
-        fixed = [self._predict] if routes.model else []
-        invoked = [b"/models/"] if routes.registry else []
-        self.prefixes = tuple(b"POST " + path for path in (*fixed, *invoked))
-        """What requests begin with whose heads always mean the same."""
+
+    def has(self, target: bytes) -> bool:
+        """Whether the target may be one of the platform's."""
+        path = target.partition(b"?")[0]
+        return path in (self._health, self._predict) or _INVOKE.match(path) is not None
 
     def rename(self, method: bytes, lines: HeadLines) -> bytes | None:
         """Give a platform's request the target and headers of the call it stands for, and return that one's method.

@@ -1,7 +1,7 @@
 """Reads requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
 
-httptools parses heads and chunked bodies. Two things go around it: heads that are known (`HeadMemory`), and bodies
-with a Content-Length, which are counted here.
+`HeadReader` reads heads that are whole and written as most are. httptools parses other heads and chunked bodies; those
+with a Content-Length are counted here.
 
 A reader is in one of three states:
 
@@ -29,17 +29,14 @@ from modserve.settings import HttpSettings
 
 from . import cors
 from .body import IncomingBody
-from .head import HeadLines, RefusedRequestError, read_head, without_origin
-from .head_memory import HeadMemory
+from .head import HeadLines, RefusedRequestError, without_origin
+from .head_reader import MAX_HEAD, HeadFields, HeadReader
 
 END = b"\r\n\r\n"
 """Ends every head, and every chunked body with its trailers."""
 
 PART = 16 * 1024
 """Bytes of a body that have to come within some time (`time_outs.py`)."""
-
-_MAX_HEAD = 64 * 1024
-"""Bytes of a head, and as many of the framing of a chunked body: chunk extensions and trailers."""
 
 _MAX_EMPTY_LINES = 64 * 1024
 """Bytes of empty lines before a request, which a server should overlook (RFC 9112, 2.2)."""
@@ -48,7 +45,7 @@ _MAX_CHUNKS = 65536
 _TOO_MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
 )
-_TOO_MUCH_FRAMING = f"the chunk extensions and trailers of the request's body exceed {_MAX_HEAD} bytes"
+_TOO_MUCH_FRAMING = f"the chunk extensions and trailers of the request's body exceed {MAX_HEAD} bytes"
 
 
 class ReadState(Enum):
@@ -67,7 +64,7 @@ Request: TypeAlias = tuple[RequestHead, Buffer]
 class Reader:
     """The upper half of its methods is for the connection, the lower half is called by the parser."""
 
-    def __init__(self, heads: HeadMemory, options: HttpSettings, memory: MemoryBudget) -> None:
+    def __init__(self, heads: HeadReader, options: HttpSettings, memory: MemoryBudget) -> None:
         self.state = IDLE
         self.rest = b""
         self.at = 0
@@ -126,8 +123,8 @@ class Reader:
     def read_piece(self) -> Request | None:
         """Read the next piece of what has come, and return the request that ends with it.
 
-        A piece is a known head with its body; or it ends with a head, a body, or a blank line of a chunked body: no
-        piece takes long. Raises RefusedRequestError; anything else that it raises is a bug.
+        A piece is a head with its body; or it ends with a head, a body, or a blank line of a chunked body: no piece
+        takes long. Raises RefusedRequestError; anything else that it raises is a bug.
         """
         data, start = self.rest, self.at
         if self.missing:
@@ -138,17 +135,38 @@ class Reader:
                 return self._end(piece)
             self.body.add(piece, self.missing)
             return None if self.missing else self._end(self.body.take())
-        end = self.at = self._next_end(data, start)
-        known = self._heads.recall(data[start:end]) if self.state is IDLE else None
-        if known is None:
+        fields = self._heads.scan(data, start) if self.state is IDLE else None
+        head = None if fields is None else self._scanned(fields, data)
+        if fields is None or head is None:
+            end = self.at = self._next_end(data, start)
             return self._parse_piece(data[start:end])
-        head, length = known
-        self.empty_lines = 0
+        end, length = fields.end, fields.length
+        self.empty_lines, self._tail = 0, b""
         if end + length <= len(data):
-            self.at = end + length
+            self.at, self.cors = end + length, b""
             return head, data[end : self.at]
+        self.at = end
         self.state, self.head, self.missing, self.cors = BODY, head, length, head.cors
+        self.expecting = fields.expecting
         return None
+
+    def _scanned(self, fields: HeadFields, data: bytes) -> RequestHead | None:
+        """The head of a scan; None if there is something wrong with it, for which the parser finds the words."""
+        heads, line = self._heads, fields.line
+        if fields.length > self._options.max_json or 0 < self._memory.limit < fields.length:
+            return None  # perhaps too long
+        try:
+            if fields.lines is not None and (line.renamed or line.method == b"OPTIONS"):
+                return self._understand(fields.lines, line.method, line.version, fields.keep_alive)[0]
+            allowed, marks, block = self._options.cors_allow_origin, fields.marks, b""
+            if allowed:
+                block = cors.header_block(allowed, line.method, () if marks is None else marks.items())
+            head = heads.understand(fields, fields.keep_alive, block)
+        except RefusedRequestError:
+            return None
+        if heads.keyed and fields.lines is None:
+            head.raw = data[self.at : fields.end]
+        return head
 
     def _end(self, body: Buffer) -> Request:
         head = self.head
@@ -187,9 +205,8 @@ class Reader:
 
     def _parse_head(self, piece: bytes) -> None:
         """Parse a head, or a part of it. One that is complete and has a body leaves the parser's business."""
-        whole = self.state is IDLE
-        if self._framing + len(piece) > _MAX_HEAD:
-            raise RefusedRequestError(431, f"the request's head exceeds {_MAX_HEAD} bytes")
+        if self._framing + len(piece) > MAX_HEAD:
+            raise RefusedRequestError(431, f"the request's head exceeds {MAX_HEAD} bytes")
         self._parse(piece)
         if self.state is IDLE:
             self.empty_lines += len(piece)
@@ -201,8 +218,6 @@ class Reader:
             self._framing = 0
             if self.missing:
                 self._parser = None
-            if whole and self.head is not None and (self.head.model or self.head.route):
-                self._heads.remember(piece, self.head, self.missing)
 
     def _parse_chunks(self, piece: bytes) -> None:
         progress = self._chunks + self.body.size
@@ -211,7 +226,7 @@ class Reader:
             self._framing = 0
             return
         self._framing += len(piece)
-        if self._framing > _MAX_HEAD:
+        if self._framing > MAX_HEAD:
             raise RefusedRequestError(431, _TOO_MUCH_FRAMING)
 
     def _parse(self, piece: bytes) -> None:
@@ -230,6 +245,22 @@ class Reader:
         else:
             self._tail = (self._tail + piece[-3:])[-3:]
 
+    def _understand(
+        self, lines: HeadLines, method: bytes, version: str, keep_alive: bool
+    ) -> tuple[RequestHead, HeadFields]:
+        """Check a head of which all headers are there. Raises RefusedRequestError."""
+        heads, options = self._heads, self._options
+        name = None if heads.platform is None else heads.platform.rename(method, lines)
+        if name is not None:
+            method = name
+        if options.cors_allow_origin or method == b"OPTIONS":
+            self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
+        fields = heads.fields_of(heads.request_line(method, lines.target, version), lines)
+        head = heads.understand(fields, keep_alive, self.cors)
+        if name is not None:
+            head.renamed, head.target, head.headers, head.as_sent = True, lines.target, lines.headers, lines.as_sent
+        return head, fields
+
     # The parser's side (names are httptools')
 
     def on_message_begin(self) -> None:
@@ -246,7 +277,7 @@ class Reader:
         if self.state is BODY:
             # A trailer is no header (RFC 9110, 6.5.1), and nothing here has a use for one.
             self._trailers += len(name) + len(value) + 4
-            if self._trailers > _MAX_HEAD:
+            if self._trailers > MAX_HEAD:
                 self._stop(431, _TOO_MUCH_FRAMING)
             return
         self._lines.headers.append((name.lower(), value))
@@ -254,7 +285,7 @@ class Reader:
             self._lines.as_sent.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
-        parser, lines, options = self._parser, self._lines, self._options
+        parser, lines = self._parser, self._lines
         assert parser is not None, "it is the parser that calls: this is a bug"
         method = parser.get_method()
         self.state = BODY
@@ -262,31 +293,16 @@ class Reader:
         if parser.should_upgrade() and method != b"CONNECT":
             self._upgrade = True
             return
-        renamed = False
-        if (platform := self._heads.platform) is not None:
-            try:
-                name = platform.rename(method, lines)
-            except RefusedRequestError as refused:
-                self._stop(refused.status, refused.message)
-            if name is not None:
-                method, renamed = name, True
-        if options.cors_allow_origin or method == b"OPTIONS":
-            self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
-        version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
-            heads = self._heads
-            kinds = heads.traced, heads.inferences, heads.routes, heads.keyed, heads.origins
-            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options, *kinds)
+            version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
+            self.head, fields = self._understand(lines, method, version, keep_alive)
         except RefusedRequestError as refused:
             self._stop(refused.status, refused.message)
-        if renamed:
-            head = self.head
-            head.renamed, head.target, head.headers, head.as_sent = True, lines.target, lines.headers, lines.as_sent
-        self._limited = framing.limited
-        self._check_size(framing.length)
-        if 0 < self._memory.limit < framing.length:
-            self._stop(413, self._memory.exhausted(framing.length).message)
-        self.missing, self.expecting = framing.length, framing.expecting
+        self._limited = fields.limited
+        self._check_size(fields.length)
+        if 0 < self._memory.limit < fields.length:
+            self._stop(413, self._memory.exhausted(fields.length).message)
+        self.missing, self.expecting = fields.length, fields.expecting
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
