@@ -24,7 +24,7 @@ def directory_of(text: str | None, name: str) -> Path | None:
 
 
 def content_digest(root: Path, largest: int | None = None) -> str:
-    """Of a file, or of all files below a directory with their names. Raises OSError.
+    """Return the digest of a file, or of all files below a directory with their names. Raises OSError.
 
     Of a file with more than `largest` bytes, its identity and the times of its last changes stand for the content: a
     copy of it has another digest.

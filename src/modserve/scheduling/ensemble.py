@@ -332,7 +332,7 @@ class EnsembleRun:
         self._config = ensemble.config
         self._limits = ensemble.limits
         self._steps: dict[StepExecution, None] = {}
-        """Those under way, and those that wait for the limit, in the order in which they began."""
+        """Runs under way, and runs that wait for the limit, in the order in which they began."""
         self._compute_ns = [0, 0, 0]
         """Input, inference and output, of all steps."""
         self._handles: dict[tuple[str, int | None], Handle] = {}

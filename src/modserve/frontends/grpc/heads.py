@@ -89,7 +89,7 @@ class GrpcHead(Head):
         self.request_id = ""
         """As `core.requests.request_ids` has it; empty if the client sent none."""
         self.credentials: Credentials = ()
-        """What shows the caller."""
+        """Credentials of the caller."""
         self.refusal = b""
         self.refusal_status = UNKNOWN
         """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
@@ -97,7 +97,7 @@ class GrpcHead(Head):
         self._origin: Origin | None = None
         super().__init__(fields, size)
         self.coding = self._chosen(codings) if codings and self._accepted else ""
-        """Of the responses."""
+        """Coding of the responses."""
         rpc = rpcs.get(self.path.decode("latin-1"))
         known = rpc is not None and self.method == b"POST" and self._type == _TYPE
         if known and size <= most and self.encoding in _READ:

@@ -110,12 +110,12 @@ class BlockDecoder:
         self._table = table
         self._most = most
         self._names: dict[bytes, Name] = {}
-        """By the texts of names, with their lengths, as they come."""
+        """Names by their texts with lengths, as they come."""
         self._literals: dict[bytes, HeaderField] = {}
-        """By all bytes of a field that names none of the dynamic table."""
+        """Fields by all bytes of one that names none of the dynamic table."""
         self._fields = _NO_FIELDS
         self.size = 0
-        """Of all fields of the block; of those that are not kept, as they come."""
+        """Bytes of all fields of the block; of those that are not kept, as they come."""
         self.cut = False
         """The block has more fields than are kept."""
         self._rest = b""

@@ -24,7 +24,7 @@ except (ImportError, AttributeError, LookupError, TypeError, ValueError) as erro
     ) from error
 
 FIELD_COST: Final = 32
-"""What a field counts beside its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
+"""Cost of a field beside its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
 
 # Kinds of fields. Those of the fields that stand for a request line are bits; any other is larger.
 METHOD: Final = 1
@@ -112,4 +112,4 @@ class FieldNames:
 
 
 HTTP_NAMES: Final = FieldNames({})
-"""Those of HTTP/2 itself."""
+"""Fields of HTTP/2 itself."""

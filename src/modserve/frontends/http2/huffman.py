@@ -54,7 +54,7 @@ def _tables() -> tuple[list[bytes], bytes, bytes]:
 
 
 def _long_codes() -> tuple[list[int], list[int], list[int]]:
-    """By the length: the number behind the last code, the last code's index among `symbols`; and these, in order."""
+    """Return by length: the number behind the last code, that code's index among `symbols`; and these, in order."""
     ordered = sorted(_codes().items())
     behind, last = [0] * (_LONGEST + 1), [0] * (_LONGEST + 1)
     for index, ((length, code), _) in enumerate(ordered):

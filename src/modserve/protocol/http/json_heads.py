@@ -71,9 +71,9 @@ class RequestDescription(NamedTuple):
     response_form: ResponseForm | None
     """None if no outputs are listed: then the parameters say it."""
     shared: bool
-    """Whether any tensor is in shared memory."""
+    """True if any tensor is in shared memory."""
     form: RequestForm | None = None
-    """Of a description that is remembered."""
+    """Form of a description that is remembered."""
     spans: tuple[InputSpan, ...] = ()
     largest: int = 0
     """Bytes of the largest of their tensors."""
@@ -233,7 +233,7 @@ def _lasting(request: CutRequest, description: RequestDescription) -> RequestDes
 
 
 def _in_order(around: Sequence[bytes]) -> bool:
-    """Whether these texts are an object without id and parameters, and the data of the inputs goes between them.
+    """True if these texts are an object without id and parameters, and the data of the inputs goes between them.
 
     Marks in its place show it. Nobody can know them beforehand, so none of the client's own texts is one.
     """

@@ -114,7 +114,7 @@ class HeadFields:
         self.end = 0
         self.keep_alive = True
         self.length = 0
-        """Of the body; 0 for one in chunks, and for none."""
+        """Bytes of the body; 0 for one in chunks, and for none."""
         self.chunked = False
         self.expecting = False  # the client waits for leave to send the body (RFC 9110, 10.1.1)
         self.hosts: list[bytes] = []

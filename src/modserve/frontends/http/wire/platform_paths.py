@@ -51,7 +51,7 @@ class PlatformPaths:
         self.binary_head = binary_head(self._type + b"%d\r\n")
 
     def has(self, target: bytes) -> bool:
-        """Whether the target may be one of the platform's."""
+        """True if the target may be one of the platform's."""
         path = target.partition(b"?")[0]
         return path in (self._health, self._predict) or _INVOKE.match(path) is not None
 
