@@ -1,5 +1,5 @@
-"""Heads of requests, read in one pass over their bytes: beside httptools, which takes several times as long for the head
-of a request that comes through Envoy with a tracer (`benchmarks/codec_shortcuts.py`).
+"""Heads of requests, read in one pass over their bytes: beside httptools, which takes several times as long for a head
+that comes through Envoy with a tracer (`benchmarks/codec_shortcuts.py`).
 
 `HeadReader.scan` reads a whole head as most clients and proxies write it: most headers matter to nobody here, and of
 those it looks at each byte once and copies nothing. It tells by the length and the first letter of a name whether that
