@@ -1,4 +1,4 @@
-"""Heads of requests, read in one pass over their bytes: beside httptools, which takes several times as long for a head
+"""Heads of requests, read in one pass over their bytes: beside httptools, which takes 8.8 µs instead of 3.6 for a head
 that comes through Envoy with a tracer (`benchmarks/codec_shortcuts.py`).
 
 `HeadReader.scan` reads a whole head as most clients and proxies write it: most headers matter to nobody here, and of
