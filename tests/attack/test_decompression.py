@@ -40,7 +40,7 @@ BOMBS: Final[dict[str, tuple[Callable[[], bytes], dict[str, str]]]] = {
 def test_bombs(server: ServerProcess, name: str) -> None:
     make, headers = BOMBS[name]
     body = make()
-    with attacked(server, f"HTTP: {name}, {len(body):,} B", Limits(peak_mb=256, cpu_seconds=4)):
+    with attacked(server, f"HTTP: {name}, {len(body):,} B", Limits(peak_mb=96, cpu_seconds=4)):
         status = post(server, INFER, body, headers).status
         assert status in REFUSALS | {200}
         assert status != 200 or "good" in name
@@ -70,7 +70,7 @@ def test_a_bomb_that_trickles(server: ServerProcess) -> None:
     )
     chunks = [bomb[at : at + 1_000] for at in range(0, len(bomb), 1_000)]
     with (
-        attacked(server, "HTTP: a bomb in small chunks", Limits(peak_mb=256, cpu_seconds=4)),
+        attacked(server, "HTTP: a bomb in small chunks", Limits(peak_mb=96, cpu_seconds=4)),
         dialled(server.http_port) as connection,
     ):
         try:

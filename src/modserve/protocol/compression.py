@@ -13,6 +13,9 @@ _LEVEL = 6
 _FIRST = 1024 * 1024
 """Bytes that are inflated before more memory is reserved."""
 _CHUNK = 64 * 1024
+_PIECE = 256 * 1024
+"""Inflated bytes of one call: zlib copies its result with the interpreter's lock held, when the event loop has to wait.
+"""
 _LEAST_CHUNK = 64
 _MOST_MEMBERS = 100_000
 """Per body. Even an empty member costs time."""
@@ -51,7 +54,7 @@ class Inflater:
         while self._size <= limit and not (self._reader.eof and not self._next_member()):
             chunk = self._rest[: self._chunk]
             try:
-                part = self._reader.decompress(chunk, limit + 1 - self._size)
+                part = self._reader.decompress(chunk, min(limit + 1 - self._size, _PIECE))
             except zlib.error as error:
                 text = f"failed to decompress the request body, which is not {self._name} data: {error}"
                 raise invalid(text) from None
