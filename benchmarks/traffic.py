@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ SCRIPTS = 16
 REQUESTS = 256
 """Of each, before they begin again."""
 HOST = "localhost:8000"
+ATTEMPTS = 5
 MODELS = tuple(f"simple{number}" for number in range(8))
 PATH = f"/{pb.SERVICE}/ModelInfer"
 _OPENING = (
@@ -317,6 +319,8 @@ class Contender:
     name: str
     target: ServerProcess
     loads: dict[tuple[str, int], list[Load]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    """Windows that were measured again since calls had failed. This server's may not."""
 
 
 def settings(setting: str, folder: Path, secrets: Sequence[str]) -> tuple[list[str], str]:
@@ -380,7 +384,20 @@ def measure(row: Row, servers: Sequence[Contender], arguments: argparse.Namespac
             for run in range(arguments.runs):
                 for each, target in targets if run % 2 == 0 else reversed(targets):
                     windows = each.loads.setdefault((row.name, connections), [])
-                    windows.append(load(target, connections, arguments.seconds))
+                    windows.append(window(row, each, partial(load, target, connections, arguments.seconds)))
+
+
+def window(row: Row, contender: Contender, load: Callable[[], Load]) -> Load:
+    """One load. Triton's is repeated if calls fail: some do with its gRPC behind nginx."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return load()
+        except SystemExit:
+            if contender.name != "Triton":
+                raise
+            contender.failed.append(row.name)
+            sys.stderr.write(f"{contender.name}, {row.name}: calls failed, once more\n")
+    return load()
 
 
 def table(found: Sequence[Row], servers: Sequence[Contender]) -> list[str]:
@@ -426,6 +443,13 @@ def report(arguments: argparse.Namespace) -> str:
                     if row.setting == setting:
                         measure(row, servers, arguments, folder)
             for each, earlier in zip(servers, total or servers, strict=True):
-                earlier.loads.update(each.loads)
+                if earlier is not each:
+                    earlier.loads.update(each.loads)
+                    earlier.failed += each.failed
             total = total or servers
-    return "\n".join(table(found, total))
+    lines = table(found, total)
+    for each in total:
+        counts = (f"{name}: {count}" for name, count in Counter(each.failed).items())
+        if each.failed:
+            lines += ["", f"Windows in which calls to {each.name} failed, and that were repeated: {', '.join(counts)}."]
+    return "\n".join(lines)

@@ -1,8 +1,10 @@
 """Reading an ONNX file before the engine loads it: neither weights nor long lists."""
 
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from modserve.backends.onnxruntime.divisions import guarded
 from modserve.backends.onnxruntime.graph import depends_on_data, precision, unranked
+from modserve.backends.onnxruntime.sessions import ModelFile
 from modserve.backends.onnxruntime.zipmap import flattened
 
 MB = 1024 * 1024
@@ -92,3 +95,52 @@ def test_of_a_graph_behind_a_list() -> None:
     after = guarded(model(node))
     assert after is not None
     assert after.count + after.others == 1
+
+
+def large_division(file: Path, external: bool = False) -> None:
+    """Write a model of 10 MB that divides integers, with its weights in the file or beside it."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in ("x", "y"))
+    tensor = numpy_helper.from_array(np.arange(10 * MB // 8), "w")
+    nodes = [helper.make_node("Gather", ["w", "x"], ["g"]), helper.make_node("Div", ["g", "x"], ["y"])]
+    graph = helper.make_graph(nodes, "graph", [x], [y], [tensor])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, file, save_as_external_data=external, location="weights" if external else None)
+
+
+def test_an_edited_copy_of_a_large_model_is_a_file(tmp_path: Path) -> None:
+    large_division(tmp_path / "model.onnx")
+    file = ModelFile(tmp_path / "model.onnx")
+    tracemalloc.start()
+    try:
+        with file.reading() as copy:
+            _, peak = tracemalloc.get_traced_memory()
+            assert isinstance(copy, str)
+            edited = Path(copy)
+            assert edited.parent == Path(tempfile.gettempdir())
+            content = edited.read_bytes()
+    finally:
+        tracemalloc.stop()
+    assert peak < MB
+    assert file.is_guarded
+    expected = guarded((tmp_path / "model.onnx").read_bytes())
+    assert expected is not None
+    assert content == b"".join(expected.content)
+    assert not edited.exists()
+
+
+def test_weights_beside_the_file_are_found_from_an_edited_copy(tmp_path: Path) -> None:
+    large_division(tmp_path / "model.onnx", external=True)
+    with (tmp_path / "model.onnx").open("ab") as file:  # a long text of documentation: the file alone is large
+        file.write(onnx.ModelProto(doc_string="x" * 10 * MB).SerializeToString())
+    with ModelFile(tmp_path / "model.onnx").reading() as copy:
+        assert isinstance(copy, bytes)
+
+
+def test_a_copy_is_made_in_memory_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    large_division(tmp_path / "model.onnx")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with ModelFile(tmp_path / "model.onnx").reading() as copy:
+        assert isinstance(copy, bytes)
+    assert "in memory" in caplog.text

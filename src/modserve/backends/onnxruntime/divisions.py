@@ -31,9 +31,12 @@ _OLDEST_OPSET: Final = 7
 
 @dataclass(frozen=True)
 class GuardedModel:
-    """A serialised model with guards. `count` divisions have one, and `others` cannot."""
+    """A serialised model with guards. `count` divisions have one, and `others` cannot.
 
-    content: bytes
+    The content refers to the bytes of the model that it was made from.
+    """
+
+    content: Pieces
     count: int
     others: int
 
@@ -72,7 +75,7 @@ def _guarded(model: Buffer) -> GuardedModel | None:
             part.number == onnx.MODEL_FUNCTION and _opset(model, of(model, part, onnx.FUNCTION_OPSET)) >= _OLDEST_OPSET
         ):
             edits.append((part, field_of(onnx.MODEL_FUNCTION, writer.with_guards(part, onnx.FUNCTION_NODE))))
-    return GuardedModel(b"".join(edited(model, 0, len(model), edits)), writer.count, len(risky) - writer.count)
+    return GuardedModel(edited(model, 0, len(model), edits), writer.count, len(risky) - writer.count)
 
 
 def _opset(model: Buffer, imports: Iterable[WireField]) -> int:

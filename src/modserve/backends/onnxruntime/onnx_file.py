@@ -139,6 +139,16 @@ def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:
             return
 
 
+def has_external_weights(model: Buffer) -> bool:
+    """Return whether initializers of the model's graph are in other files. Raises ValueError and IndexError for no model."""
+    return any(
+        any(of(model, tensor, TENSOR_EXTERNAL))
+        for graph in fields(model)
+        if graph.number == MODEL_GRAPH
+        for tensor in of(model, graph, GRAPH_INITIALIZER)
+    )
+
+
 def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:
     """A part of the data with some of its fields replaced."""
     pieces: Pieces = []

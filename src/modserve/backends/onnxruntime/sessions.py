@@ -2,8 +2,11 @@
 
 import itertools
 import logging
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnxruntime as ort
@@ -14,7 +17,7 @@ from ..api import ModelSource, Placement
 from ..options import library_path
 from . import builds, divisions, zipmap
 from .divisions import GuardedModel
-from .onnx_file import read_file
+from .onnx_file import Pieces, has_external_weights, read_file
 from .options import session_options, session_threads, threads_of
 from .providers import CPU, RECORD, check, node_counts, requested
 from .zipmap import Labels
@@ -22,6 +25,8 @@ from .zipmap import Labels
 _log = logging.getLogger(__name__)
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_LARGE = 8 << 20
+"""Bytes of a model of which an edited copy is made in a file rather than in memory."""
 _NEWER = (
     f" It needs a newer version than ONNX Runtime {ort.__version__}: pip install --upgrade onnxruntime, "
     "or export it for an older opset."
@@ -72,22 +77,24 @@ class ModelFile:
         """Whether what was read is not the file, but has guards."""
         return self.divisions is not None and self.divisions.count > 0
 
-    def without_guards(self) -> str | bytes:
-        """As `read`, from now on without the guards, which do not fit."""
+    def leave_unguarded(self) -> None:
+        """Add no guards from now on: they do not fit."""
         self._guards = False
         if self.divisions is not None:
-            self.divisions = GuardedModel(b"", 0, self.divisions.count + self.divisions.others)
-        return self.read()
+            self.divisions = GuardedModel([], 0, self.divisions.count + self.divisions.others)
 
-    def read(self) -> str | bytes:
-        """The file, or what it holds with tensors in place of dictionaries, and with divisions of integers guarded.
+    @contextmanager
+    def reading(self) -> Iterator[str | bytes]:
+        """A path or bytes that a session is made from: the file, or a copy of it with edits that the server needs.
 
-        Not kept: it may be large.
+        The edits put tensors in place of dictionaries, and guards before divisions of integers. A copy with large
+        weights is a file meanwhile: of bytes, ONNX Runtime makes two more copies.
         """
-        as_it_is: str | bytes = str(self.path)
-        return read_file(self.path, self._changed, as_it_is)
+        with ExitStack() as stack:
+            as_it_is: str | bytes = str(self.path)
+            yield read_file(self.path, partial(self._edited, stack), as_it_is)
 
-    def _changed(self, view: memoryview) -> str | bytes:
+    def _edited(self, stack: ExitStack, view: memoryview) -> str | bytes:
         flattened = zipmap.flattened(view)
         if flattened is not None:
             self.labels = flattened.labels
@@ -96,10 +103,24 @@ class ModelFile:
             guarded = divisions.guarded(view if flattened is None else flattened.content)
             self._guards = guarded is not None  # for the next session
         if guarded is not None:
-            self.divisions = GuardedModel(b"", guarded.count, guarded.others)
+            self.divisions = GuardedModel([], guarded.count, guarded.others)
             if guarded.count:
-                return guarded.content
+                return _copied(guarded.content, view, stack)
         return str(self.path) if flattened is None else flattened.content
+
+
+def _copied(content: Pieces, original: memoryview, stack: ExitStack) -> str | bytes:
+    """The path of a temporary file with this content, or the content itself where it is small or needs its place."""
+    if len(original) < _LARGE or has_external_weights(original):
+        return b"".join(content)
+    try:
+        file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="modserve-", suffix=".onnx"))
+        file.writelines(content)
+        file.flush()
+    except OSError as error:
+        _log.warning("a copy of a model of %d bytes is made in memory, not in a file: %s", len(original), error)
+        return b"".join(content)
+    return file.name
 
 
 def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> OnnxSession:
@@ -108,25 +129,26 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
     threads = threads_of(source)
     providers = requested(config, placement, threads, sharing)
     options = session_options(source, sharing)
-    content = file.read()
-    if isinstance(content, bytes):  # without a place of its own from which it could find weights
-        options.add_session_config_entry(_EXTERNAL_FOLDER, str(file.path.parent))
     if providers:
         options.add_session_config_entry(RECORD, "1")
     for name in config.operation_libraries:
         _register_operators(options, source, name)
 
-    def make(content: str | bytes) -> ort.InferenceSession:
-        # With the fallback, ONNX Runtime would print what went wrong and try again without the provider.
-        return ort.InferenceSession(content, options, providers=[*providers, CPU], enable_fallback=0)
+    def make() -> ort.InferenceSession:
+        with file.reading() as content:
+            if isinstance(content, bytes):  # without a place of its own from which it could find weights
+                options.add_session_config_entry(_EXTERNAL_FOLDER, str(file.path.parent))
+            # With the fallback, ONNX Runtime would print what went wrong and try again without the provider.
+            return ort.InferenceSession(content, options, providers=[*providers, CPU], enable_fallback=0)
 
     try:
         try:
-            session = make(content)
+            session = make()
         except Exception as error:
             if not file.is_guarded or divisions.is_constant_zero(text_of(error)):
                 raise
-            session = make(file.without_guards())  # the guards may be to blame; else it fails again
+            file.leave_unguarded()  # the guards may be to blame; else it fails again
+            session = make()
     except Exception as error:  # ONNX Runtime's exceptions share no base class but this
         text = text_of(error)
         hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
