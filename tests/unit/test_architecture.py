@@ -31,7 +31,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
     return Rule(frozenset(ours.split()), frozenset(foreign.split()))
 
 
-LIBRARY = {"client", "library", "ray", "triton_client"}
+LIBRARY = {"client", "library", "ray"}
 """For programs that use modserve as a library: no server needs it."""
 
 RULES = {
@@ -110,7 +110,6 @@ RULES = {
     "library.mounting": rule(
         "client core frontends library.connecting observability.audit_log process.app process.listeners server settings"
     ),
-    "triton_client": rule("client core library.connecting", "numpy tritonclient"),
     "ray": rule(
         "access core frontends models.serving.wrappers observability pb process.app process.listeners "
         "process.metrics_page routing server settings workers",

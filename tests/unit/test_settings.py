@@ -26,7 +26,6 @@ from modserve.settings import (
     header_pattern,
 )
 from modserve.settings import examples as examples_module
-from modserve.settings.removed_options import REMOVED
 from modserve.settings.sources import WITHOUT_EFFECT
 
 TRITONSERVER_OPTIONS = re.findall(
@@ -170,20 +169,6 @@ def test_an_option_without_effect_is_taken_with_its_value() -> None:
         line = read(f"--{name}", "1", "--id", "x", f"--{name}=1")
         assert line.warnings == (f"option '--{name}' has no effect in modserve: {reason}",)
         assert line.settings.id == "x"
-
-
-@pytest.mark.parametrize("engine", ["native", "grpcio"])
-def test_a_removed_option_is_taken_and_explained(tmp_path: Path, engine: str) -> None:
-    reason = (
-        "has no effect in modserve: it was removed, because there is only one gRPC server now (formerly called native)"
-    )
-    assert read("--grpc-engine", engine, "--id=x").warnings == (f"option '--grpc-engine' {reason}",)
-    assert read("--id=x", MODSERVE_GRPC_ENGINE=engine).warnings == (
-        f"environment variable MODSERVE_GRPC_ENGINE {reason}",
-    )
-    file = tmp_path / "server.yaml"
-    file.write_text(f"id: x\ngrpc-engine: {engine}\n")
-    assert read(f"--config={file}").warnings == (f"{file}:2: option 'grpc-engine' {reason}",)
 
 
 def test_a_deprecated_option_works_with_a_warning() -> None:
@@ -937,7 +922,7 @@ def test_an_ambiguous_prefix(prefix: str, listed: str) -> None:
 
 
 def test_nothing_without_effect_is_suggested() -> None:
-    for name in (*WITHOUT_EFFECT, *REMOVED):
+    for name in WITHOUT_EFFECT:
         assert f"'--{name}'?" not in error(f"--x{name}=1")
 
 

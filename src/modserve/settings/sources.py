@@ -15,7 +15,6 @@ from modserve.core.texts import is_unicode, unicode_text
 
 from . import front_ends
 from .options import OptionError, did_you_mean
-from .removed_options import REMOVED
 from .settings import OPTIONS, Settings
 from .values import PLACE, boolean
 
@@ -68,8 +67,7 @@ CONFIG = "config"
 """The option that names an option file."""
 PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
 """The options whose names may be left out."""
-_IGNORED: Mapping[str, str] = {**WITHOUT_EFFECT, **REMOVED}
-_KNOWN = (CONFIG, *OPTIONS, *_IGNORED)
+_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT)
 _WORKING = (CONFIG, *OPTIONS)
 """Those that may be suggested."""
 _NICKNAMES: Mapping[str, str] = {
@@ -121,7 +119,7 @@ def from_command_line(
     places: dict[FieldPath, str] = {}
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
-        warnings += _without_effect([entry for entry in source if entry.name in _IGNORED])
+        warnings += _without_effect([entry for entry in source if entry.name in WITHOUT_EFFECT])
         warnings += [
             f"{place} is deprecated: use {instead}"
             for name, _, place in source
@@ -179,7 +177,7 @@ def _without_effect(entries: Iterable[OptionEntry]) -> Iterator[str]:
                     continue
             except ValueError as error:
                 raise OptionError(f"{place}: {error}") from None
-        yield f"{place} has no effect in modserve: {_IGNORED[name]}"
+        yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
 
 
 def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
