@@ -36,7 +36,6 @@ from overhead import (
     WRK_REPORT,
     Load,
     ServerProcess,
-    median,
     read_wrk,
     run_program,
     server,
@@ -318,7 +317,7 @@ class Contender:
 
     name: str
     target: ServerProcess
-    loads: dict[tuple[str, int], list[Load]] = field(default_factory=dict)
+    loads: dict[tuple[str, int], list[Load | None]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     """Windows that were measured again since calls had failed. This server's may not."""
 
@@ -387,9 +386,9 @@ def measure(row: Row, servers: Sequence[Contender], arguments: argparse.Namespac
                     windows.append(window(row, each, partial(load, target, connections, arguments.seconds)))
 
 
-def window(row: Row, contender: Contender, load: Callable[[], Load]) -> Load:
-    """One load. Triton's is repeated if calls fail: some do with its gRPC behind nginx."""
-    for _ in range(ATTEMPTS - 1):
+def window(row: Row, contender: Contender, load: Callable[[], Load]) -> Load | None:
+    """One load. Triton's is repeated if calls fail, as some do with its gRPC behind nginx; None if they always do."""
+    for _ in range(ATTEMPTS):
         try:
             return load()
         except SystemExit:
@@ -397,7 +396,7 @@ def window(row: Row, contender: Contender, load: Callable[[], Load]) -> Load:
                 raise
             contender.failed.append(row.name)
             sys.stderr.write(f"{contender.name}, {row.name}: calls failed, once more\n")
-    return load()
+    return None
 
 
 def table(found: Sequence[Row], servers: Sequence[Contender]) -> list[str]:
@@ -411,22 +410,32 @@ def table(found: Sequence[Row], servers: Sequence[Contender]) -> list[str]:
     for row in found:
         for connections in CONNECTIONS:
             loads = [each.loads[row.name, connections] for each in servers]
-            middle = [median(each) for each in loads]
-            best = median(servers[0].loads[row.best, connections])
-            cells = [row.kind or "best", row.name, str(connections), *(f"{each.cpu_us:.1f} µs" for each in middle)]
+            cells = [row.kind or "best", row.name, str(connections)]
+            cells += [middle(each, lambda load: load.cpu_us, "{:.1f} µs") for each in loads]
             cells += [ratio(loads[0], other, lambda load: load.cpu_us) for other in loads[1:]]
-            cells += [f"{each.p50_us / 1e3:.2f} ms" for each in middle] + [
-                f"{each.p99_us / 1e3:.2f} ms" for each in middle
-            ]
+            cells += [middle(each, lambda load: load.p50_us / 1e3, "{:.2f} ms") for each in loads]
+            cells += [middle(each, lambda load: load.p99_us / 1e3, "{:.2f} ms") for each in loads]
             cells += [ratio(loads[0], other, lambda load: load.p99_us) for other in loads[1:]]
-            cells.append(f"{middle[0].cpu_us / best.cpu_us:.2f}")
+            best = servers[0].loads.get((row.best, connections), [])
+            cells.append(f"{cpu_us(loads[0]) / cpu_us(best):.2f}" if best else "")
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def ratio(mine: Sequence[Load], theirs: Sequence[Load], figure: Callable[[Load], float]) -> str:
+def middle(loads: Sequence[Load | None], figure: Callable[[Load], float], form: str) -> str:
+    """The median of the windows."""
+    figures = [figure(load) for load in loads if load is not None]
+    return form.format(statistics.median(figures)) if figures else "calls fail"
+
+
+def cpu_us(loads: Sequence[Load | None]) -> float:
+    return statistics.median(load.cpu_us for load in loads if load is not None)
+
+
+def ratio(mine: Sequence[Load | None], theirs: Sequence[Load | None], figure: Callable[[Load], float]) -> str:
     """The median of the windows' ratios."""
-    return f"{statistics.median(figure(a) / figure(b) for a, b in zip(mine, theirs, strict=True)):.2f}"
+    pairs = [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
+    return f"{statistics.median(figure(a) / figure(b) for a, b in pairs):.2f}" if pairs else ""
 
 
 def report(arguments: argparse.Namespace) -> str:
@@ -436,12 +445,13 @@ def report(arguments: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         repository = write_models(folder / "models")
-        for setting in dict.fromkeys(each.setting for each in found):
+        for kind, setting in dict.fromkeys((each.kind, each.setting) for each in found):
             options, tritons = settings(setting, folder, secrets)
             with started(arguments, repository, options, tritons) as servers:
                 for row in found:
-                    if row.setting == setting:
+                    if (row.kind, row.setting) == (kind, setting):
                         measure(row, servers, arguments, folder)
+                        sys.stderr.write("\n".join([*table([row], servers)[2:], ""]))  # a run is long
             for each, earlier in zip(servers, total or servers, strict=True):
                 if earlier is not each:
                     earlier.loads.update(each.loads)

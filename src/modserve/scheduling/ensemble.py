@@ -25,6 +25,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest, ParameterValue
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.runtime.clock import Alarm, Clock
 from modserve.core.servable import Borrow, Handle, submit_traced
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import STOPPING, ModelId
@@ -33,7 +34,6 @@ from modserve.resources.flow import Flow
 from . import dataflow
 from .batching import Reason
 from .dataflow import Absence, StepPlan, Value, Wave
-from .scheduler import Alarm, Clock
 
 STUCK_S = 60.0
 """Time that a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so

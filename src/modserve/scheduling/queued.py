@@ -9,6 +9,7 @@ from mypy_extensions import mypyc_attr
 from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.requests.inflight import Inflight
+from modserve.core.runtime.clock import Alarm, Clock
 from modserve.core.version import STOPPING
 
 from .admission import WHOLE_QUEUE, Gate, QueueLimit
@@ -16,7 +17,7 @@ from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .fair_queue import FairQueue, rows
 from .level_queue import LevelQueue
 from .queue import GONE, FifoQueue
-from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
+from .scheduler import BatchRunner, OnDrop, SlotT
 
 TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""

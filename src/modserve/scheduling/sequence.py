@@ -40,12 +40,13 @@ from modserve.core.requests.sequence import (
     membership,
     zeros_like,
 )
+from modserve.core.runtime.clock import Alarm, Clock
 from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import STOPPING
 
-from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
+from .scheduler import OnDrop, PinnedRunner, SlotT
 from .sequence_lane import DirectLane, Lane, OneSlot, oldest_lane
 from .sequence_places import PlaceShares, Sequence
 

@@ -12,11 +12,12 @@ from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.configuration.sequence_config import DirectStrategy, OldestStrategy
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.requests.inflight import Inflight
+from modserve.core.runtime.clock import Alarm, Clock
 
 from . import batching
 from .batching import MARGIN_NS, Reason, WaitUntil
 from .queued import TURN_NS, QueuedScheduler
-from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
+from .scheduler import OnDrop, PinnedRunner, SlotT
 
 
 class OneSlot(Generic[SlotT]):

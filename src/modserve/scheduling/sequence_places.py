@@ -24,9 +24,8 @@ from typing import Final, TypeAlias
 from modserve.core.errors import ModserveError, OverloadedError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.sequence import SequenceKey, SequenceStates
+from modserve.core.runtime.clock import Alarm
 from modserve.core.tenants import Tenant
-
-from .scheduler import Alarm
 
 _RETRY_NS: Final = 1_000_000_000
 _SWEEP_FROM: Final = 64

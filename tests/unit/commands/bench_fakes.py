@@ -1,5 +1,6 @@
 """A server that exists only in numbers: slots and generators on a clock that the test turns."""
 
+import asyncio
 import copy
 from array import array
 from collections import Counter
@@ -113,26 +114,27 @@ class Factory:
         return new
 
 
-class FakeTicker:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
+class FakeTimers:
+    """A clock that remembers the last moment at which it is to call."""
+
+    def __init__(self) -> None:
         self.moment = 0
+        self.callback: Callable[[], None] = lambda: None
 
-    def arm(self, moment: int) -> None:
-        self.moment = moment
+    def now_ns(self) -> int:
+        return self.moment
 
-    def close(self) -> None:
-        self.callback = lambda: None
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        raise AssertionError
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> asyncio.Handle:
+        self.moment, self.callback = when_ns, callback
+        return asyncio.get_running_loop().call_soon(lambda: None)
 
 
-def open_loop(factory: SlotFactory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, list[FakeTicker]]:
-    tickers: list[FakeTicker] = []
-
-    def make(callback: Callable[[], None]) -> FakeTicker:
-        tickers.append(FakeTicker(callback))
-        return tickers[-1]
-
-    return OpenLoop(rate, factory, 1, 60, most=most, first=1, make_ticker=make, **more), tickers
+def open_loop(factory: SlotFactory, rate: float, most: int, **more: Any) -> tuple[OpenLoop, FakeTimers]:
+    timers = FakeTimers()
+    return OpenLoop(rate, factory, 1, 60, most=most, first=1, timers=timers, **more), timers
 
 
 FIELDS = [(":method", "POST"), (":path", "/p"), ("te", "trailers")]

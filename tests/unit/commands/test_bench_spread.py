@@ -55,14 +55,13 @@ async def test_connections_take_turns() -> None:
 
 async def test_an_open_loop_uses_the_connection_that_was_free_longest() -> None:
     slots, factories = three()
-    loop, tickers = open_loop(slots, 1, 6)
+    loop, timers = open_loop(slots, 1, 6)
     await loop.start()
-    [ticker] = tickers
     loop._add(await slots.open(loop, 5))
     sent: list[FakeSlot] = []
     for _ in range(6):
         loop._due = float(clock())
-        ticker.callback()
+        timers.callback()
         for factory in factories:
             for slot in factory.slots:
                 if slot.start:

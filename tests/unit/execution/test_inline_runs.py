@@ -13,6 +13,7 @@ from pool_bench import Owner
 
 from modserve.core.configuration.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.errors import Code
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array
@@ -22,7 +23,6 @@ from modserve.execution.inline import InlineRule, LoopThreadTime, may_run_inline
 from modserve.execution.pool import InstancePool
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import RecordingSink, config, inflight
 
 QUICK, WAITED, SLOW, TOO_LONG = 20_000, 3_000_000, 500_000, 1_450_000_000

@@ -9,12 +9,12 @@ import pytest
 
 from modserve.backends.api import EngineRequest, InstanceHandle, RequestsDone
 from modserve.core.requests.inflight import Inflight
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving import model
 from modserve.models.serving.opened_model import OpenedModel
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing.builders import RecordingSink, config, request, tensor
 
 

@@ -11,6 +11,7 @@ from modserve.backends.api import ModelSource
 from modserve.core.configuration.merging import Padding, PaddingPolicy
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, TensorSpec
 from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.servable import SequenceKeeper, Servable
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
@@ -19,7 +20,6 @@ from modserve.models.serving.model import Model
 from modserve.models.serving.opened_model import OpenedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, config, instance_spec
 
 VARIABLE = (TensorSpec("INPUT0", dtypes.INT32, (-1,)),)

@@ -12,6 +12,7 @@ from modserve.core.errors import ModserveError, internal, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, ResponseSink
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
@@ -19,7 +20,6 @@ from modserve.core.version import ModelId
 from modserve.models.loading.assembly import wrapped
 from modserve.models.serving.cached import CachedModel
 from modserve.resources.response_cache import ResponseCache
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor
 
 

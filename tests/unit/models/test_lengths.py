@@ -16,6 +16,7 @@ from modserve.backends.api import BatchDone, InstanceHandle, ModelSource
 from modserve.core.configuration.merging import Padding, PaddingPolicy
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig, TensorSpec
 from modserve.core.requests.inflight import Inflight
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 from modserve.core.version import ModelId
@@ -25,7 +26,6 @@ from modserve.observability import prometheus
 from modserve.observability.families import render
 from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.adaptive.costs import FIRST_LESSON
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request
 
 CONFIG = config(

@@ -19,13 +19,13 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, invalid
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.response import Outcome
 from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.statistics.model_statistics import FailureReason
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving.model import Model
 from modserve.models.serving.opened_model import OpenedModel
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(8,))

@@ -34,6 +34,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.requests.response import Outcome, ResponseSink
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.servable import Servable
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
@@ -45,7 +46,6 @@ from modserve.models.serving.model import Model
 from modserve.models.serving.opened_model import OpenedModel
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import config, instance_spec, request, tensor
 
 

@@ -14,13 +14,13 @@ from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.core.configuration.model_config import DynamicBatching, InstanceGroup, InstanceKind, ModelConfig, Resource
 from modserve.core.configuration.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.errors import ModserveError
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.loading.assembly import bare_model
 from modserve.models.serving.model import Model
 from modserve.models.serving.opened_model import OpenedModel
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 R = Resource("R", 1)

@@ -24,6 +24,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import timeout_ns
 from modserve.core.requests.response import Outcome
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
@@ -31,7 +32,6 @@ from modserve.core.version import ModelId
 from modserve.models.loading.assembly import assemble_model
 from modserve.models.serving.opened_model import OpenedModel
 from modserve.models.serving.sequence_model import SequenceModel
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))

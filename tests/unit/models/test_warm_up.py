@@ -15,6 +15,7 @@ from modserve.core.configuration.sequence_config import Control, ControlKind, Se
 from modserve.core.configuration.warm_up_config import DataKind, WarmUp, WarmUpInput, WarmUpMode
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.requests.response import NOBODY
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
@@ -23,7 +24,6 @@ from modserve.models.loading.assembly import bare_model
 from modserve.models.serving.model import Model
 from modserve.models.serving.opened_model import OpenedModel
 from modserve.models.serving.warm_up import make_samples
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, instance_spec
 
 INPUT = TensorSpec("IN", dtypes.INT32, (2,))

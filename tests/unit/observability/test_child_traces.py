@@ -15,6 +15,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, ResponseSink
 from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.servable import Servable, submit_traced
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.tensors import dtypes
@@ -22,7 +23,6 @@ from modserve.core.version import ModelId
 from modserve.models.serving.cached import CachedModel
 from modserve.models.serving.ensemble import EnsembleModel
 from modserve.resources.response_cache import ResponseCache
-from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor
 
 

@@ -140,7 +140,7 @@ def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:
 
 
 def has_external_weights(model: Buffer) -> bool:
-    """Return whether initializers of the model's graph are in other files. Raises ValueError and IndexError for no model."""
+    """Return whether weights of the model's graph are in other files. Raises ValueError and IndexError for no model."""
     return any(
         any(of(model, tensor, TENSOR_EXTERNAL))
         for graph in fields(model)

@@ -114,8 +114,8 @@ def _copied(content: Pieces, original: memoryview, stack: ExitStack) -> str | by
     if len(original) < _LARGE or has_external_weights(original):
         return b"".join(content)
     try:
-        file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="modserve-", suffix=".onnx"))
-        file.writelines(content)
+        file = tempfile.NamedTemporaryFile(prefix="modserve-", suffix=".onnx")  # noqa: SIM115 - the stack closes it
+        stack.enter_context(file).writelines(content)
         file.flush()
     except OSError as error:
         _log.warning("a copy of a model of %d bytes is made in memory, not in a file: %s", len(original), error)

@@ -3,107 +3,22 @@
 An open loop counts latency from when a request was due, not from when a connection was free for it: a server that
 stalls for a second delays all requests of that second, not just one per connection. A closed loop cannot see that
 ("coordinated omission"): while it waits, it sends nothing.
-
-Wakes the event loop with microsecond precision; timers of event loops have a millisecond.
-
-Linux has timers that are files. Elsewhere, the loop's own timers have to do.
 """
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import random
-import sys
-import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
+
+from modserve.core.runtime.clock import Alarm, Clock
 
 from .inputs import Sequences
 from .measures import LoadLevel, MeasurementWindow
 from .slots import RequestSlot, SlotFactory, SpreadSlots, clock
 from .text_measures import TextCounter
-
-
-class Ticker(Protocol):
-    def arm(self, moment: int) -> None:
-        """Call back once at this moment of `slots.clock`, or soon if it is over."""
-
-    def close(self) -> None: ...
-
-
-def ticker(callback: Callable[[], None]) -> Ticker:
-    if sys.platform == "linux":
-        try:
-            return FileTicker(callback)
-        except OSError:  # a sandbox may know no such files
-            pass
-    return LoopTicker(callback)
-
-
-class LoopTicker:
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
-        self._loop = asyncio.get_running_loop()
-        self._handle: asyncio.Handle | None = None
-
-    def arm(self, moment: int) -> None:
-        self._handle = self._loop.call_later(max(0, moment - time.perf_counter_ns()) / 1e9, self._callback)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-
-
-class _Spec(ctypes.Structure):
-    """``struct itimerspec``: the interval, then the moment."""
-
-    _fields_ = (
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("s", ctypes.c_long),
-        ("ns", ctypes.c_long),
-    )
-
-
-_MONOTONIC, _ABSOLUTE = 1, 1
-_FLAGS = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
-
-
-class FileTicker:
-    """timerfd_create(2), of the clock that `time.perf_counter_ns` reads on Linux. Raises OSError."""
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        library = ctypes.CDLL(None, use_errno=True)
-        try:
-            self._set = library.timerfd_settime
-            self._descriptor: int = library.timerfd_create(_MONOTONIC, _FLAGS)
-        except AttributeError as error:
-            raise OSError("the C library has no timerfd_create") from error
-        if self._descriptor < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._spec = _Spec()
-        self._callback = callback
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._wake)
-
-    def arm(self, moment: int) -> None:
-        self._spec.s, self._spec.ns = divmod(max(moment, 1), 1_000_000_000)
-        self._set(self._descriptor, _ABSOLUTE, ctypes.byref(self._spec), None)
-
-    def _wake(self) -> None:
-        try:
-            os.read(self._descriptor, 8)
-        except BlockingIOError:
-            return
-        self._callback()
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
-
 
 MOST_ERRORS = 100
 """Distinct error texts."""
@@ -295,14 +210,13 @@ class OpenLoop(_LoadLoop):
         poisson: bool = False,
         sequences: Sequences | None = None,
         texts: TextCounter | None = None,
-        make_ticker: Callable[[Callable[[], None]], Ticker] = ticker,
+        timers: Clock,
     ) -> None:
         super().__init__(LoadLevel(True, rate), factory, requests, timeout, sequences, texts)
         self._most, self._first = most, min(first, most) if sequences is None else most
         self._gap = 1e9 / rate
         self._random = random.Random(0) if poisson else None
-        self._make_ticker = make_ticker
-        self._ticker: Ticker | None = None
+        self._alarm = Alarm(timers, self.tick)
         self._due = 0.0
         self._free: deque[RequestSlot] = deque()
         in_turns = sequences is not None or self._spread is not None
@@ -314,7 +228,6 @@ class OpenLoop(_LoadLoop):
         self._add(await self._factory.open(self, self._first))
         self._running = True
         self._sweep()
-        self._ticker = self._make_ticker(self.tick)
         self._due = float(clock())
         self.tick()
 
@@ -341,8 +254,7 @@ class OpenLoop(_LoadLoop):
                 if self._opening is None and len(self._slots) < self._most:
                     self._opening = asyncio.create_task(self._open_more())
             self._due += self._gap if self._random is None else self._random.expovariate(1.0) * self._gap
-        assert self._ticker is not None
-        self._ticker.arm(int(self._due))
+        self._alarm.at(max(1, int(self._due)))
 
     async def _open_more(self) -> None:
         try:
@@ -367,9 +279,7 @@ class OpenLoop(_LoadLoop):
 
     async def stop(self, patience: float) -> int:
         self._running = False
-        if self._ticker is not None:
-            self._ticker.close()
-            self._ticker = None
+        self._alarm.end()
         if self._opening is not None:
             self._opening.cancel()
         return await super().stop(patience)

@@ -5,9 +5,10 @@ import contextlib
 import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modserve.core.errors import invalid
+from modserve.core.runtime.clock import Clock, LoopClock
 
 from ..destination import Destination
 from ..remote_server import connect
@@ -55,6 +56,7 @@ class BenchSession:
     sequences: Sequences | None = None
     texts: TextCounter | None = None
     servers: int = 1
+    timers: Clock = field(default_factory=lambda: LoopClock(asyncio.get_running_loop()))
 
     def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
         """Without a number of `connections`, as many as are usual."""
@@ -64,7 +66,14 @@ class BenchSession:
         most = connections or self._usual_connections(load.value)
         first = -(-_FIRST // self.servers) * self.servers
         return OpenLoop(
-            load.value, *how, most=most, first=first, poisson=poisson, sequences=self.sequences, texts=self.texts
+            load.value,
+            *how,
+            most=most,
+            first=first,
+            poisson=poisson,
+            sequences=self.sequences,
+            texts=self.texts,
+            timers=self.timers,
         )
 
     def _usual_connections(self, rate: float) -> int:

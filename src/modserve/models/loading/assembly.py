@@ -34,6 +34,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.normalize import Signature
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
+from modserve.core.runtime.clock import Clock, LoopClock
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements
@@ -46,7 +47,6 @@ from modserve.models.serving.wrappers import ModelWrapper, OrderedModel, find
 from modserve.resources.response_cache import Cache
 from modserve.scheduling.batch_policy import BatchPolicy, adapts
 from modserve.scheduling.ordering import ResponseOrder
-from modserve.scheduling.scheduler import Clock, LoopClock
 
 _log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from typing import Final
 
 from modserve import config as model_config
 from modserve.backends.api import INSTANCES, Executor, InstanceSpec
+from modserve.core.runtime.clock import Clock
 from modserve.core.servable import Servable
 from modserve.execution.instance import Instance
 from modserve.execution.rate_limit import ResourceTurn
 from modserve.resources.response_cache import Cache
-from modserve.scheduling.scheduler import Clock
 
 from ..serving.model import Model
 from ..serving.opened_model import OpenedModel

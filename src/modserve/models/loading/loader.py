@@ -10,12 +10,12 @@ from pathlib import Path
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.loading import Blueprint, InPlaceChange, Listing
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.servable import Borrow, Servable, base, process_ids
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
 from modserve.models.residency.memory import Growth
-from modserve.scheduling.scheduler import LoopClock
 
 from ..serving.calls import CallControl, ModelCalls
 from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow

@@ -11,10 +11,10 @@ from modserve.config import Draft
 from modserve.core.errors import ModserveError
 from modserve.core.loading import Needs
 from modserve.core.residency import LoadMode, MemoryReport
+from modserve.core.runtime.clock import Clock, LoopClock
 from modserve.core.servable import Borrow, Servable
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
-from modserve.scheduling.scheduler import Clock, LoopClock
 
 from .memory import WAIT_NS, Files, Meter, ModelMemory, files_of
 from .on_demand import OnDemandModel

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from modserve.core.errors import ModserveError, OverloadedError, first_paragraph
+from modserve.core.runtime.clock import Alarm, Clock
 from modserve.core.version import ModelId
-from modserve.scheduling.scheduler import Alarm, Clock
 
 from .memory import TooLargeError
 

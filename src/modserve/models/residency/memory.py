@@ -47,9 +47,9 @@ from typing import Any, NamedTuple, Protocol
 from modserve.core.errors import ModserveError, OverloadedError, unavailable
 from modserve.core.residency import MemoryReport, megabytes
 from modserve.core.runtime.background import Background
+from modserve.core.runtime.clock import Clock
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
-from modserve.scheduling.scheduler import Clock
 
 _PROC = Path("/proc")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -17,10 +17,10 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.residency import Presence, ResidencyReport, megabytes
+from modserve.core.runtime.clock import Clock
 from modserve.core.servable import Finisher, Oldest, ReadinessChecker, Servable, engine_report, oldest, process_ids
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import STOPPING, ModelId
-from modserve.scheduling.scheduler import Clock
 
 from .backoff import Backoff
 from .memory import ModelMemory

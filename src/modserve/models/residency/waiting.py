@@ -33,9 +33,9 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import Outcome, ResponseSink
 from modserve.core.residency import Presence
+from modserve.core.runtime.clock import Alarm, Clock
 from modserve.core.servable import Finisher, RequestHolder, SequenceKeeper, Servable
 from modserve.core.statistics.model_statistics import ModelStatistics, failure_reason
-from modserve.scheduling.scheduler import Alarm, Clock
 
 
 class Stage(enum.Enum):

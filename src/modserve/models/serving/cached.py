@@ -17,11 +17,11 @@ from modserve.core.errors import Code, ModserveError, from_exception, unavailabl
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome, ResponseSink, hand_over
+from modserve.core.runtime.clock import Alarm, Clock
 from modserve.core.servable import Servable
 from modserve.core.statistics.model_statistics import FailureReason, failure_reason
 from modserve.core.tensors.tensor import Tensor
 from modserve.resources.response_cache import Cache, key
-from modserve.scheduling.scheduler import Alarm, Clock
 
 from .wrappers import ModelWrapper
 

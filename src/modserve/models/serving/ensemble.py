@@ -16,11 +16,11 @@ from modserve.core.requests.normalize import Signature
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
 from modserve.core.requests.timing import ExecutionTiming
+from modserve.core.runtime.clock import Clock
 from modserve.core.servable import Borrow, Handle, Servable
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 from modserve.scheduling.ensemble import EnsembleScheduler
-from modserve.scheduling.scheduler import Clock
 
 
 class EnsembleModel:

@@ -14,6 +14,7 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, unavailab
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import ResponseSink
+from modserve.core.runtime.clock import LoopClock
 from modserve.core.servable import Oldest
 from modserve.core.statistics.model_statistics import FailureReason, failure_reason
 from modserve.core.tenants import waiting_by_tenant
@@ -27,7 +28,7 @@ from modserve.execution.warming import Sample
 from modserve.scheduling.batch_policy import BatchPolicy
 from modserve.scheduling.batching import ripe_size
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.scheduling.scheduler import LoopClock, Scheduler
+from modserve.scheduling.scheduler import Scheduler
 
 from .closing import close_aside
 from .opened_model import OpenedModel, QueueConfig

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import uvloop
 
-from modserve.core.runtime import failures
-from modserve.scheduling import timers
-from modserve.scheduling.scheduler import Alarm, LoopClock
-from modserve.scheduling.timers import exact_timers
+from modserve.core.runtime import failures, timers
+from modserve.core.runtime.clock import Alarm, LoopClock
+from modserve.core.runtime.timers import exact_timers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
 
