@@ -159,7 +159,7 @@ class StreamSlot(GrpcSlot):
             connection.send_message(self._stream, message.body)
 
     def abort(self, why: str) -> None:
-        """With the stream, so that nothing comes back of the request later on."""
+        """Reset the stream too, so that nothing of this response arrives later."""
         stream, self._stream = self._stream, 0
         if self._carrier is not None:
             self._carrier.reset(stream)

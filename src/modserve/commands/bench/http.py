@@ -149,7 +149,7 @@ class HttpSlot(asyncio.Protocol):
 
 
 class Heads:
-    """What heads of responses say: the status, the length of the body, and whether the connection ends behind it."""
+    """Parsed response heads: the status, the length of the body, and whether the connection closes after it."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[int, int, bool]] = {}

@@ -50,7 +50,7 @@ class GrpcMessage(NamedTuple):
 
     body: bytes
     short: bytes
-    """What stands before the stream's number in a frame with all of it."""
+    """Header of a frame with the whole message, up to the stream number."""
 
     @classmethod
     def of(cls, message: bytes) -> "GrpcMessage":
@@ -70,7 +70,7 @@ class CallListener(Protocol):
 
 
 class _Upload:
-    """What a call has still to send, and the window that it has for it. A call that `ends` sends nothing after that."""
+    """Unsent body of a call and its send window. With `ends`, the call ends after this body."""
 
     __slots__ = ("body", "ends", "position", "window")
 
@@ -92,12 +92,12 @@ class Http2ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, CallListener] = {}
         self._open: dict[int, CallListener] = {}
-        """Those of them whose messages are read."""
+        """The calls that receive messages, by stream number."""
         self._uploads: dict[int, _Upload] = {}
         self._stream = 1
         self._received = b""
         self._partial = b""
-        """A header block that goes on in CONTINUATION frames."""
+        """A header block that CONTINUATION frames complete."""
         self._partial_ends = 0
         self._window = 65_535
         self._stream_window = 65_535

@@ -46,7 +46,7 @@ class TargetInput:
     datatype: Datatype
     dims: Shape
     optional: bool = False
-    """Whether it is sent only if data for it comes from a file or has a `--shape`."""
+    """True if the input is sent only with data from a file or with a `--shape`."""
 
 
 class Dataset(NamedTuple):
@@ -55,7 +55,7 @@ class Dataset(NamedTuple):
     remarks: list[str]
     """Assumptions about the data."""
     streams: list[int]
-    """How many of the requests, one behind the other, are the steps of a sequence."""
+    """Lengths of the sequences; their steps follow each other in `requests`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
 def _sample(
     specs: Sequence[TargetInput], document: Mapping[str, Any], shapes: Mapping[str, Shape], path: Path
 ) -> dict[str, Tensor]:
-    """One row of each input."""
+    """Return one row of each input."""
     sample = {}
     for spec in specs:
         if spec.name not in document:
@@ -407,7 +407,7 @@ class Sequences:
     made_up: bool = True
     """True if the data is, so that its steps say nothing of the length."""
     text_ids: bool = False
-    """For models whose ids are strings."""
+    """True for a model with string ids."""
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
     _random: Random = field(init=False, default_factory=lambda: Random(0))
     _turn: int = field(init=False, default=0)
@@ -421,7 +421,7 @@ class Sequences:
         return self._step(slot, sequence, sequence.sent + 1 >= sequence.length)
 
     def last(self, slot: RequestSlot) -> tuple[int, bytes]:
-        """One that ends the slot's sequence ahead of its time; it is under way."""
+        """Return a request that ends the slot's sequence early. Requires a sequence in progress."""
         return self._step(slot, self._active[slot], True)
 
     def under_way(self, slot: RequestSlot) -> bool:

@@ -148,7 +148,7 @@ class _LoadLoop:
         self._ended = 0
         """Sequences that are over."""
         self._last_responses: dict[RequestSlot, int] = {}
-        """When the last response to a slot's request came, of those that have one and wait for more."""
+        """Arrival of the latest response to each unfinished request that has one."""
         self._begin = clock()
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_idle = asyncio.Event()

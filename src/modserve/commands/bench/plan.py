@@ -47,7 +47,7 @@ def read_range(text: str) -> tuple[float, ...]:
 
 
 def whole_range(text: str) -> tuple[int, ...]:
-    """The same for whole numbers; those that a factor makes are rounded."""
+    """Read a range as `read_range` does, rounded to whole numbers of at least 1."""
     return tuple(dict.fromkeys(max(1, round(value)) for value in read_range(text)))
 
 
@@ -333,12 +333,12 @@ class LoadPlan:
 
     @property
     def url(self) -> str:
-        """Of all servers."""
+        """The addresses of all servers, joined by commas."""
         return ",".join(str(server.address) for server in self.servers)
 
 
 def read(options: Namespace) -> LoadPlan:
-    """From the options of `bench_parser`. Raises UsageError, and INVALID_ARG for what is no address."""
+    """Read the options of `bench_parser`. Raises UsageError, and INVALID_ARG for an invalid address."""
     is_open = options.rate is not None or options.goal_ms is not None
     if options.concurrency and is_open:
         raise UsageError("option '--concurrency' is for a closed loop; --rate and --goal-ms are for an open one")

@@ -58,12 +58,12 @@ _SETTLE_SECONDS = 0.02
 """A pause after the command's own work between two windows."""
 _DRAIN_SECONDS = 5.0
 _LONGEST = 10
-"""How many times its length a window may last until it has enough requests."""
+"""Multiple of its length that a window may last until it has enough requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementRules:
-    """How long to measure, and when a result is stable."""
+    """Measurement times, and the conditions of a stable result."""
 
     window: float = 1.0
     """Seconds."""
@@ -84,7 +84,7 @@ class LatencyGoal:
     percentile: float
 
     def met_by(self, result: Measurement) -> bool:
-        """Whether a load meets it: by its percentile, without errors, and with as many responses as requests."""
+        """Return True if a load meets the goal: its percentile is low enough, no request fails, and it keeps up."""
         return (
             result.requests > 0
             and not result.failed
@@ -93,7 +93,7 @@ class LatencyGoal:
         )
 
     def hopeless(self, windows: Sequence[MeasurementWindow], rate: float) -> bool:
-        """Whether a load will miss it, however long it lasts."""
+        """Return True if a load will miss the goal, however long it lasts."""
         last = windows[-1]
         late = sum(window.percentile_ms(self.percentile) > self.ms for window in windows)
         return (
@@ -173,7 +173,7 @@ class Profiler:
     async def highest_rate(
         self, search: RateSearch, goal: LatencyGoal, generator_of: Callable[[LoadLevel], LoadGenerator]
     ) -> AsyncIterator[tuple[Measurement, bool]]:
-        """All rates that were tried, and whether each meets the goal. The last one that does is the highest.
+        """Yield each rate tried, and whether it meets the goal. The last one that does is the highest.
 
         The final rate is measured once more, since a rate at the limit may meet the goal by luck. If it misses then,
         somewhat lower rates are tried.

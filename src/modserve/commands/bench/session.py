@@ -49,9 +49,9 @@ class BenchSession:
     times: ServerStatistics
     slots: SlotFactory
     requests: int
-    """How many different ones are sent in turns."""
+    """Number of distinct requests, which are sent in turn."""
     seconds: float
-    """How long a response may take."""
+    """Response time-out."""
     sequences: Sequences | None = None
     texts: TextCounter | None = None
     servers: int = 1
@@ -68,7 +68,7 @@ class BenchSession:
         )
 
     def _usual_connections(self, rate: float) -> int:
-        """Of sequences so few that none has to wait for its next request for as long as the server has patience."""
+        """Return few enough connections that no sequence exceeds the server's idle time-out between its requests."""
         traits = self.model.sequences
         if traits is None:
             return CONNECTIONS
@@ -111,7 +111,7 @@ class BenchSession:
 
 CONNECTIONS = 256
 SEQUENCES = 4
-"""At a time, in an open loop, as for perf_analyzer."""
+"""Concurrent sequences in an open loop, as in perf_analyzer."""
 _SHARE_OF_IDLE = 0.5
 _FIRST = 8
 """Connections at the start of an open loop, at least; as many to each server."""

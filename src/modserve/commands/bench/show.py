@@ -142,7 +142,7 @@ def client_rows(results: Sequence[Measurement], rules: MeasurementRules, met: Se
 
 
 def response_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of decoupled models; without any row for a model that is not."""
+    """Return the response rows of a decoupled model; no rows for other models."""
     names = ["load", "responses/s", "per request"]
     names += [f"{what} p{level:g}" for what in ("first", "between") for level in STREAM_PERCENTILES]
     rows = []
@@ -158,7 +158,7 @@ TEXT_TITLE = "Tokens, per second and per request; ms to the first one (TTFT), an
 
 
 def text_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of OpenAI's API; columns without any figure are left out. No rows for tensors."""
+    """Return the rows of an OpenAI benchmark, without columns that have no figures. No rows for tensors."""
     texts = [(each.load, each.texts) for each in results if each.texts is not None]
     names = ["load"]
     rows = [[str(load)] for load, _ in texts]
@@ -181,7 +181,7 @@ def text_rows(results: Sequence[Measurement]) -> Rows:
 
 
 def share_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of each server among several."""
+    """Return a row for each server among several."""
     rows = [
         [
             str(each.load),

@@ -22,7 +22,7 @@ RETRY_SECONDS = 0.1
 
 class RequestSlot(Protocol):
     start: int
-    """When its request was sent, or was to be sent, by `clock`; 0 while it has none."""
+    """Time by `clock` at which its request was or was to be sent; 0 while idle."""
 
     def send(self, index: int, tag: bytes = b"") -> None:
         """Send the prepared request with this number; `ResponseListener.on_done` follows, once.
@@ -44,7 +44,7 @@ class ResponseListener(Protocol):
         """The response of the slot's request is complete; `error` is empty for success."""
 
     def on_response(self, slot: RequestSlot) -> None:
-        """One of the responses of a decoupled model is there; `on_done` comes behind the last one."""
+        """Receive notice of one response of a decoupled model; `on_done` follows the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What requests call the server."""
+        """Host name of the server in requests."""
         return self.address.virtual_host
 
     async def connect(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
@@ -73,7 +73,7 @@ class SlotFactory(Protocol):
     """Makes slots with the requests that they send."""
 
     async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
-        """So many more slots with open connections. Raises OSError."""
+        """Open `count` more slots with connections. Raises OSError."""
 
 
 @dataclass(slots=True)
