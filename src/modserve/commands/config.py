@@ -193,7 +193,7 @@ def work(options: Namespace) -> int:
 class WrittenConfig(NamedTuple):
     text: str
     config: ModelConfig
-    """As a server with this model reads it, unless it was made for another `max_batch_size`."""
+    """Configuration as a server with this model reads it, unless made for another `max_batch_size`."""
 
 
 def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenConfig:

@@ -64,7 +64,7 @@ def lines(outcomes: Sequence[Outcome[Any]]) -> Iterator[str]:
 
 
 def _text(report: Any) -> str:
-    """What has become of the drain of one server."""
+    """Return the result of one server's drain as text."""
     if report["drained"]:
         return f"drained, after {duration(report['seconds'])}"
     left = ", ".join(f"{count} of model '{name}'" for name, count in sorted(report["in_flight"].items()))

@@ -107,7 +107,7 @@ def _prompt(text: str) -> str | None:
 
 
 def _has_text(stream: TextIO) -> bool:
-    """Whether it is a pipe or a file."""
+    """Return True for a pipe or a regular file."""
     try:
         kind = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):  # closed, or no file of the system

@@ -1,4 +1,4 @@
-"""One answer of a model: ``chat/completions`` of OpenAI's API as a stream of its pieces."""
+"""Chat completion from a model: ``chat/completions`` of OpenAI's API as a stream of pieces."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ _END = "[DONE]"
 
 @dataclass(slots=True)
 class ChatResponse:
-    """What has come of it so far. Times are seconds from the call."""
+    """Response received so far. Times are seconds from the call."""
 
     text: str = ""
     pieces: int = 0
@@ -35,7 +35,7 @@ class ChatResponse:
 
     @property
     def seconds_per_token(self) -> float:
-        """Behind the first one; 0 if there is no other."""
+        """Mean time per token after the first; 0 without a second one."""
         tokens = self.usage.get("completion_tokens") or self.pieces
         return (self.last - self.first) / (tokens - 1) if tokens > 1 else 0.0
 
@@ -114,7 +114,7 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def figures(response: ChatResponse) -> str:
-    """Its speed in a line."""
+    """Return the speed of a response as one line of text."""
     tokens = response.usage.get("completion_tokens")  # 0 where nobody counts
     unit = "token" if tokens else "piece"
     parts = [plural(tokens or response.pieces, unit)]

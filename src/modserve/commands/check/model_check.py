@@ -42,7 +42,7 @@ from .server_comparison import compare
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
 _TRACEBACK = "Traceback (most recent call last):"
-"""In a note; of a failure that is a problem itself, the places there are enough."""
+"""Marker of a traceback in a note. A note about a failure that is reported as a problem is dropped."""
 _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
 """The kind of failure at the beginning of a reason in the repository index."""
 
@@ -54,45 +54,45 @@ class Finding:
     file: str
     text: str
     line: int | None = None
-    """From 1 on, as the column; both None for what is about a whole file or folder."""
+    """1-based, like the column; both None for a problem of a whole file or directory."""
     column: int | None = None
     excerpt: tuple[str, ...] = ()
     """The line and, below it, a caret; empty where there is no line."""
     advice: str = ""
-    """What to do, in lines of its own."""
+    """Lines of advice."""
 
     @property
     def suggestion(self) -> str | None:
-        """What was probably meant, to put in the place of what is there; None if nobody knows."""
+        """The probable replacement for a misspelled word; None if unknown."""
         match = _SUGGESTION.search(self.text) or _SUGGESTION.search(self.advice)
         return match[1] if match else None
 
 
 @dataclass
 class ModelReport:
-    """What there is to say of one model."""
+    """Results for one model."""
 
     name: str
     path: str = ""
-    """Its directory; empty for a model of that name in two repositories."""
+    """The model's directory; empty if two repositories have a model of that name."""
     versions: tuple[int, ...] = ()
-    """Those that would be served."""
+    """Versions to serve."""
     problems: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     source: SourceText | None = None
-    """Its configuration, if it could be read."""
+    """The configuration's text, if readable."""
     compared: int = 0
-    """How many of its responses were compared with another server's."""
+    """Number of the model's responses compared with another server's."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
     models: list[ModelReport]
-    """By name."""
+    """Reports, sorted by model name."""
     remarks: list[str]
-    """What lies in the repositories and is no model."""
+    """Remarks on repository entries that are not models."""
     loaded: bool
-    """Whether the models were loaded."""
+    """True if the models were loaded."""
     against: str = ""
     """The other server's address, if there was one to compare with."""
 
@@ -102,12 +102,12 @@ class CheckReport:
 
     @property
     def compared(self) -> int:
-        """How many responses were compared with the other server's."""
+        """Number of responses compared with the other server's."""
         return sum(model.compared for model in self.models)
 
     @property
     def inconclusive(self) -> bool:
-        """Whether nothing differs only because no response was compared."""
+        """True if there are no problems only because no response was compared."""
         return bool(self.against) and not self.compared and not self.problems
 
     @property
@@ -322,7 +322,7 @@ def _finding(source: SourceText, problem: Problem) -> Finding:
 
 
 def _dependent(report: ModelReport, reason: str, table: ModelTable) -> Finding:
-    """Why a model cannot be served that has no problem itself; what is wrong with others is said of them."""
+    """Return why a model without a problem of its own cannot be served, leaving out the problems of other models."""
     text = _REASON.sub("", reason)
     model = table.models.get(report.name)
     needs = model.blueprint.needs if model is not None and model.blueprint is not None else {}
@@ -340,7 +340,7 @@ def _dependent(report: ModelReport, reason: str, table: ModelTable) -> Finding:
 
 
 def _step(source: SourceText | None, models: Collection[str]) -> Position | None:
-    """Where a configuration names one of some models as an ensemble's step."""
+    """Return the position in an ensemble's configuration of a step that uses one of these models."""
     rows = source.text.split("\n") if source is not None else []
     for path, position in source.positions.items() if source is not None else ():
         behind = rows[position.line - 1][position.column - 1 :]

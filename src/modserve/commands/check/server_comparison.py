@@ -30,7 +30,7 @@ from ..tensor_comparison import ElementTolerance, compare_elements, precision
 Inputs = Mapping[str, Tensor]
 
 _ROWS = 2
-"""Of the second request to a model that takes batches."""
+"""Batch size of the second request to a batching model."""
 _SEQUENCE = 4_000_000_007
 """A sequence's id that nobody else is likely to use."""
 
@@ -43,11 +43,11 @@ class ServerDifference:
     """The configuration's field, or nothing, and what differs."""
     notes: list[tuple[str, str]] = field(default_factory=list)
     requests: int = 0
-    """How many responses were compared."""
+    """Number of responses compared."""
 
 
 async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> ServerDifference:
-    """One model, all of its versions that are served here. Raises UnreachableError."""
+    """Compare all served versions of one model. Raises UnreachableError."""
     difference = ServerDifference()
     first = next(iter(served.values()))
     try:
@@ -149,7 +149,7 @@ _FIELDS = (
     _Field("parameters", lambda config: {key: value.string_value for key, value in config.parameters.items()}),
 )
 _WORDS = {"model_transaction_policy": "decoupled"}
-"""What a value is of, where the field has others."""
+"""Names for messages of fields with subfields: the subfield compared."""
 
 
 def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: ServerDifference) -> None:
@@ -263,7 +263,7 @@ def _outputs(ours: Inputs, theirs: Inputs, url: str, tolerance: float) -> Iterat
 
 
 def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
-    """How two tensors differ, of which the second comes from `url`; empty if they do not.
+    """Describe the difference between two tensors; empty if there is none. The second comes from `url`.
 
     Floating-point numbers are alike within `tolerance` times the larger of their number and the mean of all, or within
     what their type can tell apart.

@@ -181,7 +181,7 @@ def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Itera
 
 
 def files(limit: int | None = None) -> Iterator[Check]:
-    """How many files, and thereby connections, the process may have open."""
+    """Check the limit of open files, and thereby of connections."""
     limit = raised_limit() if limit is None else limit
     if limit >= sys.maxsize:
         yield Check(OK, "open files", "no limit")
@@ -192,7 +192,7 @@ def files(limit: int | None = None) -> Iterator[Check]:
 
 
 def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
-    """Where clients put tensors that they share with a server."""
+    """Check the directory of shared-memory regions of clients."""
     try:
         usage = shutil.disk_usage(directory)
     except OSError as error:
@@ -205,7 +205,7 @@ def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
 
 
 def temporary(directory: str = "") -> Iterator[Check]:
-    """Where models of one file and workers have their files."""
+    """Check the directory for the temporary files of single-file models and workers."""
     try:
         with tempfile.TemporaryFile(dir=directory or None):
             pass
@@ -218,7 +218,7 @@ def temporary(directory: str = "") -> Iterator[Check]:
 
 
 def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
-    """Which are installed."""
+    """Check which engines are installed."""
     entries = inventory() if entries is None else entries
     installed = [f"{each.library} {each.version}".strip() for each in entries if each.installed and each.library]
     missing = [each.backend for each in entries if not each.installed]
@@ -270,7 +270,7 @@ def clock(
     source: Path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
     cost_ns: float | None = None,
 ) -> Iterator[Check]:
-    """Whether the time is not before this package was made, and how long a look at the clock takes."""
+    """Check that the clock is not earlier than this package, and measure the time of reading it."""
     now = time.time() if now is None else now
     made = Path(__file__).stat().st_mtime
     if now < made - 24 * 3600:

@@ -55,7 +55,7 @@ def _machine(options: Namespace) -> Iterator[Check]:
 
 
 def _security(options: Namespace) -> Mapping[str, Sequence[Check]]:
-    """By the address of a server among several; else by an empty text."""
+    """Return the security checks by server address; by an empty text for a single server."""
     from . import security_checks
 
     if not options.url:
@@ -82,7 +82,7 @@ def _checks(place: Address) -> Iterable[Check]:
 
 
 def _probe(place: Address) -> Sequence[Check]:
-    """One of several servers: if it does not respond, that is a problem among theirs."""
+    """Check one of several servers; report a server that does not respond as a problem."""
     try:
         return list(_checks(place))
     except UnreachableError as error:

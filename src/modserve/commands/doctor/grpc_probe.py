@@ -1,4 +1,4 @@
-"""What the gRPC port of a running server lets callers without a key do, by calls that change nothing."""
+"""Probe of the gRPC port of a running server: the calls open to callers without a key. No call changes anything."""
 
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -16,9 +16,9 @@ _NOBODY: Final = "modserve-doctor-none"
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 _ABSENT: Final = "UNIMPLEMENTED"
-"""What is only at the admin port has the status of what there is not."""
+"""Status of unknown calls, and of calls served only at the admin port."""
 _RESTRICTED: Final = "triton-grpc-protocol-"
-"""Is in the text of a refusal where the call needs a header."""
+"""Part of a refusal's text if the call needs a header."""
 _CERTIFICATE: Final = "a client certificate"
 
 
@@ -29,7 +29,7 @@ class _Call(NamedTuple):
     text: str
     advice: str
     otherwise: str = "is not implemented"
-    """In the text of a failure where the server serves it to nobody."""
+    """Part of a failure's text if the server does not serve the call at all."""
 
 
 _CALLS: Final = (

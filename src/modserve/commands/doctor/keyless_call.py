@@ -1,4 +1,4 @@
-"""One HTTP call without a key, for what a response says of its server."""
+"""HTTP call without a key, to learn about a server from its response."""
 
 import re
 from http.client import HTTPConnection, HTTPException, HTTPSConnection

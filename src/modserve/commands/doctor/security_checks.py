@@ -24,7 +24,7 @@ from ..terminal import plural
 from .checks import OK, PROBLEM, WARNING, Check
 
 CONTROL_CATEGORIES = ("model-repository", "shared-memory", "trace", "logging")
-"""Of calls that change something for everybody."""
+"""Categories of calls that affect all clients."""
 KEYS_ADVICE = "'modserve keys add NAME', then --auth-file=keys.yaml"
 TLS_ADVICE = (
     "--{0}-use-ssl=true with --{0}-server-cert and --{0}-server-key; or a proxy with TLS, and --{0}-address of its side"
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
     @property
     def level(self) -> str:
-        """Of what is open at any port."""
+        """The level of a finding that concerns all ports."""
         return level_at(each.address for each in self.listeners)
 
     @property
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address, which may be that of a Unix socket."""
+    """Return True if only this machine can reach the address, which may be that of a Unix socket."""
     if unix_socket.path_of(host):
         return True
     with suppress(ValueError):
@@ -63,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 def level_at(hosts: Iterable[str]) -> str:
-    """Of what is open at these addresses."""
+    """Return the level of a finding about something open at these addresses."""
     return WARNING if all(map(is_loopback, hosts)) else PROBLEM
 
 
@@ -350,7 +350,7 @@ def _mode(path: Path) -> int:
 
 
 def _writers(path: Path) -> str:
-    """Who else than its owner may write; empty for nobody."""
+    """Return who may write besides the owner; empty if no one may."""
     mode = _mode(path)
     return _EVERYBODY if mode & stat.S_IWOTH else _GROUP if mode & stat.S_IWGRP else ""
 

@@ -1,4 +1,4 @@
-"""What a running server lets callers without a key do: one call of each kind, of which none changes anything."""
+"""Probe of a running server: the calls open to callers without a key, one of each kind. No call changes anything."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -87,7 +87,7 @@ def all_checks(address: Address) -> Iterator[Check]:
 
 
 def _gateway(responses: Sequence[StatusText]) -> Iterator[Check]:
-    """Whether something stands before one server or several; nothing where it is a server itself that responds."""
+    """Report a gateway, workers or several servers; nothing if a single server responds."""
     software = ", ".join(dict.fromkeys(each.software for each in responses if each.software))
     processes = len({each.process for each in responses if each.process})
     seen = f"{processes} processes have responded to {len(responses)} calls"
