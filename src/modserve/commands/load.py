@@ -85,7 +85,7 @@ def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
 
 
 def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
-    """Those of a load request. Raises UsageError, or INVALID_ARG for a file that cannot be read."""
+    """Return the parameters of a load request. Raises UsageError, or INVALID_ARG for an unreadable file."""
     out: dict[str, str | bytes] = {}
     if config:
         try:

@@ -1,8 +1,8 @@
-"""Which versions of a model a server has, with which configuration; and how it gets back to that.
+"""Snapshot of a model's versions and configuration on a server, and the return to it.
 
-What comes back: a model that was not loaded is unloaded; one that was is loaded with its configuration and versions of
-before, which the server then has until the model's files change or it is unloaded. What cannot come back: files that
-were replaced in the directory of a version, and files that an earlier load call had sent.
+What is restored: a model that was not loaded is unloaded; one that was is loaded with its previous configuration and
+versions, which the server keeps until the model's files change or it is unloaded. Not restored: files replaced in a
+version's directory, and files sent by an earlier load call.
 """
 
 import json
@@ -25,12 +25,12 @@ _SOON = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """`versions` are those that serve. `config` is None for a model that is not loaded, or if the server hides it."""
+    """Serving versions and configuration of a model. `config` is None if the model is not loaded or it is hidden."""
 
     versions: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     known: bool = True
-    """Whether the repository index has the model."""
+    """True if the repository index has the model."""
 
     def __str__(self) -> str:
         if not self.versions:
@@ -78,7 +78,7 @@ def with_versions(config: Mapping[str, Any], versions: tuple[str, ...]) -> dict[
 
 
 def is_back(now: ModelState, before: ModelState) -> bool:
-    """Whether the model serves as before: the same versions, and the same configuration but for the version policy."""
+    """Return True if the model has the same versions, and the same configuration except for the version policy."""
     return now.versions == before.versions and _apart_from_policy(now) == _apart_from_policy(before)
 
 

@@ -159,7 +159,7 @@ def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reasons(name: str, engines: Mapping[tuple[str, str], tuple[str, str]]) -> Iterator[str]:
-    """Why the versions of a model have the engines that they have, where the server chose these."""
+    """Yield the reasons for the engines that the server chose for a model's versions."""
     for (model, version), (_, reason) in engines.items():
         if model == name and reason:
             yield f"\nengine of version {version}: {reason}"
@@ -182,7 +182,7 @@ def times(name: str, used: Mapping[tuple[str, str], VersionUsage]) -> Iterator[s
 
 
 def shape(sizes: Sequence[int | str]) -> str:
-    """As it is written in configurations; -1 is any size."""
+    """Format a shape as configurations do; -1 is any size."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
@@ -192,7 +192,7 @@ def document(
     engines: Mapping[tuple[str, str], tuple[str, str]],
     tensors: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "models": [
             {

@@ -91,7 +91,7 @@ _REASON = re.compile(r"(?:ERROR|WARNING) +\S+: (.*)")
 
 
 class _Log:
-    """What a server prints, read by a thread so that its pipe is never full."""
+    """Output of a server, read by a thread so that its pipe never fills."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._lines: list[str] = []

@@ -86,7 +86,7 @@ def work(options: Namespace) -> int:
 
 
 def reason(status: Any, name: str) -> str:
-    """What Ray says of the deployments of an application that have come to nothing; empty if it is not there."""
+    """Return Ray's messages on the failed deployments of an application; empty if there is no such application."""
     application = status.applications.get(name)
     deployments = {} if application is None else application.deployments
     # The last line of a traceback, without the name of the exception.
@@ -95,7 +95,7 @@ def reason(status: Any, name: str) -> str:
 
 
 def settings_of(words: Sequence[str]) -> Any:
-    """Those of the servers, by their options. Raises UsageError."""
+    """Read the servers' settings from their options. Raises UsageError."""
     try:
         return from_command_line(words).settings
     except OptionError as error:

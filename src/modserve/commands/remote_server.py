@@ -41,7 +41,7 @@ _START = f"'modserve serve --model-repository DIR' starts a server; --url or {UR
 
 
 def connect(place: str | Destination) -> "RemoteServer":
-    """To an address that `destination.address` reads, or a destination. Raises INVALID_ARG; it does not call yet."""
+    """Make a client of a destination or an address (`destination.address`), without a call yet. Raises INVALID_ARG."""
     to = Destination(address(place)) if isinstance(place, str) else place
     if to.address.over_grpc:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or the library writes lines of its own
@@ -63,7 +63,7 @@ class RemoteServer:
         self._transport = transport
 
     def within(self, seconds: float) -> "RemoteServer":
-        """The same server, whose calls take at most so long. It is closed with this one."""
+        """Return this server with calls limited to `seconds`. It is closed with this one."""
         limit = min(seconds, self._destination.seconds)
         return RemoteServer(replace(self._destination, seconds=limit), self._transport)
 

@@ -21,7 +21,7 @@ _SIGNALS_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """Of a call to one server: a value, or why there is none."""
+    """Outcome of a call to one server: a value, or an error."""
 
     server: RemoteServer
     seconds: float
@@ -78,12 +78,12 @@ def _outcome(work: Callable[[RemoteServer], T], server: RemoteServer) -> Outcome
 
 
 def failure_verb(error: ModserveError) -> str:
-    """What the server does not do."""
+    """Return the predicate of a message about a failed call."""
     return "refuses the call" if isinstance(error, RefusedError) else "does not respond"
 
 
 def failure_text(error: ModserveError, url: str) -> str:
-    """In a row that names the server already."""
+    """Return the failure's text for a row that already names the server."""
     if isinstance(error, UnreachableError):
         return error.message.removeprefix(f"cannot reach a server at {url}: ")
     advice = error.advice if isinstance(error, RefusedError) else ""

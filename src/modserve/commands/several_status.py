@@ -64,7 +64,7 @@ def _figures(total: VersionUsage) -> tuple[str, str, str]:
 
 
 def document(servers: Sequence[Outcome[ServerStatus]]) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     rows = [
         {"url": each.url, "error": each.error.message}
         if each.error is not None

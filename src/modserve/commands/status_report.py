@@ -99,7 +99,7 @@ class ServerStatus:
 
 
 def server_status(server: RemoteServer) -> ServerStatus:
-    """All of it. Raises UnreachableError; what is restricted is left out."""
+    """Read a server's status, without the restricted parts. Raises UnreachableError."""
     unknown: list[str] = []
     row = _or_refused(lambda: server.call(SERVER), {}, unknown)
     versions = _or_refused(lambda: index(server), None, unknown)
@@ -212,18 +212,18 @@ def _times(status: ServerStatus) -> tuple[list[float], list[float]]:
 
 
 def hint(text: str) -> str:
-    """What helps against a refusal, after its text; empty if nothing is known."""
+    """Return advice on a refusal, to append to its text; empty if there is none."""
     advice = advice_on(text)
     return f" ({advice})" if advice else ""
 
 
 def troubled(status: ServerStatus) -> list[IndexRow]:
-    """What has a reason to tell, if the server does not say what is in the way."""
+    """Return the versions that are not READY and have a reason."""
     return [row for row in status.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
 
 
 def document(status: ServerStatus, url: str) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     used = status.usage.values()
     return {
         "url": url,

@@ -159,7 +159,7 @@ def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[st
 
 
 def reading(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse: a value that `read` refuses, saying what it expects."""
+    """Adapt `read` to argparse: its ValueError, which says what it expects, becomes an ArgumentTypeError."""
 
     def wrapped(text: str) -> T:
         try:

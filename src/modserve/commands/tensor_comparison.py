@@ -1,4 +1,4 @@
-"""How two tensors differ, element by element."""
+"""Element-wise comparison of two tensors."""
 
 import sys
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ DEFAULT_TOLERANCES: Mapping[str, ElementTolerance] = {
     "FP16": ElementTolerance(1e-2, 1e-3),
     "BF16": ElementTolerance(3e-2, 1e-2),
 }
-"""By datatype. A request computes with slightly other numbers in another batch, and these allow for that."""
+"""Default tolerances by datatype. They allow for the slightly different results of other batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TensorComparison:
 
 
 def compare_elements(first: Tensor, second: Tensor, tolerance: ElementTolerance) -> TensorComparison:
-    """Of two tensors of one datatype and shape. NaN is like NaN; only floating-point numbers have a tolerance."""
+    """Compare tensors of the same datatype and shape. NaN equals NaN; only floating-point numbers have a tolerance."""
     a, b = first.array.reshape(-1), second.array.reshape(-1)
     largest = 0.0
     if first.datatype.json_kind == "float":

@@ -122,7 +122,7 @@ def _on_all(places: Sequence[Destination], options: Namespace) -> int:
 
 
 def over_grpc(own: Destination) -> Destination:
-    """The same server over gRPC: at its usual port, if the URL names that of HTTP."""
+    """Return the server's gRPC destination: for an HTTP URL, the usual gRPC port."""
     place = own.address
     if place.over_grpc:
         return own
@@ -186,7 +186,7 @@ def _outputs(metadata: ModelMetadata, options: Namespace) -> tuple[str, ...]:
 
 
 def parameters(options: Namespace) -> dict[str, ParameterValue]:
-    """Those of the request, with what says where it is in a sequence. Raises UsageError, INVALID_ARG."""
+    """Return the request's parameters, with those of its sequence. Raises UsageError, INVALID_ARG."""
     values = dict(map(parameter, options.parameter))
     if options.sequence_id is not None:
         id = options.sequence_id

@@ -17,7 +17,7 @@ ORDERS = ("CHW", "HWC", "HW")
 """The order of a picture's dimensions: channels, height, width."""
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the pictures of ImageNet, red, green and blue."""
+"""Mean and deviation of ImageNet's red, green and blue."""
 
 
 def _imagenet(pixels: Array) -> Array:
@@ -33,7 +33,7 @@ PIXELS: Mapping[str, Callable[[Array], Array]] = {
     "signed": lambda pixels: pixels / 127.5 - 1,
     "imagenet": _imagenet,
 }
-"""What makes numbers of pixels, by the values of ``--pixels``: of height, width, channels, from 0 to 255."""
+"""Conversions of pixels to numbers, by value of ``--pixels``. Pixels are height, width, channels, from 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ImageHints:
 
 
 def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
-    """All layouts that fit the shape."""
+    """Yield the layouts that fit the shape."""
     seen = set()
     for dims in _without_batch(shape, hints.batched):
         for layout in _of(dims):
@@ -98,7 +98,7 @@ def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
 
 
 def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
-    """What makes numbers of pixels. Raises INVALID_ARG if only the user can know."""
+    """Return the conversion of pixels to numbers. Raises INVALID_ARG if only the user can know it."""
     if hints.pixels:
         return PIXELS[hints.pixels]
     if spec.datatype is dtypes.UINT8 or (spec.datatype.json_kind == "int" and spec.datatype is not dtypes.INT8):

@@ -139,7 +139,7 @@ def _archive(arrays: dict[str, Array]) -> bytes:
 
 
 def _portable(tensor: Tensor) -> Array:
-    """As numpy writes it without objects: texts of fixed length, BF16 as FP32."""
+    """Return an array that numpy writes without objects: texts have a fixed length, BF16 becomes FP32."""
     if tensor.datatype is dtypes.BYTES:
         return tensor.array.astype(bytes)
     return tensor.array.astype(np.float32) if tensor.datatype is dtypes.BF16 else tensor.array

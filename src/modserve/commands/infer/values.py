@@ -102,7 +102,7 @@ def from_text(text: str, spec: InputSpec) -> Array:
 
 
 def _is_list(text: str) -> bool:
-    """Whether it is ``1,2,3``, or rows of it: JSON but for the brackets around it."""
+    """Return True for ``1,2,3`` or rows of it: JSON without the outer brackets."""
     depth = 0
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -134,7 +134,7 @@ def _texts(value: Any, spec: InputSpec) -> Array:
 
 
 def converted(array: Array, spec: InputSpec) -> Array:
-    """With elements of the input's type, if nothing is lost but precision. Raises INVALID_ARG."""
+    """Convert an array to the input's datatype if only precision is lost. Raises INVALID_ARG."""
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
         if array.dtype.kind not in "SUO":
@@ -157,7 +157,7 @@ def converted(array: Array, spec: InputSpec) -> Array:
 
 
 def fitted(array: Array, spec: InputSpec) -> Array:
-    """In the input's shape: as it is, with dimensions of 1 before it, a list folded, or one number for all elements.
+    """Fit an array to the input's shape: as is, with leading dimensions of 1, a list folded, or one number repeated.
 
     Raises INVALID_ARG for what fits in none of these ways.
     """
@@ -223,7 +223,7 @@ def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
 
 
 def _archive(file: str, inputs: Mapping[str, InputSpec]) -> list[tuple[str, Array]]:
-    """All inputs that an .npz file has by name."""
+    """Return the inputs of an .npz file, by name."""
     arrays = _numpy(file, _content(file))
     if others := [name for name in arrays if name not in inputs]:
         listed = "; ".join(map(str, inputs.values()))
@@ -291,7 +291,7 @@ def sample(spec: InputSpec, model: str, shape: Shape | None = None) -> Tensor:
 
 
 def remark_on_sizes(samples: Mapping[str, Tensor], inputs: Sequence[InputSpec]) -> str:
-    """Which sizes of samples are made up, and what sets them; empty if the model has no variable dimension there."""
+    """Say which sizes of samples are made up and which option sets them; empty without variable dimensions."""
     made_up = []
     for spec in inputs:
         dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape

@@ -124,7 +124,7 @@ def _refuse(model: Path) -> None:
 
 @contextlib.contextmanager
 def _all_or_nothing(*models: Path) -> Iterator[None]:
-    """What fails leaves nothing of these folders. Raises INVALID_ARG for errors of the system."""
+    """Remove these directories if the block fails. Raises INVALID_ARG for errors of the system."""
     try:
         yield
     except BaseException as error:

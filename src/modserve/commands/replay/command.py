@@ -116,7 +116,7 @@ def work(options: Namespace) -> int:
 
 
 def tolerances(changes: Sequence[tuple[str, ElementTolerance]]) -> dict[str, ElementTolerance]:
-    """By datatype: the defaults, with what the options say."""
+    """Return the tolerances by datatype: the defaults, changed by the options."""
     by_name = dict(DEFAULT_TOLERANCES)
     for datatype, tolerance in changes:
         by_name.update(dict.fromkeys([datatype] if datatype else by_name, tolerance))

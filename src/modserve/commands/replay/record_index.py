@@ -1,7 +1,7 @@
-"""Where the recorded requests are in their files, in the order in which they came, and which of them can be sent again.
+"""Index of recorded requests in order of arrival: their places in files, and which of them can be replayed.
 
-Requests of a sequence only make sense together: from its start on, and without a gap. One of them that cannot be sent
-keeps those after it from being sent, until the sequence starts again.
+Requests of a sequence only make sense together: from its start on, and without a gap. A request that cannot be sent
+blocks the later ones of its sequence, until the sequence starts again.
 """
 
 from bisect import bisect_left, insort
@@ -24,7 +24,7 @@ INCOMPLETE: Final = "its sequence is incomplete"
 CUT: Final = "its responses are incomplete"
 
 _UNANSWERED: Final = frozenset({Code.CANCELLED, Code.UNAVAILABLE})
-"""What such failures say is of the moment, not of the model."""
+"""Failures caused by a momentary condition, not by the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,5 +160,5 @@ def check_sequences(places: Sequence[RecordPlace]) -> None:
 
 
 def _without_gap(numbers: Sequence[int], first: int, last: int) -> bool:
-    """Whether all numbers between two of them are there: one that is not may be of the same sequence."""
+    """Return True if all numbers between two are present: a missing one may belong to the same sequence."""
     return bisect_left(numbers, last) - bisect_left(numbers, first) == last - first

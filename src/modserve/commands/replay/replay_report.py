@@ -33,7 +33,7 @@ class Difference:
     recorded: str
     replayed: str
     response: int = 0
-    """Its number among the responses to the request, from 0."""
+    """0-based number among the responses to the request."""
     tensor: str = ""
     index: tuple[int, ...] | None = None
     """Index of the first element that differs; None for what is no element."""
@@ -126,7 +126,7 @@ def _described(tensor: RecordedTensor | Tensor | None) -> str:
 
 
 def took_ns(outcomes: Sequence[RecordedOutcome]) -> int:
-    """From the arrival of the request to its last outcome."""
+    """Return the time from the request's arrival to its last outcome."""
     return round(outcomes[-1].after_us * 1000) if outcomes else 0
 
 
@@ -137,7 +137,7 @@ _KEPT = 1000
 
 @dataclass(slots=True, eq=False)
 class ModelResult:
-    """What became of the recorded requests to a model."""
+    """Results of the recorded requests to a model."""
 
     records: int = 0
     equal: int = 0
@@ -149,7 +149,7 @@ class ModelResult:
 
 @dataclass(slots=True, eq=False)
 class ReplayReport:
-    """What a replay of the records in `index` found at `url`."""
+    """Results of replaying the records in `index` to `url`."""
 
     index: RecordIndex
     url: str
@@ -185,7 +185,7 @@ class ReplayReport:
             self.differences.append((place, difference))
 
     def end(self, seconds: float) -> None:
-        """All requests were sent, in so many seconds."""
+        """Record the duration, and sort the differences by time. All requests are sent."""
         self.seconds = seconds
         self.differences.sort(key=lambda row: (row[0].at_us, row[0].run, row[0].number))
 
@@ -198,7 +198,7 @@ class ReplayReport:
         return sum(each.different for each in self.models.values())
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the report of ``--json``."""
         return {
             "url": self.url,
             "files": self.index.files,

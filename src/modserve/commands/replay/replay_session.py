@@ -25,7 +25,7 @@ class Pace:
     original: bool = False
 
     def due_s(self, place: RecordPlace, number: int, first: RecordPlace) -> float:
-        """When request `number` is to be sent, in seconds after the first one."""
+        """Return the due time of request `number`, in seconds after the first one."""
         if self.original:
             return (place.at_us - first.at_us) / 1e6
         return number / self.rate if self.rate else 0.0
@@ -33,7 +33,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who gets the requests: the model and version of the record, unless others are named here."""
+    """Target of the requests: the model and version of each record, unless set here."""
 
     model: str = ""
     version: int | None = None

@@ -25,7 +25,7 @@ from ..terminal import count, duration, plural
 from ..top.figures import quantile
 
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""When the counts are looked at, in parts of the watch."""
+"""Times of the checks, as fractions of the watch."""
 _LEVEL, _LAST_LEVEL = 0.001, 0.01
 _PERCENTILES = {"median": 0.5, "95th percentile": 0.95}
 _FOR_MEANS = 100
@@ -34,7 +34,7 @@ _FOR_MEANS = 100
 
 @dataclass(frozen=True, slots=True)
 class WatchCounts:
-    """What one or more servers have counted of a model during the watch.
+    """Counts of a model by one or more servers during the watch.
 
     `requests` succeeded, `failures` did not. `durations` are empty where there are only means.
     """
@@ -92,7 +92,7 @@ class Judgement:
 
 
 def judge(new: WatchCounts, others: WatchCounts, rules: RolloutRules, *, last: bool) -> Judgement:
-    """Of one look; the `last` one decides."""
+    """Judge the counts of one check; the `last` check decides."""
     problem = _problem(new, others, "the others", rules.factor, _LAST_LEVEL if last else _LEVEL)
     if problem:
         return Judgement(Verdict.GO_BACK, problem)
@@ -108,9 +108,9 @@ def judge(new: WatchCounts, others: WatchCounts, rules: RolloutRules, *, last: b
 def judge_later(
     new: WatchCounts, references: Mapping[str, WatchCounts], rules: RolloutRules, *, last: bool, tests: int
 ) -> Judgement:
-    """Of one look at one of the servers that load the version later; `tests` is by how much the levels are divided.
+    """Judge one check of a server that loads the version later. Significance levels are divided by `tests`.
 
-    `references` are what it is compared with, by the name that the reason has for the last of them.
+    `references` are the counts to compare with, by name; the reason given is that of the last one.
     """
     level = (_LAST_LEVEL if last else _LEVEL) / tests
     comparable = {name: counts for name, counts in references.items() if counts.total} or {"nobody": WatchCounts()}
@@ -124,7 +124,7 @@ def judge_later(
 
 
 def _problem(new: WatchCounts, others: WatchCounts, name: str, factor: float, level: float) -> str:
-    """In what the new version is worse; empty if in nothing. `name` is that of the others."""
+    """Return in which respect the new version is worse; empty if in none. `name` is that of the others."""
     problems = (_errors(new, others, name, factor, level), *_latencies(new, others, name, factor, level))
     return next(filter(None, problems), "")
 

@@ -35,7 +35,7 @@ def sentence(report: RolloutReport) -> str:
 
 
 def document(report: RolloutReport) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "model": report.plan.model,
         "version": report.plan.version,

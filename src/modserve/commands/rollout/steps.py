@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What to load: a version, or a configuration in JSON's values, or what the repository has without either."""
+    """Target of a rollout: a version, a configuration in JSON's values, or without either the repository's contents."""
 
     model: str
     version: int | None = None
@@ -61,9 +61,9 @@ class ServerProgress:
     reason: str = ""
     after: ModelState = field(default_factory=ModelState)
     former: WatchCounts = field(default_factory=WatchCounts)
-    """Of the version before, while the first server was watched."""
+    """Counts of the previous version, while the first server was watched."""
     counts: WatchCounts = field(default_factory=WatchCounts)
-    """Of the new version, while this server was watched."""
+    """Counts of the new version, while this server was watched."""
     state: str = ""
     as_before: bool = False
 
@@ -89,7 +89,7 @@ class RolloutReport:
 
 
 class Rollout:
-    """One rollout. `sources` are in the order of the servers; `agree` asks whether to go on to so many others."""
+    """Rollout over several servers. `sources` have their order; `agree` asks whether to go on to that many others."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Rollout:
         return outcome.value
 
     def _watch_first(self, servers: Sequence[ServerProgress]) -> str:
-        """What was counted. Raises RolloutError."""
+        """Watch the first server, and return the counts as text. Raises RolloutError."""
         rules, others = self._plan.rules, servers[1:]
         watch = Watch(self._plan.model, self._sources)
         former = {index: each.before.versions for index, each in enumerate(others, 1)}
@@ -213,7 +213,7 @@ class Rollout:
             self._say(f"{duration(elapsed)}: others: {total_of([each.counts for each in others])}; first: {first}")
 
     def _judge_later(self, watch: Watch, servers: Sequence[ServerProgress], tests: int, *, last: bool) -> WatchCounts:
-        """What the first server has counted meanwhile. Raises RolloutError for a server that is worse than it."""
+        """Return the first server's counts. Raises RolloutError for a server worse than it and the previous version."""
         first, *others = watch.counts()
         for each, counts in zip(servers[1:], others, strict=True):
             each.counts = counts
@@ -226,7 +226,7 @@ class Rollout:
         return first
 
     def _looks(self, watch: Watch) -> Iterator[tuple[float, bool]]:
-        """How many seconds have passed at each look, and whether it is the last. Raises RolloutError."""
+        """Yield the elapsed seconds at each check, and True for the last one. Raises RolloutError."""
         start = self._clock()
         for part in LOOKS:
             for _ in self._ticks(start + part * self._plan.rules.watch):
