@@ -30,7 +30,7 @@ RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\
 GREY = "\x1b[90m"
 COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "UNAVAILABLE": RED, "ok": GREEN, "warning": YELLOW}
 COLOURS |= {"problem": RED}
-"""By the words of states."""
+"""Colours of states and levels."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -72,7 +72,7 @@ def indented(text: str) -> Iterator[str]:
 
 
 def count(number: float) -> str:
-    """With commas between thousands."""
+    """Format a number with commas between thousands."""
     return f"{number:,.0f}"
 
 
@@ -81,7 +81,7 @@ def plural(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that fits."""
+    """Format a duration in the unit that fits."""
     for limit, unit, factor in ((1e-3, "us", 1e6), (1.0, "ms", 1e3)):
         if seconds < limit:
             return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
@@ -89,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def size(bytes: float) -> str:
-    """In the binary unit that fits."""
+    """Format a number of bytes in the binary unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if bytes < 1024:
             return f"{bytes:.3g} {unit}" if bytes < 100 else f"{bytes:.0f} {unit}"
@@ -169,7 +169,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
     }
 )
-"""All but `serve`, in the order of the help."""
+"""The commands except `serve`, in the order of the help."""
 
 
 class CommandModule(Protocol):
@@ -214,9 +214,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """For a block of the main thread, in which the first Ctrl-C, or a termination signal, is only noted.
+    """Context manager of the main thread that only notes the first Ctrl-C or termination signal.
 
-    `on_first` is called then. The second raises KeyboardInterrupt.
+    It calls `on_first` then. The second signal raises KeyboardInterrupt.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:

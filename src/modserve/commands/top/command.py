@@ -78,7 +78,7 @@ def _frames(options: Namespace) -> "Frames | SeveralFrames":
 
 
 class Frames:
-    """One frame per interval; the first needs two snapshots. Iterating waits."""
+    """Iterator of frames, one per interval; the first needs two snapshots. Iterating waits."""
 
     def __init__(
         self, source: SnapshotSource, interval: float, most: int, sleep: Callable[[float], None] = time.sleep

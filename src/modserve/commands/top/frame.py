@@ -11,7 +11,7 @@ from .figures import ServerLine, TopRow, TopSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is on the screen at one time. `history` has the requests/s of all models, one value for each look."""
+    """Contents of the screen at one time. `history` has the requests/s of all models, one value per frame."""
 
     url: str
     snapshot: TopSnapshot

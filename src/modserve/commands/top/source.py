@@ -54,9 +54,9 @@ class SnapshotSource:
         self._metrics: RemoteServer | None = connect(replace(own, address=replace(place, prefix="")))
         self._explicit = bool(metrics_url)
         self._reads_own = not (self._explicit or own.address.over_grpc)
-        """Whether the server itself may have the page, as admin ports do."""
+        """True if the server itself may have the page, as admin ports do."""
         self.remark = ""
-        """What is missing, and the option that helps."""
+        """Remark on missing figures, with the option that helps."""
 
     def read(self) -> TopSnapshot:
         """Raises UnreachableError, RefusedError."""
@@ -103,7 +103,7 @@ def _has_metrics(page: str) -> bool:
 
 
 class Snapshots:
-    """Those of a server in the last seconds, the latest at the end."""
+    """Snapshots of a server in the last seconds, the latest at the end."""
 
     def __init__(self) -> None:
         self.all: deque[TopSnapshot] = deque()
@@ -118,7 +118,7 @@ class Snapshots:
             self.all.popleft()
 
     def forget(self) -> None:
-        """All but the last: figures over a gap would be those of no time."""
+        """Drop all snapshots but the last, since figures across a gap would mean nothing."""
         while len(self.all) > 1:
             self.all.popleft()
 
@@ -176,7 +176,7 @@ def _wait(futures: "Iterable[Future[TopSnapshot]]", seconds: float) -> object:
 
 
 class SeveralFrames:
-    """One frame per interval. `places` has the servers now; with `changing`, it is called again every 10 s.
+    """Iterator of frames, one per interval. `places` returns the servers; with `changing`, it is called every 10 s.
 
     A frame waits for a server at most for another interval.
     """

@@ -155,7 +155,7 @@ def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, 
 
 
 def _essence(complete: pb.ModelConfig) -> pb.ModelConfig:
-    """What a configuration that the server has made has to say."""
+    """Return the fields worth writing of a configuration that the server generated."""
     config = pb.ModelConfig(name=complete.name, backend=complete.backend, max_batch_size=complete.max_batch_size)
     config.default_model_filename = complete.default_model_filename
     config.input.extend(complete.input)

@@ -79,7 +79,7 @@ def _texts(file: Path) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:
-    """What follows ``modserve``, ``modserve serve`` or ``modserve worker IDENTITY serve``. Raises ValueError."""
+    """Yield the words after ``modserve [worker IDENTITY] [serve]``. Raises ValueError without ``modserve``."""
     begin = [Path(word).name for word in words].index("modserve") + 1
     if words[begin : begin + 1] == ["worker"]:
         begin += 2

@@ -114,7 +114,7 @@ def gain_line(outcome: TuneResult) -> str:
 
 
 def remarks(outcome: TuneResult, setup: TuneSetup) -> list[str]:
-    """What stands above the configuration that is written."""
+    """Return the comment lines above the written configuration."""
     goal = f"p{setup.goal.percentile:g} <= {setup.goal.ms:g} ms"
     lines = [f"The configuration of model '{setup.model}' that 'modserve tune' recommends for {goal}."]
     if outcome.finals is not None and outcome.gain is not None:

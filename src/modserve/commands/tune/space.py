@@ -31,20 +31,20 @@ _THREAD_PARAMETERS = {
 
 
 class SearchLimits(NamedTuple):
-    """How far a search may go."""
+    """Limits of a search."""
 
     cores: int
     goal_ms: float
     rows: int = 1
-    """Of a request, which every batch has to have room for."""
+    """Rows of a request; every batch must have room for them."""
     max_batch: int = 0
     """The largest max_batch_size to try; 0: the present one."""
     engines: bool = False
-    """Whether `auto` may choose another engine."""
+    """True if `auto` may choose another engine."""
 
 
 def why_not(config: pb.ModelConfig) -> str:
-    """Why a model is not to be tuned; empty if it is."""
+    """Return why a model cannot be tuned; empty if it can."""
     if config.HasField("ensemble_scheduling"):
         return "it is an ensemble, which has nothing to tune: tune its models"
     if config.HasField("sequence_batching"):
@@ -145,7 +145,7 @@ def shown(point: Point, names: Sequence[str] = ()) -> str:
 
 
 def changes(point: Point, present: Point) -> list[str]:
-    """What differs from the present point, in words."""
+    """Return the differences from the present point, in words."""
     return [
         f"{_SHOWN[name](value)} (was: {_SHOWN[name](present[name])})"
         for name, value in point.items()
