@@ -46,7 +46,7 @@ class ModserveError(Exception):
 
 
 def first_paragraph(text: str) -> str:
-    """What clients are told of why a model cannot be used; operators see all of it in the log and the index."""
+    """Return the part of a load failure that clients see; the log and the index have the whole text for operators."""
     return text.partition("\n\n")[0]
 
 
@@ -76,9 +76,9 @@ class MemoryExhaustedError(ModserveError):
 
 
 class UnauthenticatedError(ModserveError):
-    """Nobody knows who the caller is: 401 over HTTP, UNAUTHENTICATED over gRPC.
+    """Caller is not authenticated: 401 over HTTP, UNAUTHENTICATED over gRPC.
 
-    `challenge`: what the caller is told of how to show it (RFC 9110, section 11.6.1).
+    `challenge`: the authentication methods that the caller is told of (RFC 9110, section 11.6.1).
     """
 
     def __init__(self, message: str, challenge: str = "Bearer") -> None:

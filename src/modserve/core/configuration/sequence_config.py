@@ -16,7 +16,7 @@ CORRELATION_DATATYPES = (dtypes.UINT64, dtypes.INT64, dtypes.UINT32, dtypes.INT3
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells the model about a request."""
+    """Content of a control input about a request."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -36,7 +36,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a state is when a sequence starts: zeros, or the content of `file` in the model's ``initial_state``."""
+    """State at the start of a sequence: zeros, or the content of `file` in the model's ``initial_state``."""
 
     name: str
     dims: Shape
@@ -78,7 +78,7 @@ class OldestStrategy:
     """Each instance has a number of sequences, whose oldest requests are batched."""
 
     max_candidate_sequences: int = 0
-    """For each instance; 0: as many as fit a batch."""
+    """Sequences per instance; 0: as many as fit a batch."""
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
     preserve_ordering: bool = False
@@ -90,7 +90,7 @@ Strategy: TypeAlias = DirectStrategy | OldestStrategy
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """How the requests of sequences are scheduled, and what the model learns about them."""
+    """Scheduling of sequences, and the model's inputs about them."""
 
     strategy: Strategy = DirectStrategy()
     controls: tuple[Control, ...] = ()

@@ -11,7 +11,7 @@ from . import regular_file
 SIZES = {"md5": 16, "sha1": 20, "sha256": 32, "sha512": 64}
 """The algorithms, and the bytes of their digests."""
 STRONG = frozenset({"sha256", "sha512"})
-"""Those of which nobody makes two files with one digest."""
+"""Algorithms without practical collisions."""
 _LINE = re.compile(r"(\\?)([0-9A-Fa-f]{64}) [ *](.+)")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
@@ -23,7 +23,7 @@ class Checksum(NamedTuple):
     path: str
     """Relative to the model's directory, with slashes."""
     digest: str
-    """In hexadecimal, small letters."""
+    """Lower-case hexadecimal digest."""
 
 
 def relative(path: str) -> str:

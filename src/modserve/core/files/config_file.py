@@ -21,7 +21,7 @@ def misspelt_config(directory: Path) -> str:
 
 
 def python_tensors(model: str) -> str:
-    """How a model of the Python backend gets inputs and outputs, with a configuration to copy."""
+    """Return advice on giving a Python model inputs and outputs, with a configuration to copy."""
     return (
         f"the class in its model.py may add them in auto_complete_config; or write {model}/{CONFIG_FILE}, with your "
         "names, types and dims (-1 is any size):\n"

@@ -33,7 +33,7 @@ NO_FILES: Final = TokenizerFiles(None, {})
 
 
 def read(folder: Path) -> TokenizerFiles:
-    """What the files of a folder say; nothing if there are none. Raises BrokenFileError."""
+    """Read the tokenizer files of a folder; empty without any. Raises BrokenFileError."""
     config = _config(folder / CONFIG)
     tokens = {name: text for name in SPECIAL_TOKENS if (text := _token(config.get(name))) is not None}
     path = folder / TEMPLATE
