@@ -28,7 +28,7 @@ class RequestTrace(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """By which others find the trace: exemplars of the metrics page have it."""
+        """The trace's id, for the exemplars of the metrics page."""
 
     def stamp(self, activity: str, ns: int = 0) -> None:
         """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
@@ -52,7 +52,7 @@ class RequestTrace(Protocol):
         """Note the error that the client gets in place of a response, with HTTP's status or the name of gRPC's."""
 
     def end(self) -> None:
-        """The response has been sent, or nobody waits for it any more. May be called again."""
+        """End the trace: the response has been sent, or is no longer wanted. May be called again."""
 
 
 class FlowControl(Protocol):
@@ -66,7 +66,7 @@ class FlowControl(Protocol):
 
     @property
     def room(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
@@ -78,11 +78,11 @@ class FlowControl(Protocol):
         """A part of a response has been sent."""
 
     def release(self) -> None:
-        """Nobody sends any more: let the engine go on, now and later."""
+        """Stop limiting the engine, since no response is sent any more."""
 
 
 class RequestPermit(Protocol):
-    """What a request of a client holds of a limit: `resources.quotas.Permit`."""
+    """A client request's share of a limit: `resources.quotas.Permit`."""
 
     def release(self) -> None:
         """The request is over."""
@@ -177,16 +177,16 @@ class Inflight:
 
     @property
     def begin_by_ns(self) -> int:
-        """When it is too late to begin its execution, for its client or its queue; 0 for never."""
+        """Latest time to begin its execution, for its client or its queue; 0 for unlimited."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
     def sent(self) -> None:
-        """One of the outcomes that the sink has received has been sent."""
+        """Report that an outcome received by the sink has been sent."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """A part of an outcome that the sink has received has been sent."""
+        """Report that a part of an outcome received by the sink has been sent."""
         if self.flow is not None:
             self.flow.progressed()
 

@@ -1,4 +1,4 @@
-"""How much memory all requests together may hold, and the refusal of what would exceed it."""
+"""Memory budget of all requests, which refuses requests that exceed it."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ class MemoryBudget:
     peak: int = 0
     """The most that was held at one time."""
     refused: int = 0
-    """How many requests were refused."""
+    """Number of refused requests."""
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self.held} of {self.limit} bytes held, {self.refused} refused)"
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached. Any thread may read this."""
+        """True if the limit is reached. Any thread may read this."""
         return 0 < self.limit <= self.held
 
     def fits(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit."""
+        """Return True if `size` more bytes are within the limit."""
         return not self.limit or self.held + size <= self.limit
 
     def take(self, size: int) -> None:

@@ -30,7 +30,7 @@ _BATCH_NOTE = (
 
 
 class _Known(NamedTuple):
-    """What is the same for all requests of a form."""
+    """Values that all requests of a form share."""
 
     output_names: tuple[str, ...]
     batch_size: int
@@ -39,7 +39,7 @@ class _Known(NamedTuple):
 
 
 class Signature:
-    """What a model takes. It follows from the configuration, and is worked out once."""
+    """Requests that a model accepts, computed once from its configuration."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -56,9 +56,9 @@ class Signature:
             if (spec.optional or (-1 in spec.dims and not spec.ragged)) and spec.name != mask
         )
         self.alike = self._padding is None and not self._ragged and not self._keyed
-        """Whether all requests may share a batch: `accept` gives all of them the same `shape_key`."""
+        """True if all requests may share a batch: `accept` gives all of them the same `shape_key`."""
         self._same_inputs = all(spec.reshape is None and spec.datatype is not dtypes.BYTES for spec in config.inputs)
-        """What is accepted has the request's own inputs, and their elements do not matter."""
+        """True if accepted requests keep their own inputs, and the elements do not matter."""
         self._forms: dict[RequestForm, _Known] = {}
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -75,7 +75,7 @@ class Signature:
         return inflight
 
     def _accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """The same for a request that may be the first of its form."""
+        """Accept a request like `accept`, even if it is the first of its form."""
         config = self.config
         output_names = request.outputs or config.output_names
         if request.outputs:

@@ -23,7 +23,7 @@ class RequestForm:
 
 @dataclass(init=False, slots=True, eq=False)
 class InferenceRequest:
-    """One call as decoded. Tensors have the client's shapes; `core.requests.normalize` checks them against the model.
+    """Decoded call. Tensors have the client's shapes; `core.requests.normalize` checks them against the model.
 
     `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all. `deadline_ns`
     is on the monotonic clock; after it the request is dropped wherever it waits; 0 = none. `timeout_ns` is the client's
@@ -83,5 +83,5 @@ def timeout_ns(parameters: Mapping[str, ParameterValue]) -> int:
 
 
 def label(request_id: str) -> str:
-    """How messages about a request begin."""
+    """Return the prefix of messages about a request."""
     return f"[request id: {request_id or '<id_unknown>'}] "

@@ -39,7 +39,7 @@ def received(value: str) -> str:
 
 
 def chosen(value: str) -> str:
-    """What `received` returned, or another id in place of `INVALID`."""
+    """Return the result of `received`, or a new id in place of `INVALID`."""
     return make() if value == INVALID else value
 
 
@@ -56,6 +56,6 @@ def listed(requests: "Iterable[InferenceRequest]") -> str:
 
 
 def joined(ids: list[str], most: int = 8) -> str:
-    """The same of ids."""
+    """Join ids for a line about all of them, at most `most` in full."""
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return ", ".join(ids[:most]) + more

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(init=False, slots=True, eq=False)
 class InferenceResponse:
-    """One response. `outputs` are in the order of the request, or of the configuration.
+    """Response of a model. `outputs` are in the order of the request, or of the configuration.
 
     Ensembles set `skipped` and `waited_ns` for an outer ensemble: the requested outputs that no step produced because
     of conditions, and the total queue time of the consecutive steps behind this response. Immutable.
@@ -111,9 +111,9 @@ def hand_over(sink: ResponseSink, outcome: Outcome, final: bool) -> bool:
 def single_outcome(
     held: InferenceResponse | None, outcome: Outcome, final: bool
 ) -> InferenceResponse | ModserveError | None:
-    """What a call with one response gets, whether its model is decoupled or not; None: `outcome` may be it at the end.
+    """Return the result of a call with one response, for any model. None: hold `outcome` until the end.
 
-    `held` is the response that may be it so far. A failure that follows a response which was not final replaces it.
+    `held` is the possible result so far. A failure after a response that was not final replaces it.
     """
     if outcome is None:
         return held or internal("the model sent no response")

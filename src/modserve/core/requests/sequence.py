@@ -1,4 +1,4 @@
-"""What a request says about its sequence, and the tensors that the model gets in addition to the client's."""
+"""Sequence parameters of a request, and the tensors that the model gets in addition to the client's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .request import InferenceRequest
 
 SequenceId: TypeAlias = int | str
 SequenceKey: TypeAlias = SequenceId | tuple[str, SequenceId]
-"""What tells a sequence from all others: its id, and its tenant if it has one. Ids are a tenant's own."""
+"""Unique key of a sequence: its id, and its tenant if it has one, since each tenant has its own ids."""
 
 _LONGEST_ID = 128
 _LARGEST_ID = 2**64 - 1
@@ -195,7 +195,7 @@ class SequenceStates:
         self.inputs = inputs
 
     def _fits(self, state: SequenceState, shape: Shape) -> bool:
-        """Whether a sequence may go on with a state of this shape. Triton does not check that, and passes on any."""
+        """Return True if a sequence may continue with a state of this shape. Triton accepts any shape."""
         expected = (*self._batch, *([-1] * len(state.dims) if state.growable else state.dims))
         return matches(expected, shape)
 

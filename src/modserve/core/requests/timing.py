@@ -1,4 +1,4 @@
-"""When things happened. Statistics, metrics, trace and access log read these stamps.
+"""Time stamps of requests and executions, for statistics, metrics, trace and access log.
 
 All stamps are nanoseconds of the monotonic clock.
 """

@@ -1,4 +1,4 @@
-"""Which span a request belongs to, as clients say it and models hear it (W3C Trace Context, W3C Baggage)."""
+"""Span of a request, as clients send it and models receive it (W3C Trace Context, W3C Baggage)."""
 
 import json
 import random
@@ -37,7 +37,7 @@ class SpanContext(NamedTuple):
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{_SAMPLED if self.sampled else 0:02x}"
 
     def as_json(self) -> str:
-        """What a model gets, for a propagator to extract: Triton's object, and the baggage."""
+        """Return the JSON object that a model gets, for a propagator to extract: Triton's, with the baggage."""
         headers = {"traceparent": self.traceparent, "tracestate": self.state, "baggage": self.baggage}
         return json.dumps({name: value for name, value in headers.items() if value})
 

@@ -39,7 +39,7 @@ class Background:
             await asyncio.wait(self._tasks)
 
     async def settle(self) -> None:
-        """The same; if this call is cancelled, cancel them and wait."""
+        """Wait for all tasks; if this call is cancelled, cancel them and wait."""
         try:
             await self.idle()
         except asyncio.CancelledError:

@@ -21,7 +21,7 @@ def yield_now() -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """With uvloop where it is installed."""
+    """Return a new event loop, of uvloop if installed."""
     try:
         import uvloop
     except ImportError:

@@ -77,7 +77,7 @@ def room(size: int) -> BytesIO:
 
 @cache
 def _uncleared() -> Callable[[None, int], bytes]:
-    """What makes bytes without a value. ``bytes(size)`` clears memory that the allocator has kept."""
+    """Return an allocator of uninitialised bytes. ``bytes(size)`` clears memory that the allocator has kept."""
     try:
         make = ctypes.pythonapi.PyBytes_FromStringAndSize
     except AttributeError:  # another Python than CPython

@@ -6,7 +6,7 @@ import traceback
 
 
 def stacks() -> dict[str, list[str]]:
-    """By the names and numbers of threads, where each is, innermost last. Compiled functions and native code have none.
+    """Return the stack of each thread by its name and number, innermost last, without compiled or native functions.
 
     Reads the files of the source.
     """

@@ -18,7 +18,7 @@ _INHERITED: Final = "fd@"
 LONGEST: Final = 107
 """Bytes of a path, by the system's limit."""
 MODE: Final = 0o660
-"""Of the file: to connect is to write. The directory's rights apply as well."""
+"""Mode of the socket file, since connecting needs write access. The directory's rights apply as well."""
 PEER: Final = "unix"
 """Stands for the address of clients, which have none."""
 
@@ -35,7 +35,7 @@ def path_of(address: str) -> str:
 
 
 def is_socket(address: str) -> bool:
-    """Whether it is no host's."""
+    """Return True for the address of a Unix socket or an inherited one, rather than a host's."""
     return address.startswith((PREFIX, _INHERITED))
 
 
