@@ -17,13 +17,13 @@ class Submitter(Protocol):
     """Takes requests for a model version: a `Servable`, or an object that stands before one."""
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """Like `Servable.submit`."""
+        """Submit a request like `Servable.submit`."""
 
 
 def submit_traced(
     trace: RequestTrace, servable: Submitter, request: InferenceRequest, sink: ResponseSink, now_ns: int
 ) -> Inflight:
-    """Like `servable.submit`, and `trace` records the request."""
+    """Submit a request like `servable.submit`, and record it in `trace`."""
     trace.request_id = request.id
     _submitting.append(trace)
     try:
@@ -62,10 +62,10 @@ class Servable(Protocol):
 
     @property
     def unready_reason(self) -> str | None:
-        """Why the version is not ready although it is loaded, such as lost instances; None while it is healthy.
+        """Reason why a loaded version is not ready, such as lost instances; None while it is healthy.
 
-        Requests are still submitted to it; what changes is what readiness and the repository index say. Whoever changes
-        the value calls `ModelTable.changes.notify`.
+        Requests are still submitted to it; only readiness and the repository index change. Code that changes the value
+        calls `ModelTable.changes.notify`.
         """
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -87,7 +87,7 @@ class RequestHolder(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """Of an ensemble only its own requests; the models that run its steps count those to the steps."""
+        """Number of outstanding requests. Those of an ensemble's steps count at the models of the steps."""
 
 
 class Oldest(NamedTuple):
@@ -105,7 +105,7 @@ class OldestReporter(Protocol):
 
 
 def oldest(servable: Servable, now_ns: int) -> Oldest | None:
-    """As `OldestReporter` has it; None for a servable that has none: an ensemble."""
+    """Return the report of an `OldestReporter`; None for other servables: ensembles."""
     reporter = base(servable)
     return reporter.oldest(now_ns) if isinstance(reporter, OldestReporter) else None
 
@@ -116,10 +116,10 @@ class Finisher(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether it has accepted something that is not settled, or has sequences that have begun."""
+        """True if it has accepted requests that are not settled, or sequences that have begun."""
 
     def hurry(self) -> None:
-        """From now on nothing waits for others to share its batch."""
+        """Stop requests from waiting for others to share their batch."""
 
     async def idle(self) -> None:
         """Return when it is not `busy`."""
@@ -139,10 +139,10 @@ class SequenceKeeper(Submitter, Protocol):
 
     @property
     def open_sequences(self) -> int:
-        """How many sequences have begun and not ended."""
+        """Number of sequences that have begun and not ended."""
 
     def has_sequence(self, key: SequenceKey) -> bool:
-        """Whether a sequence has begun, and more of its requests may come."""
+        """Return True if a sequence has begun and not ended."""
 
     def abandon_sequence(self, key: SequenceKey) -> None:
         """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
@@ -154,14 +154,14 @@ class EngineReporter(Protocol):
 
     @property
     def engine_report(self) -> Mapping[str, object]:
-        """What runs it, in values that JSON has: `backend`, `instances`, `engine`, and what the engine says itself.
+        """Report in JSON's values: `backend`, `instances`, `engine`, and the engine's own report.
 
-        Empty if nothing does: an ensemble.
+        Empty without an engine, as for an ensemble.
         """
 
 
 def engine_report(servable: object) -> Mapping[str, object]:
-    """As `EngineReporter` has it; empty for a servable that has none."""
+    """Return the report of an `EngineReporter`; empty for other servables."""
     return servable.engine_report if isinstance(servable, EngineReporter) else {}
 
 
@@ -183,7 +183,7 @@ _FULL_PRECISIONS = frozenset({"", "fp32", "fp64"})
 
 
 def engine_title(report: Mapping[str, object]) -> str:
-    """For people: the engine of a report and its version, and the precision where that is a reduced one."""
+    """Return a report's engine and version for people, with a reduced precision."""
     precision = str(report.get("precision") or "")
     parts = (report.get("engine"), report.get("version"), precision if precision not in _FULL_PRECISIONS else "")
     return " ".join(str(part) for part in (*parts, report.get("variant")) if part)

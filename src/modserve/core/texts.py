@@ -11,7 +11,7 @@ LONGEST: Final = 64 * 1024
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has characters only, and no lone surrogates."""
+    """Return True if a text has characters only, and no lone surrogates."""
     if text.isascii():
         return True
     try:

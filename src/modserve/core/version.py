@@ -33,11 +33,11 @@ _FOREIGN: Final[dict[str, str]] = {
 """Folders that operating systems and tools make beside models, and their owners."""
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""Why a model that is being unloaded refuses a request, in Triton's words."""
+"""Reason for refusing requests to a model that is being unloaded, in Triton's words."""
 
 
 class ModelId(NamedTuple):
-    """One version of one model."""
+    """Name and version of a model."""
 
     name: str
     version: int
@@ -48,7 +48,7 @@ class RolledBack:
     """Requests that name no version no longer go to a version of a model."""
 
     reason: str
-    """With figures, if a rule has found it."""
+    """Reason of the rollback, with figures if a rule caused it."""
     at_ms: int
     """Milliseconds since 1970."""
     unsaved: str = ""
@@ -139,7 +139,7 @@ def parse_requested(text: str) -> int | None:
 
 
 def _fits_long(digits: str) -> bool:
-    """Whether a number of any length has at most 64 bits, as ``std::stol`` requires."""
+    """Return True if a number of any length has at most 64 bits, as ``std::stol`` requires."""
     return len(digits) <= _MOST_DIGITS and -(2**63) <= int(digits) < 2**63
 
 

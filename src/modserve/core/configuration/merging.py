@@ -34,7 +34,7 @@ class PaddingPolicy(enum.Enum):
     MEASURED = "measured"
     """Requests that finish sooner together than apart, by measured run times."""
     ALWAYS = "always"
-    """All requests with lengths in the same range."""
+    """Requests with lengths in the same range."""
     NEVER = "never"
     """Only requests that need no padding for it, but what `multiple_of` adds."""
 

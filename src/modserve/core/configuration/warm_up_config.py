@@ -15,7 +15,7 @@ class WarmUpMode(enum.Enum):
     """Selection of the models to warm up."""
 
     AUTO = "auto"
-    """All models. A model without ``model_warmup`` gets made-up data."""
+    """Every model. A model without ``model_warmup`` gets made-up data."""
     CONFIG = "config"
     """Models with ``model_warmup`` in their configuration."""
     OFF = "off"

@@ -77,7 +77,7 @@ class MetricStore:
         return f"MetricStore({len(self.families)} families)"
 
     def of_model(self) -> "StoredMetrics":
-        """For one model version."""
+        """Return the metrics of one model version."""
         return StoredMetrics(self)
 
     def read(self, names: Container[str] | None = None) -> list[FamilySnapshot]:
@@ -263,7 +263,7 @@ def _check_family(name: str, help: str, kind: str) -> None:
 
 
 def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
-    """As a key. Raises INVALID_ARG for names that Prometheus does not know, and for values that are no text."""
+    """Return the labels as a key. Raises INVALID_ARG for names invalid in Prometheus, and for non-text values."""
     for name, value in cast(Mapping[object, object], labels).items():  # what engines pass is not checked by mypy alone
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
             raise invalid(
@@ -275,7 +275,7 @@ def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
 
 
 def _check_text(value: object, label: str) -> None:
-    """What cannot be written would take the whole page with it."""
+    """Refuse a value that cannot be written, since it would break the whole page. Raises INVALID_ARG."""
     if not isinstance(value, str):
         raise invalid(f"{label} is of type {type(value).__name__}, expected a string")
     try:

@@ -87,7 +87,7 @@ class Sketch:
 
 
 def quantiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[float]:
-    """Like `Sketch.quantiles`, for counts by bucket whose longest duration is unknown."""
+    """Return the quantiles like `Sketch.quantiles`, from counts by bucket without a known longest duration."""
     ordered, total = sorted(counts.items()), sum(counts.values())
     return [_quantile(ordered, math.ceil(share * total)) for share in shares]
 
@@ -162,7 +162,7 @@ class Summary:
 
 @final
 class LatencySummaries:
-    """Those of one model version."""
+    """Latency summaries of one model version."""
 
     __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
 

@@ -27,7 +27,7 @@ _LARGEST_FILE = 1 << 30
 
 
 class Sizes:
-    """What stands for variable dimensions: ``sample_shape``, or by default 224 of pictures and 64 of all else.
+    """Sizes for variable dimensions: ``sample_shape``, or by default 224 for pictures and 64 for all else.
 
     The text has ``128`` or ``3x480x640`` for all inputs of so many dimensions, or the same behind ``name:`` for one,
     with ``;`` between several. Dimensions leave out that of the batch.
@@ -113,7 +113,7 @@ def random_values(datatype: Datatype, shape: Shape, random: "Generator") -> Arra
 
 
 def file_size_fault(path: Path, datatype: Datatype, dims: Shape) -> str:
-    """What is wrong with a file of raw elements, as in a request, for one row of these dims; empty if nothing is."""
+    """Return the fault of a file of raw elements, as in a request, for one row of these dims; empty if none."""
     if not path.exists():
         return f"there is no file '{path}'"
     if not path.is_file():  # a pipe would never end

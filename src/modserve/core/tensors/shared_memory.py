@@ -9,7 +9,7 @@ from .tensor import Buffer, Tensor
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
-    """Where a tensor's raw form is: `byte_size` bytes from `offset` of a registered region, as the client said."""
+    """Place of a tensor's raw data: `byte_size` bytes from `offset` of a registered region, as in the request."""
 
     region: str
     offset: int
@@ -25,7 +25,7 @@ class SystemRegion:
     offset: int
     byte_size: int
     tenant: str = ""
-    """Whose it is, and in whose requests its name means it; empty where the server knows no tenants."""
+    """Tenant that owns the region and may use its name; empty if the server knows no tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RegionLease(Protocol):
     """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
 
     def read(self, place: RegionSlice) -> Buffer:
-        """What is at `place`: of system memory a read-only view of it, which the client may still write to.
+        """Return the bytes at `place`: for system memory a read-only view, which the client may still write to.
 
         Raises NOT_FOUND for an unknown region, INVALID_ARG for a place that is not inside it.
         """

@@ -161,7 +161,7 @@ class Tensor:
         return array.nbytes + sum(map(len, array.reshape(-1).tolist()))
 
     def reshaped(self, shape: Shape) -> "Tensor":
-        """The same elements under another shape of equal element count."""
+        """Return the same elements under another shape of equal element count."""
         array = self._array
         return Tensor(self.datatype, shape, self._raw, None if array is None else array.reshape(shape))
 
@@ -192,7 +192,7 @@ class DeviceTensor(Tensor):
 
     @property
     def on_host(self) -> bool:
-        """Whether it has been read on the host, and so is in both memories."""
+        """True if it has been read on the host, so that both memories hold it."""
         return self._array is not None
 
     @property
@@ -220,7 +220,7 @@ class DeviceTensor(Tensor):
         return math.prod(self.shape) * self.datatype.size
 
     def reshaped(self, shape: Shape) -> Tensor:
-        """Like `Tensor.reshaped`. Reading the result copies it to the host."""
+        """Reshape like `Tensor.reshaped`. Reading the result copies it to the host."""
         return self if shape == self.shape else _Reshaped(self, shape)
 
 
@@ -295,12 +295,12 @@ def digest_ahead(tensors: Iterable[Tensor], limit: int) -> None:
 
 
 def matches(dims: Shape, shape: Shape) -> bool:
-    """Whether two shapes are the same where neither is variable (-1)."""
+    """Return True if two shapes are equal wherever neither is variable (-1)."""
     return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
 
 
 def as_reshape(reshape: Shape, dims: Shape, shape: Shape) -> Shape:
-    """What a tensor of `shape`, which `dims` describe, is reshaped to: variable dimensions keep their order."""
+    """Return the reshaped `shape` of a tensor with these `dims`: variable dimensions keep their order."""
     variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
     return tuple([next(variable) if size == -1 else size for size in reshape])
 

@@ -92,7 +92,7 @@ def decode_elements(raw: Buffer) -> list[bytes]:
 
 
 def _decode_some(data: bytes) -> Iterator[list[bytes]]:
-    """As `decode_elements`, of a long tensor: about `_AT_A_TIME` elements at a time."""
+    """Decode a long tensor like `decode_elements`, about `_AT_A_TIME` elements at a time."""
     alike = 0
     some: list[bytes] = []
     position, end, pause = 0, len(data), _UNTIL_OTHERS
@@ -121,7 +121,7 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
 
 
 def count_elements(raw: Buffer, most: int = _MOST) -> int:
-    """How many elements a raw BYTES tensor has; of a long one at most `most` + 1. Raises `TruncatedError`."""
+    """Count the elements of a raw BYTES tensor, of a long one at most `most` + 1. Raises `TruncatedError`."""
     view = memoryview(raw)
     unpack = _LENGTH.unpack_from
     count = 0
@@ -170,7 +170,7 @@ def _count_many(view: memoryview, most: int) -> int:
 
 
 def _alike(raw: Buffer, position: int, length: int) -> int:
-    """How many elements from `position` on have this length, up to `_AT_A_TIME`: much sooner known than one by one."""
+    """Count the consecutive elements of this length from `position`, up to `_AT_A_TIME`: faster than one by one."""
     step = 4 + length
     room = (len(raw) - position) // step
     count, look = 0, _ALIKE

@@ -43,7 +43,7 @@ def fields(data: Buffer, position: int = 0, end: int | None = None) -> Iterator[
 
 
 def value_span(data: Buffer, position: int, end: int, key: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends whose `key` is before `position`; its message goes to `end`.
+    """Return the start and end of the value after a field's `key`, at `position`. The message extends to `end`.
 
     Groups, which no format in use has, are refused.
     """
