@@ -33,7 +33,7 @@ from .terminal import stdout_as_stderr
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")
 """Fields that the server fills in by itself, for any model."""
 _WRITTEN = ("name", "backend", "default_model_filename", "max_batch_size", "input", "output", "dynamic_batching")
-"""Fields with a place of their own below; all others come behind them."""
+"""Fields with their own order; all others follow them."""
 
 _BATCHING = """\
 # Requests that wait are put together into batches. Without this block each runs by itself.
@@ -66,7 +66,7 @@ NO_BATCHING = (
 
 
 def written(config: pb.ModelConfig, file: StandaloneModel, default_filename: str) -> str:
-    """The text for a complete configuration. `default_filename` is what the backend looks for by itself."""
+    """Return the text of a complete configuration. `default_filename` is the backend's default file."""
     return "\n".join(_lines(config, file, default_filename)) + "\n"
 
 
@@ -197,7 +197,7 @@ class WrittenConfig(NamedTuple):
 
 
 def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenConfig:
-    """The configuration of a file. Raises what the load raises, with the names of the file's own folder."""
+    """Make the configuration of a file. Raises the load's errors, with the names of the file's own directory."""
     with repository_of(file) as directory, ThreadPoolExecutor(1) as executor:
         registry = BackendRegistry()
         loader = Loader(registry, LoaderOptions(cores=1), executor)

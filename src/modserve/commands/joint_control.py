@@ -53,7 +53,7 @@ class JointReport:
 def on_all(
     servers: ServerSet, model: str, verb: str, call: Call, interruption: Interruption, *, must_exist: bool = True
 ) -> JointReport:
-    """`verb` is what the call does: loaded or unloaded. With `must_exist`, servers without the model refuse it."""
+    """Call all servers. `verb`: loaded or unloaded. With `must_exist`, servers without the model refuse the call."""
     states = servers.call(lambda server: _state(server, model, must_exist))
     if any((interruption.happened, *(each.error is not None for each in states))):
         return JointReport([_unchanged(each) for each in states], False, True)

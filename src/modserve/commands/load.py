@@ -75,7 +75,7 @@ def _load(server: RemoteServer, name: str, values: Parameters, options: Namespac
 
 
 def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
-    """Raise an error with the names of the models that are there, if that one is not. Else nothing."""
+    """Raise an error with the names of the existing models, if that one does not exist."""
     try:
         rows = index(server)
     except RefusedError:

@@ -39,7 +39,7 @@ class SharedConnection:
             return connection
 
     def message(self, index: int, tag: bytes) -> GrpcMessage:
-        """A prepared one. Fields that are written behind those of a message are a part of it."""
+        """Return a prepared message. Fields appended to a message are a part of it."""
         message = self.messages[index]
         return GrpcMessage.of(message.body[PREFIX:] + tag) if tag else message
 

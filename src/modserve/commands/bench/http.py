@@ -36,11 +36,11 @@ class HttpSlot(asyncio.Protocol):
         self._unsent: bytes | None = None
         """The request that waits for a new connection."""
         self._received = b""
-        """A head that is not complete, or a whole response whose length is not known."""
+        """Incomplete head, or a whole response of unknown length."""
         self._parts: list[bytes] = []
         """The body of an error."""
         self._missing = 0
-        """Bytes of the body that are still to come."""
+        """Outstanding bytes of the body."""
         self._status = 0
         self._closes = False
         self._why = ""
@@ -214,10 +214,10 @@ class LineReader(Protocol):
     """Understands the lines of one response after the other."""
 
     def begin(self) -> None:
-        """A response with status 200 comes."""
+        """Begin a response with status 200."""
 
     def read(self, line: bytes) -> bool:
-        """A line that is not empty. Returns whether it counts as a response. Raises ValueError for what is no JSON."""
+        """Read a non-empty line, and return True if it counts as a response. Raises ValueError if it is not JSON."""
 
     def end(self, start: int) -> str:
         """The body of the request that was sent at `start` is complete: the error, empty for success."""
@@ -259,7 +259,7 @@ class HttpStreamSlot(HttpSlot):
         super().__init__(endpoint, requests, owner, heads)
         self._reader = reader or InferLines()
         self._body: Chunks | SizedBody | None = None
-        """Body of the response that comes in; None before and behind it."""
+        """Body of the response in progress; None before and after it."""
         self._line = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -298,7 +298,7 @@ class HttpStreamSlot(HttpSlot):
         super().connection_lost(error)
 
     def _read(self, body: "Chunks | SizedBody", data: bytes) -> None:
-        """Raises ValueError for what is no chunk, or no JSON."""
+        """Read received bytes. Raises ValueError for an invalid chunk or JSON."""
         *lines, self._line = (self._line + body.decode(data)).split(b"\n")
         for line in filter(None, lines):
             if self._reader.read(line) and self.start:
@@ -316,7 +316,7 @@ class HttpStreamSlot(HttpSlot):
 
 
 class SizedBody:
-    """A body of so many bytes, or of UNTIL_CLOSED."""
+    """Body of a known length, or of UNTIL_CLOSED."""
 
     def __init__(self, length: int) -> None:
         self.until_closed = length == UNTIL_CLOSED
@@ -331,14 +331,14 @@ class SizedBody:
 
 
 class Chunks:
-    """The content of a chunked body, which comes in pieces of any size."""
+    """Content of a chunked body, received in pieces of any size."""
 
     def __init__(self) -> None:
         self.ended = False
         self._size = b""
         """The beginning of a line with a chunk's size."""
         self._missing = 0
-        """Bytes of a chunk that are still to come, with the end of the line behind it."""
+        """Outstanding bytes of a chunk, with the line end after it."""
         self._is_last = False
 
     def decode(self, data: bytes) -> bytes:

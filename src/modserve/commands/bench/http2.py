@@ -60,7 +60,7 @@ class GrpcMessage(NamedTuple):
 
 
 class CallListener(Protocol):
-    """Receives what comes back for a call."""
+    """Receiver of a call's response."""
 
     def on_end(self, error: str) -> None:
         """The call is over, `error` is empty for status OK. Once, and not after `Http2ClientConnection.reset`."""
@@ -107,7 +107,7 @@ class Http2ClientConnection(asyncio.Protocol):
     # Calls
 
     def request(self, call: CallListener, message: GrpcMessage) -> int:
-        """Begin a call with one message, whose response is not looked at: the number of its stream; 0: it has ended."""
+        """Begin a call with one message, ignoring its response; return its stream number, or 0 if it has ended."""
         transport = self._transport
         if transport is None:
             call.on_end("connection closed by the server")

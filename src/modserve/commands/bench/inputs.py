@@ -174,7 +174,7 @@ def _fitted(spec: TargetInput, array: Array, rows: int | None, where: str) -> Te
 
 
 def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
-    """Each list of entries; what is in none is one of its own."""
+    """Return each list of entries; entries outside a list form one of their own."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -265,7 +265,7 @@ def _text(value: Any) -> bytes:
 
 
 def _stacked(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | None) -> Inputs:
-    """A request from the sample at `start`; of a batch, from as many as it has rows, beginning again at the end."""
+    """Return the request from the sample at `start`; a batch takes as many samples as rows, wrapping around."""
     if rows is None:
         return samples[start]
     chosen = [samples[(start + offset) % len(samples)] for offset in range(rows)]
@@ -330,7 +330,7 @@ def http_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
 
 
 def grpc_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
-    """Fields of a ModelInferRequest, which are valid behind those of a prepared one."""
+    """Return fields of a ModelInferRequest, valid after those of a prepared one."""
     return grpc_message("", None, {}, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
 
 

@@ -120,7 +120,7 @@ class LoadGenerator(Protocol):
     def take_window(self) -> MeasurementWindow: ...
 
     async def stop(self, patience: float) -> int:
-        """Send nothing more, and wait so many seconds for responses: how many did not come."""
+        """Stop sending, wait up to this many seconds for responses, and return the number of missing ones."""
 
 
 class _LoadLoop:
@@ -209,7 +209,7 @@ class _LoadLoop:
         self._errors[error] += 1
 
     def _sweep(self) -> None:
-        """Once a second: ends what has waited for too long."""
+        """End overdue requests. Runs once a second."""
         now = clock()
         for slot in self._slots:
             if slot.start and now - slot.start > self._timeout * 1e9:
@@ -327,7 +327,7 @@ class OpenLoop(_LoadLoop):
                 self._free.append(slot)
 
     def tick(self) -> None:
-        """Send what is due."""
+        """Send the due requests."""
         if not self._running:
             return
         now = clock()

@@ -30,11 +30,11 @@ class MeasurementWindow:
     lags: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds by which the client itself sent later than intended; none without a rate."""
     waiting: int = 0
-    """Requests whose start is over and that no connection was free for, at the window's end."""
+    """Overdue requests without a free connection at the window's end."""
     server: VersionUsage | None = None
     firsts: "array[int]" = field(default_factory=lambda: array("q"))
-    """Nanoseconds until the first response of each request that has one, from where its latency counts; for decoupled
-    models, whose requests may have any number of responses."""
+    """Nanoseconds from the start of latency to the first response, of each request that has one; for decoupled models,
+    which may respond any number of times."""
     gaps: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds between two responses to one request."""
     sequences: int = 0

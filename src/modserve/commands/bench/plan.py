@@ -36,7 +36,7 @@ _EXPECTED = "such as 8, or 1,4,16, or 100:2000:100, or 1:64:x2"
 
 
 def read_range(text: str) -> tuple[float, ...]:
-    """The values, in order. Raises ValueError, which says what is expected."""
+    """Read the values, in order. Raises ValueError, which says what is expected."""
     try:
         values = _values(text)
     except ValueError:
@@ -282,7 +282,7 @@ _TENSOR_OPTIONS = (
 
 
 def _texts(options: Namespace, defaults: Callable[[str], Any]) -> TextLoad | None:
-    """Raises UsageError for options of tensors beside those of texts."""
+    """Read the options of texts. Raises UsageError if there are options of tensors as well."""
     kind = options.openai
     for name in _TENSOR_OPTIONS if kind else _TEXT_OPTIONS:
         if getattr(options, name) != defaults(name):

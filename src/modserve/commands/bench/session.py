@@ -57,7 +57,7 @@ class BenchSession:
     servers: int = 1
 
     def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
-        """Without a number of `connections`, as many as are usual."""
+        """Make the load generator. Without `connections`, it has the usual number."""
         how = self.slots, self.requests, self.seconds
         if not load.is_rate:
             return ClosedLoop(int(load.value), *how, sequences=self.sequences, texts=self.texts)
@@ -84,7 +84,7 @@ class BenchSession:
 
         class FirstResponse:
             def on_response(self, slot: RequestSlot) -> None:
-                """The model takes it. What comes of it is known at the end."""
+                """Ignore a response. The outcome is known at the end."""
 
             def on_done(self, slot: RequestSlot, error: str) -> None:
                 slot.start = 0

@@ -49,7 +49,7 @@ class SequenceTraits(NamedTuple):
 
 
 def describe(remote: RemoteServer, model: str, version: int | None) -> TargetModel:
-    """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
+    """Describe a model. Raises UnreachableError, and INVALID_ARG with the server's message about an unknown model."""
     metadata = remote.metadata(model, version)
     try:
         config = remote.config(model, version)
@@ -139,7 +139,7 @@ class ServerStatistics:
         self._remotes, self._model, self._version = list(remotes), model, version
 
     async def __call__(self) -> VersionUsage | None:
-        """None if a server has no statistics: the others would not be those of the whole load."""
+        """Return the usage; None if any server has no statistics, since the sum would be incomplete."""
         if not self._remotes:
             return None
         parts = await asyncio.gather(*(asyncio.to_thread(self._rows, remote) for remote in self._remotes))

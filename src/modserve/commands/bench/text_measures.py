@@ -114,7 +114,7 @@ class TextMeasurement:
 
 
 def measurement(window: TextWindow, seconds: float, firsts: "array[int]", gaps: "array[int]") -> TextMeasurement:
-    """`firsts` and `gaps` are those of the pieces of streams; empty for embeddings."""
+    """Summarise a window. `firsts` and `gaps` are from the pieces of streams; empty for embeddings."""
     times = {"ttft": firsts, "tpot": window.per_token, "itl": gaps} if firsts else {}
     requests, seconds = max(window.requests, 1), seconds or 1.0
     return TextMeasurement(
@@ -147,7 +147,7 @@ def to_json(texts: TextMeasurement) -> dict[str, Any]:
 
 
 def read_limits(text: str) -> dict[str, float]:
-    """``ttft:200,itl:50`` in ms. Raises ValueError with what is expected."""
+    """Read ``ttft:200,itl:50`` in ms. Raises ValueError with what is expected."""
     limits = {}
     for part in text.split(","):
         name, _, value = part.strip().partition(":")

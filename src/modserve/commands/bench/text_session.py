@@ -88,7 +88,7 @@ def _prompt(place: str, line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TextLoad:
-    """`kind` is a key of `openai.PATHS`, `limits` are those of the goodput in ms, `extra` has fields of the bodies."""
+    """Load of texts. `kind` is a key of `openai.PATHS`, `limits` define the goodput in ms, `extra` are body fields."""
 
     kind: str
     input_tokens: int

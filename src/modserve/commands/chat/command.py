@@ -97,7 +97,7 @@ def _code(response: ChatResponse) -> int:
 
 
 def _prompt(text: str) -> str | None:
-    """The message of a call for one answer; None for a conversation. A pipe's text comes before the prompt's."""
+    """Return the message for one answer; None for a conversation. A pipe's text comes before the prompt's."""
     if sys.stdin.isatty():
         return text or None
     if text and not _has_text(sys.stdin):
@@ -117,7 +117,7 @@ def _has_text(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _model(model: str, place: Destination) -> Iterator[tuple[RemoteServer, str]]:
-    """The server and the name of a model. Raises INVALID_ARG for a place whose model does not load."""
+    """Return the server and the name of a model. Raises INVALID_ARG for a model that does not load."""
     words = _files(model)
     with contextlib.ExitStack() as stack:
         if words:

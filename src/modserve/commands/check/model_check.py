@@ -49,7 +49,7 @@ _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem, or a note on what is understood and has no effect."""
+    """Problem, or a note on a setting that is understood and has no effect."""
 
     file: str
     text: str

@@ -32,7 +32,7 @@ Inputs = Mapping[str, Tensor]
 _ROWS = 2
 """Batch size of the second request to a batching model."""
 _SEQUENCE = 4_000_000_007
-"""A sequence's id that nobody else is likely to use."""
+"""Sequence id that no other client is likely to use."""
 
 
 @dataclass

@@ -50,7 +50,7 @@ def _check(name: str, text: str, problem: str = "", level: str = WARNING) -> Che
 
 
 def versions(own_form: str = form()) -> Iterator[Check]:
-    """This package, and what it stands on."""
+    """Report the versions of this package and its foundations."""
     python = f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}"
     yield Check(OK, "modserve", f"{__version__}, {python}")
     if own_form == "compiled":
@@ -168,7 +168,7 @@ def _field(file: Path, name: str) -> int:
 
 
 def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Check]:
-    """The limit, and what is free of it."""
+    """Check the memory limit, and how much is free."""
     limit = allowed_memory(root, meminfo)
     free = _field(meminfo, "MemAvailable") * 1024
     try:

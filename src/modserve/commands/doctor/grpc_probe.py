@@ -12,7 +12,7 @@ from .checks import OK, PROBLEM, Check
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY: Final = "modserve-doctor-none"
-"""A model that there is not."""
+"""Name of a model that does not exist."""
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 _ABSENT: Final = "UNIMPLEMENTED"

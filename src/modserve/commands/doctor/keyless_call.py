@@ -17,7 +17,7 @@ _OWN_ID = re.compile(r"([0-9a-f]{10})-[0-9a-f]+")
 
 
 class StatusText(NamedTuple):
-    """`software` is what the response says that it has passed, `process` which one has made it; empty if unknown."""
+    """Response. `software` names the gateways it passed, `process` the one that made it; empty if unknown."""
 
     status: int
     text: str
@@ -26,7 +26,7 @@ class StatusText(NamedTuple):
 
 
 def ask(address: Address, method: str, path: str) -> StatusText:
-    """The response. Whoever answers learns nothing from the call, so certificates are not checked.
+    """Make a call and return the response. It reveals nothing, so certificates are not checked.
 
     Raises UnreachableError.
     """

@@ -36,7 +36,7 @@ _MOST_FILES = 10_000
 
 
 class Place(NamedTuple):
-    """The settings, and what the checks share."""
+    """Settings, and values that the checks share."""
 
     settings: Settings
     listeners: Sequence[ListenAddress]
@@ -361,7 +361,7 @@ def _readers(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The path and what is below it, up to a number."""
+    """Yield the path and the entries below it, up to a number."""
     yield path
     count = 0
     for folder, folders, files in os.walk(path):

@@ -12,7 +12,7 @@ from .keyless_call import StatusText, ask
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY = "modserve-doctor-none"
-"""A model that there is not."""
+"""Name of a model that does not exist."""
 _REFUSALS = (401, 403)
 _ABSENT = "Not Found"
 _CONTROL_ADVICE = (
@@ -22,7 +22,7 @@ _CONTROL_ADVICE = (
 
 
 class _Probe(NamedTuple):
-    """A call. It is open unless its status is a refusal, or its text says that there is none, or `otherwise`."""
+    """Call. It is open unless its status is a refusal, or its text says that it does not exist, or `otherwise`."""
 
     name: str
     method: str

@@ -17,7 +17,7 @@ from .checks import OK, PROBLEM, WARNING, Check
 _SOON_DAYS: Final = 14
 _DAY: Final = 86_400
 _EXPIRED, _HOST, _ADDRESS = 10, 62, 64
-"""OpenSSL's numbers of what is wrong with a certificate."""
+"""OpenSSL's error numbers for certificates."""
 _OTHER_VERSION: Final = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "NO_PROTOCOLS_AVAILABLE")
 """Reasons of handshake failures with a server that has newer versions only."""
 _WHOLE_CHAIN: Final = "--http-server-cert, or --grpc-server-cert, with a certificate that clients trust, and its chain"

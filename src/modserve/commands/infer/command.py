@@ -25,7 +25,7 @@ from .values import InputSpec, parameter, remark_on_sizes, sample, tensors
 
 
 def version(text: str) -> int:
-    """Raises ArgumentTypeError for what is not one version."""
+    """Read a version. Raises ArgumentTypeError if invalid."""
     if text.isascii() and text.isdigit() and int(text):
         return int(text)
     raise ArgumentTypeError(f"expected one version, a number from 1 on, got '{text}'; send a request to each version")

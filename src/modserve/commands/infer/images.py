@@ -48,7 +48,7 @@ class ImageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ImageHints:
-    """Information beside the metadata. `batched`: whether the first dimension is the batch."""
+    """Information besides the metadata. `batched`: True if the first dimension is the batch."""
 
     batched: bool | None = None
     order: str = ""
@@ -66,7 +66,7 @@ def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
 
 
 def _without_batch(shape: Shape, batched: bool | None) -> Iterator[Shape]:
-    """The dimensions of one picture: a fourth is that of a batch, whoever makes it."""
+    """Yield the dimensions of one picture: a fourth dimension is the batch."""
     if len(shape) == 4 or (batched is not False and len(shape) > 2 and shape[0] in (-1, 1)):
         yield shape[1:]
     if batched is not True and len(shape) < 4:

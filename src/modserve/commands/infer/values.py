@@ -39,7 +39,7 @@ DecodeImage = Callable[[str, bytes, InputSpec], Array]
 
 
 def tensors(words: Sequence[str], inputs: Sequence[InputSpec], decode_image: DecodeImage) -> dict[str, Tensor]:
-    """The tensors that ``name=value`` words stand for; those of one name become rows of one batch.
+    """Return the tensors of ``name=value`` words; values of the same name become rows of one batch.
 
     Raises INVALID_ARG, with the input, what it is, and what would be right.
     """
@@ -306,7 +306,7 @@ def remark_on_sizes(samples: Mapping[str, Tensor], inputs: Sequence[InputSpec]) 
 
 
 def parameter(text: str) -> tuple[str, bool | int | float | str]:
-    """Read ``NAME=VALUE``: true, false and numbers are as in JSON, all else is a text. Raises INVALID_ARG."""
+    """Read ``NAME=VALUE``: true, false and numbers as in JSON, anything else as text. Raises INVALID_ARG."""
     name, equals, value = text.partition("=")
     if not (equals and name):
         raise invalid(f"option '--parameter': expected NAME=VALUE, got: {text}")

@@ -103,7 +103,7 @@ def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
 
 
 def _belonging(file: StandaloneModel) -> Iterator[Path]:
-    """The files of a model: all of its folder, or those with its name and another ending."""
+    """Return the files of a model: its whole folder, or the files with its name and another ending."""
     if file.is_folder:
         yield from sorted(file.folder.iterdir())
         return
@@ -136,7 +136,7 @@ def _all_or_nothing(*models: Path) -> Iterator[None]:
 
 
 def _next(repository: Path, calls: Mapping[str, str]) -> Iterator[str]:
-    """The next steps; `calls` are those of the model, by what they are for."""
+    """Return the next steps; `calls` are the model's calls by purpose."""
     yield ""
     yield "serve it:"
     yield f"  modserve serve --model-repository {repository}"
