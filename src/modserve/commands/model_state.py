@@ -53,7 +53,7 @@ def state_of(server: RemoteServer, model: str) -> ModelState:
 
 
 def go_back(server: RemoteServer, model: str, before: ModelState, *, unsure: bool = False) -> ModelState:
-    """Bring the model back to what it was before; returns what it is then. Raises UnreachableError, RefusedError.
+    """Restore the model's previous state; return the state after it. Raises UnreachableError, RefusedError.
 
     `unsure`: a call had no response, so the server may yet carry it out; it does so before the next call for the model.
     """

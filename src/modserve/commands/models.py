@@ -83,7 +83,7 @@ def _usage(server: RemoteServer) -> Mapping[tuple[str, str], VersionUsage]:
 
 
 def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
-    """The rows of these models, all if none is named. Raises RefusedError for a name that is not there."""
+    """Return the rows of these models, all if none is named. Raises RefusedError for an unknown name."""
     known = sorted({row.model for row in rows})
     for name in names:
         if name not in known:

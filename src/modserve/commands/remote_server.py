@@ -101,7 +101,7 @@ class RemoteServer:
             return self._transport.infer(replace(call, timeout=self._destination.seconds))
 
     def stream(self, call: ClientCall) -> Iterator[Result]:
-        """The responses of a decoupled model, as they come."""
+        """Yield the responses of a decoupled model as they arrive."""
         with _advice(self._destination):
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
 
@@ -116,7 +116,7 @@ class RemoteServer:
         return json.loads(b"".join(self.lines(f"{model_path(model, None)}/routing", body)) or b"{}")
 
     def lines(self, path: str, body: bytes) -> Generator[bytes]:
-        """The lines of the response to a body of JSON, as they come. Closing the iterator ends the call."""
+        """Yield the lines of the response to a JSON body as they arrive. Closing the iterator ends the call."""
         with _advice(self._destination):
             yield from self._http().lines(path, body, self._destination.seconds)
 

@@ -119,13 +119,13 @@ def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
 
 
 def health(server: RemoteServer) -> Health:
-    """Return whether inference may be sent, and what is in the way."""
+    """Return the server's readiness for inference, and the obstacles."""
     body = server.call(HEALTH)
     return Health(bool(body.get("ready")), str(body.get("phase", "")), [_row(row) for row in body.get("reasons", ())])
 
 
 def index(server: RemoteServer) -> list[IndexRow]:
-    """Every model version, whatever its state."""
+    """Return every model version, in any state."""
     return [_row(row) for row in server.call(INDEX)]
 
 

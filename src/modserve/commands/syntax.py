@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would end the process."""
 
     takes_server_options = False
-    """Words that are not options of this command are those of a server: `read` puts them into `server_words`."""
+    """True if other words are options of a server: `read` puts them into `server_words`."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (?:-\w/)?(--[\w-]+)", r"option '\1'", message)
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, text: str, examples: str = "", codes: str = "", usage: str | None = None) -> Parser:
-    """A command without options yet. `text` is its description, `codes` what the exit codes mean.
+    """Make a command without options yet. `text` is its description, `codes` the meaning of its exit codes.
 
     One with a `usage` takes the options of ``modserve serve`` as well.
     """
@@ -147,7 +147,7 @@ def add_watch(made: Parser) -> None:
 
 
 def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
-    """A type for argparse: a number that `accepts` accepts; the error message names what is `expected`."""
+    """Return an argparse type for numbers that `accepts` allows; the error message names what is `expected`."""
 
     def number(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -219,5 +219,5 @@ def print_error(text: str, advice: str = "") -> None:
 
 
 def printable(text: str) -> str:
-    """A text of a server or a file, without what a terminal would act on."""
+    """Return a server's or a file's text without control characters of the terminal."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -4,7 +4,7 @@ The commands of ``modserve``: a row for each, and the module of the same name, i
 
 Standard output while a command loads models.
 
-Ctrl-C while a command changes servers: what has begun is finished or undone, and told.
+Ctrl-C while a command changes servers: changes begun are finished or undone, and reported.
 """
 
 import importlib
@@ -39,9 +39,9 @@ def takes_colours(stream: TextIO | None = None) -> bool:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", *, colours: bool = False) -> list[str]:
-    """Lines with columns below each other: a heading, a rule, and a line for each row.
+    """Format aligned columns: a heading, a rule, and a line for each row.
 
-    `right` has an ``r`` for each column to be aligned at its right; what is left out is at its left.
+    `right` has an ``r`` for each right-aligned column; columns after its end are left-aligned.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -60,7 +60,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", *
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Names with values beside them."""
+    """Yield lines of names and values in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         yield f"{name.ljust(width)}  {value}".rstrip()

@@ -8,7 +8,7 @@ from .texts import message_text, unicode_text
 
 
 class Code(enum.Enum):
-    """The kind of a failure, which also tells whose fault it is. The value is the text used in reasons."""
+    """Kind of a failure, which also says who is at fault. The value is the text used in reasons."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -130,10 +130,10 @@ def from_exception(error: BaseException, doing: str) -> ModserveError:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the frames that an exception and those behind it went through, and of all that lives in them.
+    """Drop the traceback frames of an exception and its causes, and all objects that they hold.
 
-    An exception that a frame on its way keeps is a cycle, in which the frame's tensors stay until the garbage
-    collector comes by. For the end of an exception that goes no further, when it has been logged.
+    An exception stored in one of its own frames forms a cycle, and the frame's tensors stay until the garbage collector
+    runs. Call this when an exception has been logged and goes no further.
     """
     left: list[BaseException | None] = [error]
     while left:

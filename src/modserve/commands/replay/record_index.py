@@ -57,7 +57,7 @@ class RecordPlace:
 
 @dataclass(slots=True, eq=False)
 class RecordIndex:
-    """`remarks` are what is wrong with the files."""
+    """Places of records in files. `remarks` are the files' faults."""
 
     files: int = 0
     places: list[RecordPlace] = field(default_factory=list)
@@ -134,7 +134,7 @@ def _describe(place: RecordPlace, record: RequestRecord) -> None:
 
 
 def check_sequences(places: Sequence[RecordPlace]) -> None:
-    """Find the requests, in their order, whose sequences lack something before them."""
+    """Mark the requests with an incomplete sequence before them. `places` are in order."""
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place in places:
         insort(numbers[place.run, place.model], place.number)

@@ -28,7 +28,7 @@ _LONGEST_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`recorded` and `replayed` are values, or what there is in their place. `tensor` is empty for whole responses."""
+    """Difference of two values, or of substitutes for them, as texts. `tensor` is empty for whole responses."""
 
     recorded: str
     replayed: str
@@ -36,7 +36,7 @@ class Difference:
     """0-based number among the responses to the request."""
     tensor: str = ""
     index: tuple[int, ...] | None = None
-    """Index of the first element that differs; None for what is no element."""
+    """Index of the first different element; None for other differences."""
     unlike: int = 0
     elements: int = 0
     largest: float = 0.0
@@ -52,7 +52,7 @@ class RecordComparison:
 
 @dataclass(slots=True, eq=False)
 class Replayed:
-    """The responses of a server to a request, and the failure that came in their place or after them."""
+    """Responses to a replayed request, and the failure instead of or after them."""
 
     results: list[Result] = field(default_factory=list)
     failure: ClientError | None = None
@@ -226,7 +226,7 @@ class ReplayReport:
         }
 
     def text(self, shown: int) -> Iterator[str]:
-        """The lines for people, with so many of the differences."""
+        """Yield the lines for people, with at most `shown` differences."""
         yield from self._head()
         yield ""
         rows = [

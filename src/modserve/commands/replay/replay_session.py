@@ -1,4 +1,4 @@
-"""Sends recorded requests: at a pace, a limited number at a time, and those of a sequence one after the other."""
+"""Replay of recorded requests: at a pace, with limited concurrency, and in order within a sequence."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ OnReplayed: TypeAlias = Callable[[RecordPlace, RequestRecord, Replayed], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`rate` requests a second; 0: as fast as the responses come. `original`: as far apart as they were."""
+    """Pace of `rate` requests a second; 0: as fast as the responses arrive. `original`: the recorded intervals."""
 
     rate: float = 0.0
     original: bool = False

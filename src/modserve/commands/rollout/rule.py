@@ -170,7 +170,7 @@ def _chance(chance: float) -> str:
 
 
 def chance_of(part: float, whole: float, others_part: float, others_whole: float) -> float:
-    """Fisher's exact test, one-sided: how likely so many or more of all parts lie on the first side by chance."""
+    """Return the p-value of Fisher's exact test, one-sided: of at least this many parts on the first side by chance."""
     drawn, marked, total = round(whole), round(part + others_part), round(whole + others_whole)
     most = min(drawn, marked)
     least = max(round(part), drawn + marked - total, 0)

@@ -27,7 +27,7 @@ _LEFT = "interrupted twice, so that servers are left as they are"
 UNDER_WAY = "its rollout has begun, and is not decided"
 """Reason for which servers that start during a rollout do without the new version."""
 _SOON = 10.0
-"""Seconds for a server to write down what was decided."""
+"""Seconds for a server to record the decision."""
 Say = Callable[[str], None]
 
 
@@ -50,7 +50,7 @@ class RolloutPlan:
 
 @dataclass(slots=True)
 class ServerProgress:
-    """A server: its state before, what was done, and its state in the end."""
+    """Server with its previous state, the outcome of its calls, and its final state."""
 
     server: RemoteServer
     before: ModelState
@@ -74,9 +74,9 @@ class ServerProgress:
 
 @dataclass(slots=True)
 class RolloutReport:
-    """`why` is the reason for the decision. `went_back` is whether all servers are as before.
+    """Report of a rollout. `why` is the reason for the decision. `went_back`: all servers are as before.
 
-    `new` and `others` are what was counted while the first server was watched.
+    `new` and `others` are the counts during the watch of the first server.
     """
 
     plan: RolloutPlan
@@ -273,9 +273,9 @@ class Rollout:
                 each.outcome = "loaded, and back"
 
     def _keep(self, servers: Sequence[ServerProgress], why: str | None) -> dict[str, str]:
-        """Have all servers write down that the new version is rolled back, or is not: those that start keep to it.
+        """Record on all servers that the new version is rolled back, or is not; servers that start then follow it.
 
-        Versions that served before have other files or another configuration now, and are not told from what they were.
+        Versions that served before are left out: they have new files or another configuration under the same number.
         Returns the failures by address.
         """
         model = self._plan.model

@@ -28,7 +28,7 @@ class CountSource(Protocol):
 
 
 class Watch:
-    """Servers by their places in `sources`. Those that are `guarded` have to respond, and to stay ready."""
+    """Watch of servers by index in `sources`. Servers that are `guarded` must respond and stay ready."""
 
     def __init__(self, model: str, sources: Sequence[CountSource]) -> None:
         self._model, self._sources = model, sources

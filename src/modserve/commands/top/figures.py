@@ -123,7 +123,7 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """Figures shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds.
+    """Displayed figures of a model version. Numbers are -1 if unknown. Times are in seconds.
 
     `shares` are those of `PARTS` in the time of requests, in percent; none without requests.
     """
@@ -200,7 +200,7 @@ def total(parts: Sequence[Activity]) -> Activity:
 
 
 def _known(values: Sequence[float]) -> float:
-    """The sum of what is known; -1 if nothing is."""
+    """Return the sum of the known values; -1 if there are none."""
     known = [value for value in values if value >= 0]
     return sum(known) if known else -1
 
@@ -211,7 +211,7 @@ def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
 
 
 def sorted_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
-    """The busiest model comes first."""
+    """Return the rows, busiest model first."""
     made = [_row(key, activity) for key, activity in activities.items()]
     return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
 

@@ -226,7 +226,7 @@ class SeveralFrames:
             server.source.close()
 
     def _replace(self, places: Sequence[Destination]) -> None:
-        """Servers that are no longer named leave, others come."""
+        """Replace the servers: close those no longer named, and open new ones."""
         named = {str(place.address): place for place in places}
         for url in self._servers.keys() - named.keys():
             self._servers.pop(url).source.close()

@@ -51,6 +51,6 @@ def _table(head: Sequence[str], sides: str) -> Table:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A character for each value, as high as the value is beside the largest."""
+    """Return a bar character for each value, with a height relative to the largest."""
     most = max(values, default=0)
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] if most > 0 else _BARS[0] for value in values)

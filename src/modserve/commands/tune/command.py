@@ -113,7 +113,7 @@ def work(options: Namespace) -> int:
 
 
 def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, dict[str, Sequence[Value]]]:
-    """The configuration as it is, and what there is to try. Raises INVALID_ARG for a model that does not load."""
+    """Return the present setup and the dimensions of the search. Raises INVALID_ARG if the model does not load."""
     file = model / CONFIG_FILE
     config = pb.ModelConfig()
     try:
@@ -197,6 +197,6 @@ def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
 
 
 def recommended(setup: TuneSetup, outcome: TuneResult) -> str:
-    """The config.pbtxt, with what it rests on above it."""
+    """Return the config.pbtxt, with its reasons above it."""
     config = applied(setup.config, outcome.best.point, setup.present, setup.backend)
     return text(config, remarks(outcome, setup))

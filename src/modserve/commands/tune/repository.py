@@ -50,10 +50,10 @@ def model_repository(model: str, option: str) -> Path:
 
 
 def local_repositories(server: Address, process: Path | None = None) -> tuple[Sequence[Path], Mapping[str, Path]]:
-    """The local repositories of a server on this machine, and its model files by name.
+    """Return the local repositories of a server on this machine, and its model files by name.
 
-    They come from the command line, variables and option file of its process, whose folder in /proc is `process`: no
-    server tells its clients where its files are. Without a process to read, nothing.
+    They are read from the command line, variables and option file of its process, since no server tells clients its
+    paths. `process` is its folder in /proc. Empty without a readable process.
     """
     if process is None:
         process = listener(server.port) if _is_local(server.host) and not server.socket else None
@@ -98,10 +98,10 @@ CONFIG_FILE = "config.pbtxt"
 
 
 class ModelCopy:
-    """A repository with a copy of a model, whose configuration is another each time."""
+    """Repository with a copy of a model, whose configuration changes between trials."""
 
     def __init__(self, directory: Path, model: Path) -> None:
-        """Raises INVALID_ARG for what cannot be copied."""
+        """Copy the model. Raises INVALID_ARG if that fails."""
         self.repository = directory
         self.folder = directory / model.name
         try:

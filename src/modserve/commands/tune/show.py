@@ -62,7 +62,7 @@ def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence
 
 
 def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
-    """The measurement at the end, and what is to be done."""
+    """Yield the final measurement and the next steps."""
     yield ""
     goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
     at_present = outcome.best is outcome.trials[0]

@@ -94,7 +94,7 @@ def _ordered(now: int, values: Iterable[int]) -> Sequence[Value]:
 
 
 def applied(config: pb.ModelConfig, point: Point, present: Point, backend: str) -> pb.ModelConfig:
-    """The configuration with what differs from the present point; all else stays as its author wrote it."""
+    """Return the configuration with the differences from the present point; all other fields stay as written."""
     made = pb.ModelConfig()
     made.CopyFrom(config)
     changed = {name: value for name, value in point.items() if value != present[name]}

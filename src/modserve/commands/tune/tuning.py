@@ -1,4 +1,4 @@
-"""Tries points, one server after the other, and measures the best one beside the present one at the end."""
+"""Search over points, one server at a time, and a final measurement of the best one against the present one."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ _SHARE_FOR_END = 0.25
 _TURNS = 4
 """Measurements at the end: two of each."""
 _TOLERANCE = 0.08
-"""A rate is known to so much; points have to differ by more to matter."""
+"""Relative precision of a rate; smaller differences between points do not matter."""
 _ABOVE, _BELOW = 1.2, 0.25
 """Range in which the final measurement searches, as multiples of the point's earlier rate."""
 

@@ -12,7 +12,7 @@ class LogFormat(enum.Enum):
     ISO8601 = "ISO8601"
     """Time, level, where, what."""
     JSON = "json"
-    """An object, with what a request was about as its keys."""
+    """JSON object, with the details of a request as its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AccessMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """`rate`: one of so many requests is logged in mode SAMPLED. `identify`: each request gets an id, logged or not."""
+    """Access log: one in `rate` requests in mode SAMPLED. `identify`: each request gets an id, logged or not."""
 
     mode: AccessMode = AccessMode.ERRORS
     rate: int = 100

@@ -1,4 +1,4 @@
-"""The configuration of merging requests whose shapes differ, as frozen values."""
+"""Configuration of batches of requests with different shapes, as frozen values."""
 
 import enum
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Padding:
     axes: Mapping[str, int]
     values: Mapping[str, str] = field(default_factory=dict)
     mask: str = ""
-    """The input that marks what is no padding. The server makes it if the client does not, and fills it with zeros."""
+    """Input that marks real elements. If the client does not send it, the server makes it. It is padded with zeros."""
     multiple_of: int = 1
     """The length of a batch is a multiple of this."""
     unpad: Mapping[str, int] = field(default_factory=dict)

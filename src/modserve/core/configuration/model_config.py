@@ -182,7 +182,7 @@ class ModelConfig:
     """Text handling, for the front ends that take texts."""
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: Mapping[str, str] = field(default_factory=dict)
-    """Outputs whose elements are given to the requests by the shapes of an input, which is the value."""
+    """Outputs to divide among the requests by the shapes of an input, which is the value."""
     ensemble: EnsembleConfig | None = None
     """The steps, for a model that is made of others and has no engine of its own."""
     default_model_filename: str = ""

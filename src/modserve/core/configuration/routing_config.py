@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A version that gets copies of requests; its responses are compared with those of the clients, and dropped."""
+    """Version that gets copies of requests; its responses are compared with those of the clients, and dropped."""
 
     route: str
     """A label, or a version in digits, as in all that follows."""
@@ -24,7 +24,7 @@ class Rollback:
 
     route: str
     baseline: str
-    """The route whose latency is the measure for `p95_ratio`."""
+    """Route that `p95_ratio` compares latency with."""
     error_share: float = 0.0
     p95_ns: int = 0
     p95_ratio: float = 0.0
@@ -45,7 +45,7 @@ class Routing:
     split: Mapping[str, float] = field(default_factory=dict)
     """The weights of the routes, in the order in which they were written; empty: all requests go to the latest."""
     sticky: str = ""
-    """The request parameter whose equal values go to the same version; empty: each request goes by the weights."""
+    """Request parameter that pins equal values to the same version; empty: each request goes by the weights."""
     shadow: Shadow | None = None
     rollback: Rollback | None = None
     allow_missing: bool = False

@@ -56,7 +56,7 @@ class SequenceState:
     dims: Shape
     initial: InitialState | None = None
     growable: bool = False
-    """Any size may differ, whatever `dims` say (``use_growable_memory``)."""
+    """True if any size may differ from `dims` (``use_growable_memory``)."""
 
     @property
     def initial_dims(self) -> Shape:
@@ -75,7 +75,7 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """Each instance has a number of sequences, whose oldest requests are batched."""
+    """Strategy that gives each instance a number of sequences and batches their oldest requests."""
 
     max_candidate_sequences: int = 0
     """Sequences per instance; 0: as many as fit a batch."""
@@ -96,7 +96,7 @@ class SequenceBatching:
     controls: tuple[Control, ...] = ()
     states: tuple[SequenceState, ...] = ()
     max_idle_ns: int = DEFAULT_IDLE_NS
-    """A sequence ends when no request of it has come for so long."""
+    """Idle time without a request after which a sequence ends."""
     iterative: bool = False
     """The model may reschedule a request; each request is a sequence of its own."""
 

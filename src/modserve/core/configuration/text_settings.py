@@ -27,13 +27,13 @@ class TextSettings:
     """The ways in which the vectors of the tokens become one, side by side. Empty: the model's output is the vector."""
     normalize: bool | None = None
     max_length: int | None = None
-    """Tokens, those that the tokenizer adds included."""
+    """Maximum number of tokens, including those that the tokenizer adds."""
     truncate: bool = True
     """True to truncate longer texts, unless a request says otherwise."""
     default_prompt: str | None = None
     """The name of the prompt of requests that name none; empty: no prompt."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Added to those of the files, by name."""
+    """Prompts by name, added to those of the files."""
     activation: str | None = None
     """Activation from logits to scores: ``sigmoid``, ``softmax`` or ``none``."""
     output: str = ""

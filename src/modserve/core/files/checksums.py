@@ -1,4 +1,4 @@
-"""Digests of files: those that a configuration or a list of ``sha256sum`` says, and those that files have."""
+"""Digests of files: expected by a configuration or a list of ``sha256sum``, and computed from the files."""
 
 import hashlib
 import re

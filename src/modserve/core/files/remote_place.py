@@ -116,7 +116,7 @@ _BUCKETS = {
 
 
 def _server(rest: str, shown: str) -> tuple[str, str]:
-    """The URL of the server in an S3 place, empty if it names none, and what is behind it."""
+    """Split an S3 place into the URL of its server, empty if it names none, and the rest."""
     scheme = re.match(r"https?://", rest, re.IGNORECASE)
     begin = scheme.end() if scheme else 0
     host, _, behind = rest[begin:].partition("/")
