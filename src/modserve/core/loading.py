@@ -116,13 +116,13 @@ class Repository(Protocol):
         """The names of all models. Cheap: nothing is read of the models themselves."""
 
     async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
-        """The models with these names that are there, all models for None. Downloads configurations, but no weights.
+        """Return the existing models of these names, all models for None. Downloads configurations, but no weights.
 
         If a file changes meanwhile, its mark is different at the next look.
         """
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        """Bring the files of one version to this machine, with those that all versions share.
+        """Bring the files of one version to this machine, including those shared by all versions.
 
         Versions of a model may be fetched at the same time; each has a lease of its own.
         """
@@ -159,7 +159,7 @@ class InPlaceChange(Protocol):
         """Apply it at once; no request fails for it. Returns the servable as it is to be in service from now on."""
 
     async def discard(self) -> None:
-        """Let go of what was made for it."""
+        """Release the objects made for it."""
 
 
 async def _not_in_place(servable: Servable, path: Path, version: int) -> InPlaceChange | None:
@@ -172,20 +172,20 @@ class Blueprint:
 
     listing: Listing
     versions: tuple[int, ...] = ()
-    """The versions to serve: those that the version policy selects."""
+    """Versions to serve, selected by the version policy."""
     needs: Needs = field(default_factory=dict)
     """The models that must be READY before this one is loaded."""
     load: Callable[[Path, int], Awaitable[Servable]] = field(default=_unusable, compare=False, repr=False)
-    """Load one version from the model's directory on this machine; the servable takes requests on return.
+    """Load a version from the model's directory on this machine; the servable takes requests on return.
 
-    If it fails or is cancelled, it leaves nothing behind, although what a cancelled call has begun may end later.
+    On failure or cancellation it leaves nothing behind, although work begun by a cancelled call may end later.
     """
     change: Callable[[Servable, Path, int], Awaitable[InPlaceChange | None]] = field(
         default=_not_in_place, compare=False, repr=False
     )
-    """Make ready to apply the configuration to a version that `load` has made of the same files, which are at a path.
+    """Prepare to apply the configuration to a version loaded from the same files, which are at a path.
 
-    None if the version has to be loaded anew. Raises as `load`, and what serves stays as it is then.
+    None if the version has to be loaded again. Raises as `load`, and the running version then stays as it is.
     """
     only_reads: bool = False
     """True if a load only reads the model's files, so that it fails if they change meanwhile."""
@@ -202,7 +202,7 @@ class Blueprint:
 
 
 class UnreadableModelError(ModserveError):
-    """A model's configuration cannot be read, so that there is nothing to try."""
+    """Unreadable configuration of a model, which makes a load pointless."""
 
 
 class ModelLoader(Protocol):
@@ -212,4 +212,4 @@ class ModelLoader(Protocol):
         """Read and check a configuration. Raises `UnreadableModelError`, or another `ModserveError` if unusable."""
 
     def forget(self, name: str) -> None:
-        """No version of a model is loaded any more: what was reserved for it is free."""
+        """Free what is reserved for a model, of which no version is loaded any more."""

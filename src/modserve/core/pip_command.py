@@ -1,6 +1,6 @@
 """The pip command that adds an extra to this modserve, from where it was installed.
 
-The bare name is never in a command: until a release is published, the package index has no modserve, and whoever
+The bare name is never in a command: until a release is published, the package index has no modserve, and anyone who
 registers that name there runs code where such a command is typed.
 """
 

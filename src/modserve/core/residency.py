@@ -80,13 +80,13 @@ class ResidencyReport:
 
 
 class MemoryLimit(NamedTuple):
-    """A limit as people write it: in bytes, or in percent of the memory that there is. Both 0: no limit."""
+    """Memory limit as configured: in bytes, or in percent of the existing memory. Both 0: no limit."""
 
     size: int = 0
     percent: float = 0.0
 
     def of(self, memory: int) -> int:
-        """Bytes; 0: no limit, also if it is not known how much memory there is."""
+        """Return the limit in bytes; 0: no limit, also if the amount of memory is unknown."""
         return self.size or int(memory * self.percent / 100)
 
 
@@ -97,7 +97,7 @@ class MemoryReport:
     limit: int
     """Bytes that all models together may hold; 0: any number."""
     held: int
-    """Bytes that models hold, and those that are being loaded are expected to."""
+    """Bytes that models hold, and the expected bytes of models being loaded."""
 
 
 NO_MEMORY = MemoryReport(0, 0)
@@ -105,7 +105,7 @@ NO_MEMORY = MemoryReport(0, 0)
 
 @runtime_checkable
 class OnDemand(Protocol):
-    """A servable whose model comes into memory and leaves it."""
+    """Servable with a model that is loaded into memory and evicted."""
 
     @property
     def residency(self) -> ResidencyReport: ...
@@ -118,7 +118,7 @@ class OnDemand(Protocol):
 
 
 def residency(servable: object) -> ResidencyReport | None:
-    """None for what is always in memory, or has no memory of its own."""
+    """Return a servable's report; None for one that is always in memory, or has no memory of its own."""
     report = getattr(servable, "residency", None)  # a check for the protocol takes ten times as long
     return report if isinstance(report, ResidencyReport) else None
 

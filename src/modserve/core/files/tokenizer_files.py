@@ -42,7 +42,7 @@ def read(folder: Path) -> TokenizerFiles:
 
 
 def read_version(folder: Path) -> TokenizerFiles:
-    """Settings in the files of a version's folder, and, for what they leave out, of the model's.
+    """Read the settings in the files of a version's folder, and missing ones from the model's.
 
     Raises BrokenFileError.
     """

@@ -24,7 +24,7 @@ class RequestTrace(Protocol):
 
     @property
     def context(self) -> str:
-        """The request's span for whoever works on it, as JSON; empty where traces are no spans."""
+        """The request's span for its execution, as JSON; empty if traces are not spans."""
 
     @property
     def trace_id(self) -> str:
@@ -46,7 +46,7 @@ class RequestTrace(Protocol):
         """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
 
     def link(self, other: "RequestTrace") -> None:
-        """This request is made for that of `other` as well, whose child it is not."""
+        """Link a request that is also made for that of `other`, without being its child."""
 
     def failed(self, error: ModserveError, status: int | str) -> None:
         """Note the error that the client gets in place of a response, with HTTP's status or the name of gRPC's."""
@@ -99,12 +99,12 @@ class Inflight:
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
     those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
-    response, the first one at the beginning: none for a client's request.
+    response, outermost first: none for a client's request.
 
     `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
     request wait for those of the requests before it. `flow` is for requests with many responses, None for all others.
     `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
-    `permit` is set by who has accepted the request for its client, and released with the final outcome.
+    `permit` is set by the code that accepts the request for its client, and released with the final outcome.
     """
 
     __slots__ = (

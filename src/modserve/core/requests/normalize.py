@@ -235,7 +235,7 @@ class Signature:
         )
 
     def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
-        """An empty tensor has the right size whatever its other dimensions are, but no array may have them all."""
+        """Check an empty tensor: its size fits any other dimensions, but no array may have them all."""
         if math.prod(size or 1 for size in tensor.shape) * (spec.datatype.size or 8) > _MOST:
             shape = format_shape(tensor.shape)
             effect = f"causes total element count to exceed maximum size of {_MOST}"

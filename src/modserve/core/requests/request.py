@@ -12,10 +12,10 @@ ParameterValue: TypeAlias = bool | int | float | str
 
 @final
 class RequestForm:
-    """Stands for requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
+    """Key of requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
 
-    Who decodes the same description again gives its requests the same form: what a model found out about the first of
-    them it need not find out again. A form is equal to itself only.
+    A decoder that sees the same description again gives its requests the same form, so that a model checks only the
+    first of them. A form is equal to itself only.
     """
 
     __slots__ = ()
@@ -27,7 +27,7 @@ class InferenceRequest:
 
     `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all. `deadline_ns`
     is on the monotonic clock; after it the request is dropped wherever it waits; 0 = none. `timeout_ns` is the client's
-    limit for the wait in a queue, whose policy decides what follows; 0 = none. `tenant` is who sent it; None if the
+    limit for the wait in a queue, and the queue's policy applies then; 0 = none. `tenant` is its sender; None if the
     server does not distinguish its users. Immutable, except `request_id`: the id of `core.requests.request_ids`, empty
     until it is needed.
     """

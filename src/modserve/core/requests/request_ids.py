@@ -1,8 +1,8 @@
-"""Ids by which requests are followed across systems: X-Request-ID over HTTP, the metadata ``x-request-id`` over gRPC.
+"""Request ids for tracing across systems: X-Request-ID over HTTP, the metadata ``x-request-id`` over gRPC.
 
-They are not the protocol's own ``id`` of a request, which is the client's alone, and need not differ from request to
-request. A client's id is used if it is `valid`. Others are made when somebody needs one: when a line about the request
-is logged, or with each request where that is set.
+They differ from the protocol's ``id`` of a request, which is the client's alone and need not be unique. A client's id
+is used if it is valid (`received`). Other ids are made when needed: when a line about the request is logged, or with
+each request if so configured.
 """
 
 import os

@@ -62,11 +62,11 @@ class InferenceResponse:
 
 
 Outcome: TypeAlias = InferenceResponse | ModserveError | None
-"""A response, a failure, or None for the end of a request's responses where that comes without one."""
+"""Response, failure, or None for the end of a request's responses if it comes alone."""
 
 
 def bare_end(model: ModelId, request_id: str) -> InferenceResponse:
-    """A response without outputs, which tells a client that no more responses come."""
+    """Return a response without outputs, which tells a client that no more responses follow."""
     return InferenceResponse(model.name, model.version, {}, request_id)
 
 

@@ -108,9 +108,9 @@ class ControlTensors:
 
 
 def file_state(state: SequenceState, initial: InitialState, content: bytes) -> Tensor:
-    """The state in a file, without a batch dimension. The file has raw elements as in the protocol.
+    """Read the state in a file, without a batch dimension. The file has raw elements as in the protocol.
 
-    Raises INVALID_ARG for a file that is too short, for numbers with Triton's text. What is too much is ignored.
+    Raises INVALID_ARG for a file that is too short, for numbers with Triton's text. Excess bytes are ignored.
     """
     datatype, dims = state.datatype, initial.dims
     count = int(np.prod(dims))
@@ -132,7 +132,7 @@ def file_state(state: SequenceState, initial: InitialState, content: bytes) -> T
 
 
 class StateTable:
-    """The states with which sequences of a model begin. `files` has the states that come from files, by input name."""
+    """Initial states of a model's sequences. `files` has the states from files, by input name."""
 
     def __init__(self, states: tuple[SequenceState, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
         self.states = states
@@ -169,8 +169,8 @@ class SequenceStates:
     ) -> None:
         """Take the states for the next request from an execution's outputs; from row `row` of `rows` if there are rows.
 
-        With `some`, missing states stay as they are. Raises INTERNAL, and leaves all states as they were, if the
-        outputs are not what the model configuration says.
+        With `some`, missing states stay as they are. Raises INTERNAL, and leaves all states unchanged, if the outputs
+        do not match the model configuration.
         """
         inputs = dict(self.inputs)
         for state in self._states:

@@ -16,7 +16,7 @@ NAMES: Final = frozenset((b"traceparent", b"tracestate", b"baggage"))
 
 
 class TraceHeaders(NamedTuple):
-    """The three headers as they came, several lines of one joined by commas; empty where there is none."""
+    """The three headers as received, several lines of one joined by commas; empty if absent."""
 
     traceparent: bytes
     tracestate: bytes = b""
@@ -24,7 +24,7 @@ class TraceHeaders(NamedTuple):
 
 
 class SpanContext(NamedTuple):
-    """A span, here or at a client, and what comes with it from one service to the next."""
+    """Span, here or at a client, with the values passed on from one service to the next."""
 
     trace_id: int
     span_id: int
@@ -63,7 +63,7 @@ def id_of(headers: TraceHeaders | None) -> str:
 
 
 def from_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> TraceHeaders | None:
-    """The headers among others, whose names are in lower case; None if there is no ``traceparent``."""
+    """Return the headers among others with lower-case names; None without ``traceparent``."""
     values: dict[bytes, bytes] = {}
     for name, value in pairs:
         if name in NAMES:
