@@ -58,7 +58,7 @@ class Servable(Protocol):
 
     @property
     def config_message(self) -> bytes:
-        """The normalised ``inference.ModelConfig``, serialised: what the configuration calls return."""
+        """The normalised ``inference.ModelConfig``, serialised, for the configuration calls."""
 
     @property
     def unready_reason(self) -> str | None:
@@ -78,12 +78,12 @@ class Servable(Protocol):
         """Take nothing new; return when everything accepted is settled."""
 
     async def close(self) -> None:
-        """Let go of the engine. What has not been settled by now fails."""
+        """Release the engine. Unsettled requests fail."""
 
 
 @runtime_checkable
 class RequestHolder(Protocol):
-    """A servable that knows how many requests it has accepted and not settled."""
+    """Servable that counts its accepted, unsettled requests."""
 
     @property
     def outstanding(self) -> int:
@@ -112,7 +112,7 @@ def oldest(servable: Servable, now_ns: int) -> Oldest | None:
 
 @runtime_checkable
 class Finisher(Protocol):
-    """A servable that can finish what it has while it goes on taking requests: those that other models make."""
+    """Servable that can finish its accepted requests while it still takes those that other models make."""
 
     @property
     def busy(self) -> bool:
@@ -127,7 +127,7 @@ class Finisher(Protocol):
 
 @runtime_checkable
 class ReadinessChecker(Protocol):
-    """A servable whose engine may have something to say about whether it is ready."""
+    """Servable with an engine that may report its own readiness."""
 
     async def check_ready(self) -> bool:
         """Ask the engine, for a few seconds at most. Never raises."""
@@ -135,7 +135,7 @@ class ReadinessChecker(Protocol):
 
 @runtime_checkable
 class SequenceKeeper(Submitter, Protocol):
-    """A servable that lets the sequences that have begun continue while it drains, and refuses all other requests."""
+    """Servable that continues begun sequences while it drains, and refuses all other requests."""
 
     @property
     def open_sequences(self) -> int:
@@ -145,7 +145,7 @@ class SequenceKeeper(Submitter, Protocol):
         """Return True if a sequence has begun and not ended."""
 
     def abandon_sequence(self, key: SequenceKey) -> None:
-        """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
+        """End a sequence, if it exists, after its accepted requests: it begins again elsewhere."""
 
 
 @runtime_checkable
@@ -212,7 +212,7 @@ Borrow: TypeAlias = Callable[[str, int | None], Handle]
 
 
 def base(servable: Servable) -> Servable:
-    """The model or the ensemble that others stand before: each of these has it, or the next one, as its `inner`."""
+    """Return the model or ensemble behind its wrappers. Each of them has the next one as its `inner`."""
     while (inner := getattr(servable, "inner", None)) is not None:
         servable = inner
     return servable

@@ -1,4 +1,4 @@
-"""Foreign texts: of models, of files and their names, of the command line. What is no Unicode goes no further.
+"""Foreign texts: of models, of files and their names, of the command line. Invalid Unicode goes no further.
 
 A lone surrogate is no character: Python makes one of a byte that is not UTF-8 (``os.fsdecode``), and no JSON document,
 message, metric or terminal can carry it.

@@ -13,7 +13,7 @@ _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers; leading zeros may make a small number long."""
 _MOST_REASON = 1000
 _MOST_COMPARED = 200
-"""Names that are compared with one that nobody knows, and characters of it: each of them takes time."""
+"""Maximum number of names to compare with an unknown one, and of its characters: each takes time."""
 _LIKELY = 0.75
 _MOST_LISTED = 10
 """Versions in a message."""
@@ -45,7 +45,7 @@ class ModelId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Requests that name no version no longer go to a version of a model."""
+    """Rollback of a version: requests without a version no longer go to it."""
 
     reason: str
     """Reason of the rollback, with figures if a rule caused it."""
@@ -63,9 +63,9 @@ class VersionPolicy:
     specific: tuple[int, ...] = ()
 
     def select(self, available: Iterable[int], rolled_back: Container[int] = ()) -> list[int]:
-        """The versions to serve in ascending order; specific versions that are not available are left out.
+        """Return the versions to serve in ascending order; specific versions that are not available are left out.
 
-        The latest ones are those that were not rolled back, if there are any.
+        The latest ones exclude those that were rolled back, unless no others exist.
         """
         present = sorted(set(available))
         if self.specific:
@@ -147,7 +147,7 @@ STILL_LOADING = "it is still loading"
 
 
 def unknown_model(name: str, names: Collection[str] = ()) -> ModserveError:
-    """`names` are those of the models that there are: the message suggests one that is spelt alike."""
+    """Return the error for an unknown model. It suggests a similar one of the existing `names`."""
     hint = ""
     if len(name) <= _MOST_COMPARED and len(names) <= _MOST_COMPARED:
         hint = "".join(f"; did you mean '{near}'?" for near in difflib.get_close_matches(name, names, 1, _LIKELY))
@@ -173,7 +173,7 @@ def still_loading(name: str, version: int | None) -> ModserveError:
 
 
 def _because(why: str) -> str:
-    """The reason to put behind Triton's text, which clients may search for; a long reason is cut."""
+    """Return the reason to append to Triton's text, which clients may search for; a long reason is cut."""
     if not why:
         return ""
     return f": {why}" if len(why) <= _MOST_REASON else f": {why[:_MOST_REASON]}…"

@@ -2,8 +2,8 @@
 
 `yield_now` is called by long loops, so that other threads run.
 
-The interpreter hands its lock to a thread that waits for it between any two instructions. Compiled code has no such
-places but where it calls what is interpreted, and would keep the event loop waiting until its loop is through.
+Between any two instructions, the interpreter hands its lock to a thread that waits for it. Compiled code does so only
+where it calls interpreted code, and would otherwise block the event loop until its loop ends.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from .failures import count_unforeseen
 
 
 def yield_now() -> None:
-    """Other threads run now, if one has waited for some milliseconds. This module stays interpreted: that is its use.
+    """Let other threads run, if one has waited for some milliseconds. This only works in an interpreted module.
 
-    For loops over as many elements as a client likes: every few milliseconds, which are about 32 K elements.
+    For loops over any number of elements that a client sends: every few milliseconds, or about 32 K elements.
     """
 
 

@@ -1,4 +1,4 @@
-"""Counts of failures of background work: what the server does by itself, and nobody waits for."""
+"""Failure counts of background work, which has no caller to report to."""
 
 import logging
 import threading

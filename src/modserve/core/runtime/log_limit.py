@@ -13,7 +13,7 @@ class LogLimit:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._second = -math.inf
-        """Start of the second whose lines are counted."""
+        """Start of the second in which lines are counted."""
         self._lines = 0
 
     def allows(self) -> bool:

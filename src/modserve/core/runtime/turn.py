@@ -47,11 +47,11 @@ class Turn:
             self._plan()
 
     def begin(self) -> None:
-        """A front end is about to hand over what a client has sent."""
+        """Note that a front end is about to hand over a client's requests."""
         self._inside = True
 
     def end(self) -> None:
-        """The front end has done so, and is ready for responses. Never raises."""
+        """Note that the front end has done so, and is ready for responses. Never raises."""
         self._inside = False
         if not self._due:
             return

@@ -1,7 +1,7 @@
 """Unix sockets that servers listen on: files by which programs of the same machine reach them.
 
-A file outlives the process that made it. Whoever listens next replaces it, but never that of a server that lives: the
-directory is locked while one looks and makes its own.
+A file outlives the process that made it. The next server replaces it, but never that of a running server: the
+directory is locked during the check and the creation.
 """
 
 import errno
@@ -67,9 +67,9 @@ def check(address: str) -> None:
 
 
 def opened(address: str, backlog: int) -> socket.socket:
-    """The inherited socket that listens, or a new one at the path. Raises OSError.
+    """Return the inherited listening socket, or a new one at the path. Raises OSError.
 
-    That is EADDRINUSE if a server lives there, and EEXIST if the file is no socket.
+    That is EADDRINUSE if a running server uses it, and EEXIST if the file is not a socket.
     """
     if address.startswith(_INHERITED):
         inherited = socket.socket(fileno=_descriptor(address))
@@ -79,7 +79,7 @@ def opened(address: str, backlog: int) -> socket.socket:
 
 
 def listening(path: str, backlog: int) -> socket.socket:
-    """A new socket that listens at `path`, in place of one that nobody serves any more. Raises OSError, as `opened`."""
+    """Return a new socket that listens at `path`, replacing one without a server. Raises OSError, as `opened`."""
     with _locked(os.path.dirname(path) or "."):
         _remove_stale(path)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,7 +104,7 @@ def probe(path: str) -> None:
 
 @contextmanager
 def _locked(directory: str) -> Iterator[None]:
-    """No other server looks at sockets in the directory meanwhile. Raises OSError."""
+    """Keep other servers from checking sockets in the directory meanwhile. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # file systems without locks
@@ -136,7 +136,7 @@ def _remove_stale(path: str) -> None:
 
 
 class SocketFile:
-    """The file of a listening socket, which is removed once, unless somebody has replaced it."""
+    """File of a listening socket, removed once, unless it has been replaced."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._path = str(listening.getsockname())

@@ -40,9 +40,9 @@ class ChoiceStatistics:
     """Decisions by measured run times, and these times."""
 
     batches: dict[str, int] = field(default_factory=dict)
-    """Batches by what they are: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
+    """Batches by kind: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
     trials: int = 0
-    """Batches that were not the best by what was known, to learn more."""
+    """Batches that were not the best by known run times, to learn more."""
     trial_ns: float = 0
     """Cost of the trials."""
     run_ns: int = 0

@@ -1,8 +1,8 @@
-"""The metrics that engines make, beside the server's own: families by name, and in each of them series by labels.
+"""Metrics that engines make, besides the server's own: families by name, and in each of them series by labels.
 
-There is one `MetricStore` in a server. Every loaded model version has a `StoredMetrics` of it, and every metric that
-its engine makes is a `StoredMetric`. A series is one value, whoever has metrics of it: instances of one model, or other
-models. It is there as long as somebody holds one, and a family as long as a model that declared it is loaded, which is
+A server has one `MetricStore`. Every loaded model version has a `StoredMetrics` of it, and every metric that its
+engine makes is a `StoredMetric`. A series is one value, shared by all its holders: instances of one model, or other
+models. It exists as long as it has a holder, and a family as long as a model that declared it is loaded, which is
 how Triton counts references in ``MetricFamily::Remove``. Names, kinds and holders change under the lock of the store;
 values change under the lock of their series, so that the hot path of one metric does not wait for another.
 """
@@ -153,7 +153,7 @@ class StoredMetrics:
                 del family.series[series.labels]
 
     def close(self) -> None:
-        """The model version is gone, and with it all that only it has. May be called again."""
+        """Remove the metrics that only this unloaded version holds. May be called again."""
         with self._store.lock:
             self._closed = True
             for metric in list(self._metrics):

@@ -71,7 +71,7 @@ class BatchStatistics:
     output_ns: int = 0
 
     def add(self, timing: ExecutionTiming, times: int = 1) -> None:
-        """Count an execution so many times."""
+        """Count an execution `times` times."""
         input_end_ns, output_start_ns = timing.compute_input_end_ns, timing.compute_output_start_ns
         self.count += times
         self.input_ns += times * (input_end_ns - timing.compute_start_ns)
@@ -120,9 +120,9 @@ class BatchRecord(NamedTuple):
     """Waiting time of its first request."""
     compute_ns: int
     elements: int = 0
-    """The requests' rows times their lengths, in models whose batches are filled up."""
+    """Elements of the requests: rows times lengths, in models with padded batches."""
     padding: int = 0
-    """The elements that filled the batch up."""
+    """Padding elements of the batch."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -131,11 +131,11 @@ class ModelStatistics:
 
     def __init__(self) -> None:
         self.began_ns = time.monotonic_ns()
-        """Tells the counts of one load from those of another."""
+        """Start time, which distinguishes the counts of one load from those of another."""
         self.load_ns = 0
         """Load time of the version."""
         self.memory = -1
-        """Bytes that the version holds, as measured when it was loaded; -1 if nobody has measured it."""
+        """Bytes that the version holds, as measured when it was loaded; -1 if not measured."""
         self.last_inference_ms = 0
         """Unix time of the last execution's end; 0 before the first."""
         self.inference_count = 0
@@ -161,15 +161,15 @@ class ModelStatistics:
         self.close_reasons: dict[str, int] = {}
         """Number of batches that stopped growing, by reason."""
         self.elements = 0
-        """Elements of requests in all batches, in models whose batches are filled up."""
+        """Elements of requests in all batches, in models with padded batches."""
         self.padding = 0
-        """Elements that filled up all batches."""
+        """Padding elements in all batches."""
         self._recent: deque[tuple[int, int, int, ExecutionTiming]] = deque(maxlen=RECENT_BATCHES)
         """Latest executions: end in Unix milliseconds, requests, waiting time of the first one, and timing."""
         self.tuner: TunerStatistics | None = None
-        """Only for models whose batching tunes itself."""
+        """Tuner statistics, only for models with self-tuning batching."""
         self.choice: ChoiceStatistics | None = None
-        """Only for models whose batches are chosen by measured run times."""
+        """Choice statistics, only for models that choose batches by measured run times."""
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
         """Statistics by the response's index in its request; only for decoupled models."""
         self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
@@ -195,9 +195,9 @@ class ModelStatistics:
         self.memory = size
 
     def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
-        """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
+        """Set the buckets of some histograms, by `HISTOGRAM_FAMILIES`, in place of the usual ones.
 
-        Before they count anything: those that have these buckets already go on counting.
+        Call it before anything is counted; a histogram that already has these buckets keeps its counts.
         """
         for family, upper in bounds.items():
             if family == "modserve_batch_size":
@@ -305,7 +305,7 @@ class ModelStatistics:
             output.ns += end_ns - output_start_ns
 
     def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:
-        """Count a request whose response was in the cache; looking for it took `looked_ns`."""
+        """Count a request with a cached response; the lookup took `looked_ns`."""
         request_ns = now_ns - inflight.request_start_ns
         _add(self.success, request_ns)
         _add(self.queue, 0)
@@ -336,7 +336,7 @@ class ModelStatistics:
     ) -> None:
         """Count the requests of one execution: each counts the whole batch's compute time, as in Triton.
 
-        `trace_id` is that of a request whose trace has been let go of.
+        `trace_id` is that of a request with a released trace.
         """
         count = len(members)
         if not count:

@@ -1,7 +1,7 @@
-"""Quantiles of what happened in the last minute, for pages that ask for summaries.
+"""Quantiles of durations in the last minute, for pages that ask for summaries.
 
 A summary counts durations in the buckets of a sketch. The window is made of slots that are dropped one after the
-other. Counting costs the same whatever has come before.
+other. The cost of counting is constant.
 
 A sketch of durations: counts by buckets so narrow that every quantile is known within 2 %.
 
@@ -110,7 +110,7 @@ def bucket_of(ns: int) -> int:
 
 
 def middle_of(bucket: int) -> float:
-    """The duration that stands for those of a bucket."""
+    """Return the duration that represents a bucket."""
     if bucket < _FINE:
         return float(bucket)
     shift = bucket // (_FINE // 2) - 1
@@ -123,7 +123,7 @@ SLOT_NS: Final = 10 * 10**9
 
 @final
 class Summary:
-    """Durations in nanoseconds: how many, their sum, and how those of the last minute are spread."""
+    """Summary of durations in nanoseconds: their count, their sum, and the distribution of the last minute."""
 
     __slots__ = ("_buckets", "_slot", "count", "total")
 
@@ -135,7 +135,7 @@ class Summary:
         self._buckets: list[dict[int, int]] = [{} for _ in range(SLOTS)]
 
     def observe(self, ns: int, now_ns: int, times: int = 1) -> None:
-        """Count a duration, so many times; `now_ns` is by the monotonic clock."""
+        """Count a duration `times` times; `now_ns` is on the monotonic clock."""
         self.count += times
         self.total += ns * times
         slot = now_ns // SLOT_NS

@@ -34,7 +34,7 @@ class Datatype:
 
     @property
     def largest(self) -> float:
-        """The largest number, short of infinity, of a type whose `json_kind` is ``float``."""
+        """The largest finite number of a type with `json_kind` ``float``."""
         import ml_dtypes
 
         return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Data that stands for requests which have not come yet: zeros, random values, files, and what most models take."""
+"""Sample data in place of real requests: zeros, random values, files, and what most models take."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _SIZE = 64
 _IMAGE_SIZE = 224
 _CHANNELS = (1, 3, 4)
 _IDS = 100
-"""Token ids are below this: every vocabulary has so many."""
+"""Upper limit of token ids, within every vocabulary."""
 _LONGEST_TEXT = 16
 _LARGEST_FILE = 1 << 30
 
@@ -29,8 +29,8 @@ _LARGEST_FILE = 1 << 30
 class Sizes:
     """Sizes for variable dimensions: ``sample_shape``, or by default 224 for pictures and 64 for all else.
 
-    The text has ``128`` or ``3x480x640`` for all inputs of so many dimensions, or the same behind ``name:`` for one,
-    with ``;`` between several. Dimensions leave out that of the batch.
+    The text has ``128`` or ``3x480x640`` for all inputs with this number of dimensions, or ``name:`` before it for one,
+    with ``;`` between several. The batch dimension is left out.
     """
 
     def __init__(self, text: str, model: str) -> None:
@@ -131,7 +131,7 @@ def file_size_fault(path: Path, datatype: Datatype, dims: Shape) -> str:
 
 
 def file_tensor(path: Path, datatype: Datatype, dims: Shape) -> Tensor:
-    """The elements of a file: those of one row, and what comes after them is ignored, as by Triton.
+    """Read one row of elements from a file. Excess bytes are ignored, as by Triton.
 
     BYTES are strings, each preceded by its length in 4 bytes, little-endian. Raises INVALID_ARG.
     """

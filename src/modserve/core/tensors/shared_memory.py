@@ -39,7 +39,7 @@ class CudaRegion:
 
 
 class RegionLease(Protocol):
-    """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
+    """Regions that one request uses; none is removed before `release`. Usable from one thread at a time."""
 
     def read(self, place: RegionSlice) -> Buffer:
         """Return the bytes at `place`: for system memory a read-only view, which the client may still write to.
@@ -51,13 +51,13 @@ class RegionLease(Protocol):
         """Keep the region of `place` for a `write`. Raises as `read` does."""
 
     def write(self, place: RegionSlice, raw: Buffer) -> None:
-        """Put `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory has gone."""
+        """Write `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory is lost."""
 
     def copy(self, place: RegionSlice, tensor: Tensor) -> bool:
-        """Put a tensor to a reserved place inside the memory of their device. False: they are not on the same one."""
+        """Copy a tensor to a reserved place within their device. Return False if they are on different devices."""
 
     def release(self) -> None:
-        """The request is over. Later calls do nothing."""
+        """Release the regions at the end of the request. Later calls do nothing."""
 
 
 LeaseFactory: TypeAlias = Callable[[], RegionLease]

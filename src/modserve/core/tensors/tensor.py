@@ -170,7 +170,7 @@ class Tensor:
 
 
 class DeviceTensor(Tensor):
-    """A tensor in the memory of a device, held by `source`: the third form, beside raw bytes and arrays.
+    """Tensor in the memory of a device, held by `source`: the third form, besides raw bytes and arrays.
 
     Made where the array was, see `dlpack.layout_of`. Reading `array` or `raw` copies it to the host, once, on the
     reader's thread. Usable from any thread.
@@ -256,7 +256,7 @@ def _on_host(source: dlpack.Exporter) -> Array:
 
 
 def _bytes_array(array: Array) -> Array:
-    """An object array whose elements are all ``bytes``; str elements are encoded as UTF-8."""
+    """Return an object array of ``bytes`` elements only; str elements are encoded as UTF-8."""
     flat = array.reshape(-1)
     if array.dtype.char == "O" and all(set(map(type, some)) <= _BYTES for some in in_lists(flat)):
         return array
@@ -281,14 +281,14 @@ def long_texts(tensors: Iterable[Tensor], limit: int) -> list[Tensor]:
 
 
 def count_ahead(tensors: Iterable[Tensor]) -> None:
-    """Count the elements of BYTES tensors now. What is wrong with them is raised when the count is needed."""
+    """Count the elements of BYTES tensors now. Their faults are raised when the count is needed."""
     for tensor in tensors:
         with suppress(TruncatedError):
             tensor.count_elements()
 
 
 def digest_ahead(tensors: Iterable[Tensor], limit: int) -> None:
-    """Compute the digests of tensors of more than `limit` bytes now, for a model whose responses are cached."""
+    """Compute the digests of tensors of more than `limit` bytes now, for a model with cached responses."""
     for tensor in tensors:
         if len(tensor.raw) > limit:
             tensor.digest()

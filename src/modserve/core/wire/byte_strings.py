@@ -66,7 +66,7 @@ def encode_elements(elements: Iterable[bytes]) -> bytes:
 
 
 class TruncatedError(ValueError):
-    """Raw BYTES that end inside an element. `complete` elements came before; `left` bytes were left over."""
+    """Error for raw BYTES that end inside an element. `complete` elements precede it; `left` bytes are left over."""
 
     def __init__(self, complete: int, left: int, in_length: bool) -> None:
         super().__init__(f"{left} bytes left after {complete} elements")

@@ -1,7 +1,7 @@
 """Protobuf's wire format, for bytes that are read or written without message objects (protobuf.dev, "Encoding").
 
 A message is a row of fields. Each has a key, the field's number and wire type in one varint, and then its value.
-Functions that read raise `WireError` for what is no message, and IndexError where `data` ends before a number does.
+Reading functions raise `WireError` for an invalid message, and IndexError if `data` ends within a number.
 """
 
 from collections.abc import Iterator
