@@ -223,7 +223,7 @@ async def _completed(
 
 
 def _take_whole_shapes(config: pb.ModelConfig) -> None:
-    """Without a batch, dims have the first dimension, too."""
+    """Remove the batch dimension: dims then include the first dimension."""
     config.max_batch_size = 0
     config.ClearField("dynamic_batching")
     tensors: list[pb.ModelInput | pb.ModelOutput] = [*config.input, *config.output]

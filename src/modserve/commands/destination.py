@@ -62,7 +62,7 @@ def destination(options: Namespace) -> Destination:
 
 
 def one(servers: Sequence[T], user: str) -> T:
-    """The only one. Raises UsageError if there are several."""
+    """Return the only one. Raises UsageError if there are several."""
     if len(servers) > 1:
         raise UsageError(f"{user} is for one server, and '--url' or {URL_VARIABLE} names {len(servers)}")
     return servers[0]

@@ -49,7 +49,7 @@ def _drain(server: RemoteServer) -> Any:
 
 
 def lines(outcomes: Sequence[Outcome[Any]]) -> Iterator[str]:
-    """A row for each of several servers, and below it why one did not take the call."""
+    """Yield a row for each of several servers, and below it why one did not take the call."""
     rows = [
         (each.url, _text(each.value) if each.error is None else f"not drained: it {failure_verb(each.error)}")
         for each in outcomes

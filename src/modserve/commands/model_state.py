@@ -39,7 +39,7 @@ class ModelState:
 
 
 def state_of(server: RemoteServer, model: str) -> ModelState:
-    """Raises UnreachableError, also where the server does not respond soon, and RefusedError."""
+    """Read the state. Raises UnreachableError, also if the server does not respond soon, and RefusedError."""
     server = server.within(_SOON)
     rows = [row for row in index(server) if row.model == model]
     versions = tuple(sorted((row.version for row in rows if row.state == _READY), key=lambda text: (len(text), text)))
@@ -88,7 +88,7 @@ def _apart_from_policy(state: ModelState) -> Mapping[str, Any] | None:
 
 
 def last_state(server: RemoteServer, model: str) -> str:
-    """The state in words, also if the server does not tell it."""
+    """Return the state in words, even if the server does not report it."""
     try:
         return str(state_of(server, model))
     except ModserveError as error:

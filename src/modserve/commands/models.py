@@ -111,7 +111,7 @@ def lines(
     *,
     colours: bool = False,
 ) -> Iterator[str]:
-    """A table; reasons follow their rows. Times are by the server's clock, from which the one here may differ."""
+    """Yield a table; reasons follow their rows. Times are by the server's clock, not by the local one."""
     if not rows:
         yield "The server has no models."
         return
@@ -141,7 +141,7 @@ def lines(
 
 
 def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
-    """The inputs and outputs of a model, from its metadata, and how to call it."""
+    """Yield the inputs and outputs of a model, from its metadata, and how to call it."""
     if not body:
         yield f"{name} is not ready: its inputs and outputs are unknown."
         return
@@ -166,7 +166,7 @@ def reasons(name: str, engines: Mapping[tuple[str, str], tuple[str, str]]) -> It
 
 
 def times(name: str, used: Mapping[tuple[str, str], VersionUsage]) -> Iterator[str]:
-    """The mean times of requests to a model's versions, in parts, and advice on the largest one."""
+    """Yield the mean times of requests to a model's versions, in parts, and advice on the largest one."""
     versions = {version: each for (model, version), each in used.items() if model == name}
     if not versions:
         return

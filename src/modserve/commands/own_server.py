@@ -28,7 +28,7 @@ _QUIET_OPTIONS = (
 
 @contextlib.contextmanager
 def serving(words: Sequence[str], seconds: float, model: str = "") -> Iterator[Destination]:
-    """``modserve serve`` with these words, stopped when the block ends.
+    """Run ``modserve serve`` with these words, and stop it when the block ends.
 
     It begins when `model`, or without one any model, is ready. Raises INVALID_ARG with the server's reason if that does
     not happen within `seconds`.

@@ -143,7 +143,7 @@ def html_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def document(title: str, parts: Sequence[str], end: str) -> str:
-    """A whole page; `parts` are HTML."""
+    """Return a whole page; `parts` are HTML."""
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',

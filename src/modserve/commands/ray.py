@@ -103,7 +103,7 @@ def settings_of(words: Sequence[str]) -> Any:
 
 
 def deployment_of(options: Namespace) -> dict[str, Any]:
-    """The options of Ray's deployment. Raises UsageError for numbers that do not go together."""
+    """Return the options of Ray's deployment. Raises UsageError for inconsistent numbers."""
     resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
     if options.max_replicas is None:
         if options.min_replicas is not None:

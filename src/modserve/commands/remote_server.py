@@ -70,7 +70,7 @@ class RemoteServer:
     def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:
-        """The response to a call that is no inference, in JSON's values as HTTP has it."""
+        """Make a call other than an inference, and return its response in JSON's values, as over HTTP."""
         with _advice(self._destination):
             return self._transport.call(ControlCall(operation, model, version, parameters, self._destination.seconds))
 
@@ -172,7 +172,7 @@ def _advice_on_connecting(error: ClientError, destination: Destination) -> str:
 
 
 def advice_on(text: str) -> str:
-    """The option or command that helps, by the text of the server's error; empty if none is known."""
+    """Return the option or command that helps, by the text of the server's error; empty if unknown."""
     return next((line for part, line in _ADVICE if part in text), "")
 
 

@@ -50,7 +50,7 @@ class ServerSet:
     def call(
         self, work: Callable[[RemoteServer], T], servers: Sequence[RemoteServer] | None = None
     ) -> list[Outcome[T]]:
-        """`work` for each server, or only for these."""
+        """Run `work` for each server, or only for these."""
         chosen = self.servers if servers is None else servers
         futures = [self._threads.submit(_outcome, work, server) for server in chosen]
         while wait(futures, _SIGNALS_SECONDS).not_done:
@@ -64,7 +64,7 @@ class ServerSet:
 
 
 def connect_all(places: Sequence[Destination]) -> ServerSet:
-    """Raises INVALID_ARG; it does not call yet."""
+    """Make clients of all servers, without a call yet. Raises INVALID_ARG."""
     return ServerSet([connect(place) for place in places])
 
 

@@ -70,7 +70,7 @@ def _state(row: IndexRow | None, has_model: bool) -> str:
 def lines(
     servers: Sequence[Outcome[ServerIndex]], merged: Sequence[VersionStates], *, colours: bool = False
 ) -> Iterator[str]:
-    """A table; where servers differ, the others follow the row."""
+    """Yield a table; where servers differ, the others follow the row."""
     if merged:
         rows = [
             (

@@ -174,7 +174,7 @@ def engine(server: RemoteServer, row: IndexRow) -> tuple[str, str]:
 
 
 def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[str]:
-    """The status as text."""
+    """Yield the status as text."""
     word = "ready" if status.health.ready else "not ready"
     if colours:
         word = f"{COLOURS['READY' if status.health.ready else 'UNAVAILABLE']}{word}{PLAIN}"

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return [spelling for action in self._actions for spelling in action.option_strings]
 
     def read(self, words: Sequence[str]) -> Namespace:
-        """The values; options may stand between other words, with - or _ in their names. Raises UsageError."""
+        """Read the values; options may stand between other words, with - or _ in their names. Raises UsageError."""
         for word in words:
             if not is_unicode(word):
                 raise UsageError(unicode_text(f"argument '{word}' is not UTF-8"))
@@ -107,7 +107,7 @@ def option(group: argparse._ActionsContainer, spelling: str, help: str, **settin
 
 
 def add_destination(made: Parser, seconds: float = 60.0, *, several: bool = False) -> None:
-    """The options of commands that call a server, or `several`; `seconds` is the default of ``--timeout``."""
+    """Add the options of commands that call a server, or `several`; `seconds` is the default of ``--timeout``."""
     group = made.add_argument_group("the server")
     kinds = ", several with commas between them, or dns:///NAME:PORT" if several else ""
     option(group, "--url URL", f"The server's address{kinds}. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
@@ -183,7 +183,7 @@ def add_shape(group: argparse._ActionsContainer) -> None:
 
 
 def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """``name:3,224,224``, or with ``x`` between the sizes."""
+    """Read ``name:3,224,224``, or with ``x`` between the sizes."""
     name, _, sizes = text.rpartition(":")
     parts = sizes.replace("x", ",").split(",")
     if not name or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):

@@ -67,7 +67,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def indented(text: str) -> Iterator[str]:
-    """The lines of a reason, indented."""
+    """Yield the lines of a reason, indented."""
     yield from (f"    {printable(line)}" for line in text.splitlines())
 
 

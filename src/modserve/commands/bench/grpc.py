@@ -89,7 +89,7 @@ class GrpcSlot:
         self._finish(error)
 
     def on_data(self, data: bytes) -> None:
-        """The content of unary responses is ignored."""
+        """Ignore the content of unary responses."""
 
     def _finish(self, error: str) -> None:
         if self.start:

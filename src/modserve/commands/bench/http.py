@@ -164,7 +164,7 @@ class Heads:
 
 
 def read_head(head: bytes) -> tuple[int, int, bool]:
-    """The status, the length of the body, or CHUNKED or UNTIL_CLOSED, and whether the connection closes behind it."""
+    """Return the status, the body's length, or CHUNKED or UNTIL_CLOSED, and True if the connection closes after it."""
     first, *lines = head.split(b"\r\n")
     parts = first.split(b" ", 2)
     status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
@@ -220,7 +220,7 @@ class LineReader(Protocol):
         """Read a non-empty line, and return True if it counts as a response. Raises ValueError if it is not JSON."""
 
     def end(self, start: int) -> str:
-        """The body of the request that was sent at `start` is complete: the error, empty for success."""
+        """End the body of the request sent at `start`; return its error, empty for success."""
 
 
 class InferLines:
@@ -342,7 +342,7 @@ class Chunks:
         self._is_last = False
 
     def decode(self, data: bytes) -> bytes:
-        """Raises ValueError for a size that is none."""
+        """Decode chunks. Raises ValueError for an invalid size."""
         data, self._size = self._size + data, b""
         parts = []
         position = 0

@@ -63,10 +63,10 @@ class CallListener(Protocol):
     """Receiver of a call's response."""
 
     def on_end(self, error: str) -> None:
-        """The call is over, `error` is empty for status OK. Once, and not after `Http2ClientConnection.reset`."""
+        """End the call; `error` is empty for status OK. Called once, and not after `Http2ClientConnection.reset`."""
 
     def on_data(self, data: bytes) -> None:
-        """A part of the response's messages; only for calls that `Http2ClientConnection.open` has begun."""
+        """Receive a part of the response's messages; only for calls of `Http2ClientConnection.open`."""
 
 
 class _Upload:
@@ -245,13 +245,13 @@ class Http2ClientConnection(asyncio.Protocol):
             self._consumed = 0
 
     def _deliver(self, flags: int, rest: bytes) -> None:
-        """The data of an open call; `rest` is its frame from the stream's number on."""
+        """Deliver data of an open call; `rest` is its frame from the stream's number on."""
         call = self._open.get(int.from_bytes(rest[:4], "big"))
         if call is not None:
             call.on_data(rest[5 : len(rest) - rest[4]] if flags & _PADDED else rest[4:])
 
     def _read_block(self, stream: int, flags: int, block: bytes, kind: int) -> None:
-        """A part of the response that says nothing, or the status at its end."""
+        """Read a header block: a part of the response without meaning, or the status at its end."""
         if flags & (_PADDED | _PRIORITY) and kind == _HEADERS:
             padding = block[0] if flags & _PADDED else 0
             begin = (1 if flags & _PADDED else 0) + (5 if flags & _PRIORITY else 0)
@@ -324,7 +324,7 @@ class Http2ClientConnection(asyncio.Protocol):
 
 
 def status_error(fields: dict[bytes, bytes]) -> str | None:
-    """The error that trailers report, empty for OK; None for a block without a status."""
+    """Return the error in trailers, empty for OK; None for a block without a status."""
     code = fields.get(b"grpc-status")
     if code is None:
         http = fields.get(b":status", b"200")

@@ -135,7 +135,7 @@ def _values(spec: TargetInput, shape: Shape, data: DataOptions) -> Array:
 
 
 def _from_file(spec: TargetInput, path: Path, rows: int | None) -> Tensor:
-    """An array of numpy's, with or without the batch; of any other file the bytes, for an input of strings."""
+    """Read a numpy array, with or without the batch; of any other file the bytes, for an input of strings."""
     try:
         if path.suffix != ".npy":
             if spec.datatype is not dtypes.BYTES:
@@ -241,7 +241,7 @@ def _value(spec: TargetInput, value: Any, shape: Shape | None, path: Path) -> Te
 
 
 def _shape(fixed: Shape | None, spec: TargetInput, count: int) -> Shape:
-    """The shape, with the one unknown dimension from the number of elements."""
+    """Return the shape, with its unknown dimension computed from the number of elements."""
     if fixed is not None:
         if math.prod(fixed) != count:
             raise ValueError(f"{count} elements")
@@ -298,7 +298,7 @@ class PreparedRequest(NamedTuple):
 def http_request(
     authority: str, url: str, inputs: Inputs, headers: Sequence[tuple[str, str]], *, binary: bool, tagged: bool = False
 ) -> PreparedRequest:
-    """A whole request, head and body; one that is `tagged` with a gap for `http_tag`.
+    """Return a whole request, head and body; a `tagged` one has a gap for `http_tag`.
 
     Raises INVALID_ARG for strings that JSON does not have.
     """
@@ -376,7 +376,7 @@ class SequenceLengths:
     """Percent by which it is longer or shorter, at random."""
 
     def draw(self, steps: int | None, generator: Random) -> int:
-        """The length of a sequence; `steps` is that of its data, None if it is made up."""
+        """Draw the length of a sequence; `steps` is that of its data, None if it is made up."""
         if self.length is None and steps is not None:
             return steps
         length = self.length or DEFAULT_LENGTH
@@ -414,7 +414,7 @@ class Sequences:
     _active: dict[RequestSlot, _ActiveSequence] = field(init=False, default_factory=dict)
 
     def next(self, slot: RequestSlot) -> tuple[int, bytes]:
-        """The request that the slot sends next, and its tag: one more of its sequence, or the first of a new one."""
+        """Return the slot's next request, and its tag: one more of its sequence, or the first of a new one."""
         sequence = self._active.get(slot)
         if sequence is None:
             sequence = self._active[slot] = self._begin()
@@ -429,7 +429,7 @@ class Sequences:
         return slot in self._active
 
     def drop(self, slot: RequestSlot) -> None:
-        """A request has failed, and its sequence with it."""
+        """Drop the sequence of a failed request."""
         self._active.pop(slot, None)
 
     def only(self) -> tuple[int, bytes]:

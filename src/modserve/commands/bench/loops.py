@@ -189,7 +189,7 @@ class _LoadLoop:
         self._last_responses[slot] = now
 
     def _record(self, slot: RequestSlot, error: str, now: int) -> None:
-        """The slot's request is over."""
+        """Record the end of the slot's request."""
         if self._last_responses:
             self._last_responses.pop(slot, None)
         if self._spread is not None:

@@ -227,7 +227,7 @@ def _responses(window: MeasurementWindow) -> ResponseTimes:
 
 
 def to_json(result: Measurement) -> dict[str, Any]:
-    """The result for programs. Names stay; more may be added."""
+    """Return the JSON result. Names are stable; more may be added."""
     kind = "request_rate" if result.load.is_rate else "concurrency"
     server = result.server
     return {

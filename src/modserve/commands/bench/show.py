@@ -22,20 +22,20 @@ class Progress:
         self._index = 0
 
     def begin(self, load: LoadLevel, index: int, loads: int) -> None:
-        """A load is next, one of `loads`; 0: their number is unknown."""
+        """Show that a load begins, one of `loads`; 0: their number is unknown."""
         self._index = index
         total = loads * WINDOWS if loads else None
         self._update(description=str(load), completed=index * WINDOWS, total=total, now="warm-up")
 
     def window(self, load: LoadLevel, windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> None:
-        """A window is complete."""
+        """Show a complete window."""
         line = window_line(windows, rules)
         self._update(completed=self._index * WINDOWS + min(len(windows), WINDOWS), now=line)
         if self._bar is None:
             print(f"{load}: {line}", file=self._stream, flush=True)
 
     def tried(self, result: Measurement, met: bool, goal: LatencyGoal) -> None:
-        """A rate of a search was measured."""
+        """Show a measured rate of a search."""
         line = tried_line(result, met, goal)
         if self._bar is None:
             print(line, file=self._stream, flush=True)
@@ -50,7 +50,7 @@ class Progress:
 
 @contextmanager
 def progress(stream: TextIO) -> Iterator[Progress]:
-    """A bar on a terminal if `rich` is installed, otherwise lines."""
+    """Show progress: a bar on a terminal if `rich` is installed, otherwise lines."""
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         try:
             from rich.console import Console

@@ -41,7 +41,7 @@ class ResponseListener(Protocol):
     """Receives the outcome of each request."""
 
     def on_done(self, slot: RequestSlot, error: str) -> None:
-        """The response of the slot's request is complete; `error` is empty for success."""
+        """Receive the end of the slot's request; `error` is empty for success."""
 
     def on_response(self, slot: RequestSlot) -> None:
         """Receive notice of one response of a decoupled model; `on_done` follows the last one."""
@@ -99,7 +99,7 @@ class SpreadSlots:
         self._shares = self._empty()
 
     async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
-        """The slots of the servers alternate. Raises OSError, which names the server."""
+        """Open slots that alternate between the servers. Raises OSError, which names the server."""
         turns = [(self._next + index) % len(self._factories) for index in range(count)]
         self._next += count
         opened = await asyncio.gather(
@@ -124,7 +124,7 @@ class SpreadSlots:
         return self._factories[self._servers[slot]][0]
 
     def record(self, slot: RequestSlot, latency: int, error: str) -> None:
-        """The slot's request is over."""
+        """Record the end of the slot's request."""
         share = self._shares[self._servers[slot]]
         if error:
             share.failures += 1
@@ -141,5 +141,5 @@ class SpreadSlots:
 
 
 def spread(factories: Mapping[str, SlotFactory]) -> SlotFactory:
-    """The only one, or all in turns."""
+    """Return the only factory, or one that uses all in turn."""
     return SpreadSlots(factories) if len(factories) > 1 else next(iter(factories.values()))

@@ -110,7 +110,7 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
 def slot_factory(
     server: Destination, model: TargetModel, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
-    """The slots that send these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
+    """Return the slots for these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
     place, access = server.address, server.access
     context = access.context() if place.secure else None
     if context is not None:

@@ -75,7 +75,7 @@ class TextCounter:
         return window
 
     def add(self, response: TextResponse, start: int, end: int) -> None:
-        """A response to the request of `start`, complete at `end`."""
+        """Add a response to the request of `start`, complete at `end`."""
         window = self._window
         window.requests += 1
         window.input_tokens += response.input_tokens

@@ -61,7 +61,7 @@ def text(generator: random.Random, words: int) -> str:
 
 
 def read(file: Path) -> list[str]:
-    """The lines of a text file; of a .jsonl file, the `prompt` or `text` of each line. Raises INVALID_ARG."""
+    """Read the lines of a text file; of a .jsonl file, the `prompt` or `text` of each line. Raises INVALID_ARG."""
     try:
         lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -143,7 +143,7 @@ def _endpoint(server: Destination) -> Endpoint:
 
 
 def _counted(remote: RemoteServer, calls: OpenAiCalls, counter: TextCounter, text: str) -> int:
-    """The tokens of a prompt, by the server's count; 0 if it does not count."""
+    """Return the tokens of a prompt, as counted by the server; 0 if it does not count."""
     fields: dict[str, Any] = {"max_tokens": 1, "stream": None, "stream_options": None} if calls.streams else {}
     body = OpenAiCalls(calls.kind, calls.model, 1, calls.extra).body([counter.tag().decode() + text], **fields)
     try:

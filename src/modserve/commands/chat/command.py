@@ -117,7 +117,7 @@ def _has_text(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _model(model: str, place: Destination) -> Iterator[tuple[RemoteServer, str]]:
-    """Return the server and the name of a model. Raises INVALID_ARG for a model that does not load."""
+    """Provide the server and the name of a model. Raises INVALID_ARG for a model that does not load."""
     words = _files(model)
     with contextlib.ExitStack() as stack:
         if words:

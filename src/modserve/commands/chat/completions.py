@@ -78,7 +78,7 @@ def complete(
 
 
 def check(server: RemoteServer, prefix: str, model: str) -> None:
-    """Raises RefusedError, with the server's reason, if it has no such model that is ready."""
+    """Check that the model is ready. Raises RefusedError, with the server's reason, otherwise."""
     rows = json.loads(server.page(f"{prefix}{_MODELS}")).get("data") or ()
     if model not in {row.get("id") for row in rows}:  # or it has the model by another name
         server.page(_model_page(prefix, model))
@@ -97,7 +97,7 @@ def _model_page(prefix: str, model: str) -> str:
 
 
 def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of server-sent events."""
+    """Yield the JSON objects of server-sent events."""
     for line in lines:
         if not line.startswith(_EVENT):
             continue

@@ -124,7 +124,7 @@ class _Screen:
 
 
 def note(text: str) -> None:
-    """A remark of this program, which is not part of an answer."""
+    """Print a remark of this program, which is not part of an answer."""
     sys.stdout.flush()
     print(f"{GREY}{text}{PLAIN}" if takes_colours(sys.stderr) else text, file=sys.stderr, flush=True)
 
@@ -159,7 +159,7 @@ def converse(conversation: Conversation, read: Callable[[str], str] = input) -> 
 
 
 def _read_message(read: Callable[[str], str]) -> str:
-    """A line, or the lines between two marks. Raises EOFError, KeyboardInterrupt."""
+    """Read a line, or the lines between two marks. Raises EOFError, KeyboardInterrupt."""
     text = read(PROMPT)
     if not text.startswith(_QUOTES):
         return readable(text)
@@ -170,7 +170,7 @@ def _read_message(read: Callable[[str], str]) -> str:
 
 
 def readable(text: str) -> str:
-    """The text without the lone surrogates that stand for bytes that are not UTF-8."""
+    """Return the text without lone surrogates, which stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -188,7 +188,7 @@ def _respond(conversation: Conversation, text: str) -> None:
 
 
 def _obey(conversation: Conversation, words: Sequence[str]) -> bool:
-    """A command. Returns whether the conversation goes on."""
+    """Run a command, and return True if the conversation goes on."""
     name, value = _SYNONYMS.get(words[0], words[0]), words[1].strip() if len(words) > 1 else ""
     if name == "/exit":
         return False

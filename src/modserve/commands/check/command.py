@@ -140,7 +140,7 @@ def _all(model: ModelReport) -> Iterator[tuple[str, str, Finding]]:
 
 
 def _shown(kind: str, colour: str, each: Finding) -> Iterator[str]:
-    """The form of compilers, which editors know: ``file:line:column: error: text``."""
+    """Yield a finding in the format of compilers, which editors know: ``file:line:column: error: text``."""
     place = each.file if each.line is None else f"{each.file}:{each.line}:{each.column}"
     place = _coloured(f"{printable(place)}:", BOLD if colour else "")
     yield f"{place} {_coloured(kind, colour)} {printable(each.text)}"
@@ -154,7 +154,7 @@ def _coloured(text: str, colour: str) -> str:
 
 
 def to_json(report: CheckReport) -> dict[str, Any]:
-    """The report for programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "ok": not report.problems and not report.inconclusive,
         "loaded": report.loaded,

@@ -282,7 +282,7 @@ def _keep_notes(models: dict[str, ModelReport], name: str, source: SourceText, n
 
 
 def findings(failure: ModserveError, place: str) -> Iterator[Finding]:
-    """The problems that a failure is about; `place` is the file or folder of a failure that names none."""
+    """Yield the problems of a failure; `place` is the file or folder of a failure that names none."""
     configuration = _configuration(failure)
     if configuration is None:
         text, _, advice = failure.message.partition("\n")
@@ -303,7 +303,7 @@ def _without_said(finding: Finding, report: ModelReport) -> Finding:
 
 
 def _configuration(error: BaseException | None) -> ConfigurationError | None:
-    """The problems of a configuration that a failure stands for, with advice behind it or under another name."""
+    """Return the configuration error behind a failure, which may have advice after it or another name."""
     passed: set[int] = set()
     while error is not None and id(error) not in passed:  # the border raises ours as they are, from themselves
         if isinstance(error, ConfigurationError):

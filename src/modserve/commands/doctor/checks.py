@@ -45,7 +45,7 @@ class Check(NamedTuple):
 
 
 def _check(name: str, text: str, problem: str = "", level: str = WARNING) -> Check:
-    """OK without a `problem`, which is advice on what to do."""
+    """Make a check, which is OK without `problem`: advice on what to do."""
     return Check(level if problem else OK, name, text, problem)
 
 
@@ -144,7 +144,7 @@ def _probe(address: str, port: int) -> None:
 
 
 def cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
-    """The cores that engines' threads are made for, and whether the system takes time away."""
+    """Check the cores available for engines' threads, and whether the system takes time away."""
     there = there or os.cpu_count() or 1
     usable = available_cores(root)
     text = plural(usable, "core") + (

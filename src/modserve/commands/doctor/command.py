@@ -90,7 +90,7 @@ def _probe(place: Address) -> Sequence[Check]:
 
 
 def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
-    """The settings of a server with these options, and warnings; they need not name models. Raises UsageError."""
+    """Read the settings of a server's options, and warnings; they need not name models. Raises UsageError."""
     try:
         line = from_command_line(words)
     except OptionError as error:

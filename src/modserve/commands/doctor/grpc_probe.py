@@ -57,7 +57,7 @@ _CALLS: Final = (
 
 
 def all_checks(address: Address) -> Iterator[Check]:
-    """A row for each kind of call. Raises UnreachableError where no server answers."""
+    """Yield a check for each kind of call. Raises UnreachableError if no server answers."""
     import grpc
 
     level = level_at([address.host])
@@ -92,7 +92,7 @@ def all_checks(address: Address) -> Iterator[Check]:
 
 
 def _call(channel: Any, rpc: str, request: Any) -> tuple[str, str]:
-    """The status of a call, and its message."""
+    """Make a call, and return its status and message."""
     import grpc
 
     call = channel.unary_unary(_SERVICE + rpc, type(request).SerializeToString, lambda response: response)

@@ -68,7 +68,7 @@ def level_at(hosts: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few."""
+    """Join the first few names."""
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more

@@ -58,7 +58,7 @@ _PROBES = (
 
 
 def all_checks(address: Address) -> Iterator[Check]:
-    """A row for each kind of call. Raises UnreachableError where no server answers."""
+    """Yield a check for each kind of call. Raises UnreachableError if no server answers."""
     level = level_at([address.host])
     if address.secure:
         yield from tls_probe.checks(address)

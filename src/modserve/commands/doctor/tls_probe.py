@@ -105,7 +105,7 @@ def _trust(address: Address) -> Check:
 
 
 def _old_versions(address: Address) -> Check:
-    """TLS 1.0 and 1.1 have known weaknesses."""
+    """Check that TLS 1.0 and 1.1, with their known weaknesses, are refused."""
     context = _context(verify=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -121,7 +121,7 @@ def _old_versions(address: Address) -> Check:
 
 
 def _context(*, verify: bool, certificate: bytes | None = None) -> ssl.SSLContext:
-    """Without host names; with a certificate, this one is trusted, and no other."""
+    """Make a context that ignores host names. With a certificate, it trusts only this one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE

@@ -84,7 +84,7 @@ def _of(dims: Shape) -> Iterator[ImageLayout]:
 
 
 def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
-    """The one layout that an input has. Raises INVALID_ARG if there is none, or more than one."""
+    """Return the only layout of an input. Raises INVALID_ARG if there is none, or more than one."""
     possible = list(layouts(spec.shape, hints))
     if len(possible) == 1:
         return possible[0]
@@ -110,7 +110,7 @@ def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
 
 
 def decode(file: str, content: bytes, spec: InputSpec, hints: ImageHints, note: Callable[[str], None]) -> Array:
-    """A picture as a tensor: turned upright, resized, with the channels where they belong. Raises INVALID_ARG.
+    """Decode a picture to a tensor: turned upright, resized, with the channels in place. Raises INVALID_ARG.
 
     `note` receives a description of the changes.
     """

@@ -20,7 +20,7 @@ def infer_on_all(servers: ServerSet, call: ClientCall) -> list[Outcome[Result]]:
 
 
 def text_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
-    """The first response, and a row for each server."""
+    """Yield the first response, and a row for each server."""
     first = next((each for each in outcomes if each.error is None), None)
     if first is not None:
         yield from output.lines(first.value, first.seconds)
@@ -62,7 +62,7 @@ def difference(other: Result, first: Result) -> str:
 
 
 def json_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
-    """A document for each server."""
+    """Yield a JSON document for each server."""
     for each in outcomes:
         row = {"url": each.url, "seconds": each.seconds}
         body = {"error": each.error.message} if each.error is not None else output.document(each.value)

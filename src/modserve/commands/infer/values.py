@@ -85,7 +85,7 @@ def _joined(spec: InputSpec, rows: list[Array]) -> Array:
 
 
 def from_text(text: str, spec: InputSpec) -> Array:
-    """A value of the command line. Raises INVALID_ARG."""
+    """Read a value of the command line. Raises INVALID_ARG."""
     if spec.datatype is dtypes.BYTES:
         value: Any = text
         if text[:1] in ("[", '"'):
@@ -194,7 +194,7 @@ def _matches(shape: Shape, dims: Shape) -> bool:
 
 
 def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
-    """The value in a file, read by its ending. Raises INVALID_ARG."""
+    """Read the value in a file, by its ending. Raises INVALID_ARG."""
     content = _content(file)
     ending = Path(file).suffix.lower()
     if ending == ".npy":
@@ -246,7 +246,7 @@ def _text(file: str, content: bytes) -> str:
 
 
 def _numpy(file: str, content: bytes) -> Any:
-    """An array, or arrays by name. Files with objects are refused: they may run code."""
+    """Read an array, or arrays by name. Files with objects are refused: they may run code."""
     try:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}

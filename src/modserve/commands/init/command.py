@@ -73,7 +73,7 @@ def work(options: Namespace) -> int:
 
 
 def _write(repository: Path, files: dict[Path, str]) -> list[Path]:
-    """Raises INVALID_ARG, without having written anything, if a model of these is there."""
+    """Write the models. Raises INVALID_ARG, without writing anything, if one of them exists."""
     models = {repository / path.relative_to(repository).parts[0] for path in files}
     for model in sorted(models):
         _refuse(model)
@@ -87,7 +87,7 @@ def _write(repository: Path, files: dict[Path, str]) -> list[Path]:
 
 
 def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
-    """The model of a file: a copy in version 1, and the configuration that its engine makes of it."""
+    """Write the model of a file: a copy in version 1, and the configuration that its engine makes of it."""
     _refuse(model)
     file = model_file(source, BackendRegistry().names)
     folder = model / "1"
@@ -103,7 +103,7 @@ def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
 
 
 def _belonging(file: StandaloneModel) -> Iterator[Path]:
-    """Return the files of a model: its whole folder, or the files with its name and another ending."""
+    """Yield the files of a model: its whole folder, or the files with its name and another ending."""
     if file.is_folder:
         yield from sorted(file.folder.iterdir())
         return
@@ -136,7 +136,7 @@ def _all_or_nothing(*models: Path) -> Iterator[None]:
 
 
 def _next(repository: Path, calls: Mapping[str, str]) -> Iterator[str]:
-    """Return the next steps; `calls` are the model's calls by purpose."""
+    """Yield the next steps; `calls` are the model's calls by purpose."""
     yield ""
     yield "serve it:"
     yield f"  modserve serve --model-repository {repository}"

@@ -52,7 +52,7 @@ def _pace(text: str) -> Pace:
 
 
 def _tolerance(text: str) -> tuple[str, ElementTolerance]:
-    """``[DATATYPE=]RELATIVE[:ABSOLUTE]``, with an empty datatype for all."""
+    """Read ``[DATATYPE=]RELATIVE[:ABSOLUTE]``, with an empty datatype for all."""
     datatype, equals, numbers = text.rpartition("=")
     relative, colon, absolute = numbers.partition(":")
     try:

@@ -65,7 +65,7 @@ class RecordIndex:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and below them. Raises INVALID_ARG."""
+    """Return the files among `paths` and below them. Raises INVALID_ARG."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -81,7 +81,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def index_of(files: Iterable[Path]) -> RecordIndex:
-    """Raises INVALID_ARG for a file that cannot be read at all, or is of another format."""
+    """Index the files. Raises INVALID_ARG for an unreadable file or another format."""
     index = RecordIndex()
     for path in files:
         index.files += 1

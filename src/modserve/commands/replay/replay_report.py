@@ -168,7 +168,7 @@ class ReplayReport:
     def add(
         self, place: RecordPlace, record: RequestRecord, replayed: Replayed, comparison: RecordComparison | None
     ) -> None:
-        """A request was sent again; without a `comparison` its responses are not compared."""
+        """Add a replayed request; without a `comparison` its responses are not compared."""
         result = self.models[place.model]
         result.recorded_ns.append(took_ns(record.outcomes))
         result.replayed_ns.append(replayed.took_ns)

@@ -60,7 +60,7 @@ async def replay(
     concurrency: int,
     on_replayed: OnReplayed,
 ) -> None:
-    """Raises ClientError, wrapped in an ExceptionGroup, if no server responds."""
+    """Replay the requests. Raises ClientError, wrapped in an ExceptionGroup, if no server responds."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     free = asyncio.Semaphore(concurrency)

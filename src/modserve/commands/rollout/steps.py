@@ -41,7 +41,7 @@ class RolloutPlan:
     rules: RolloutRules = field(default_factory=RolloutRules)
 
     def config_for(self, before: ModelState) -> dict[str, Any] | None:
-        """The configuration of the load call to a server: its own or the one of the plan, with the version."""
+        """Return the configuration of the load call to a server: its own or the plan's, with the version."""
         config = before.config if self.config is None else self.config
         if self.version is not None:
             return with_versions(config or {}, (str(self.version),))
@@ -108,7 +108,7 @@ class Rollout:
         self._report = RolloutReport(plan)
 
     def run(self) -> RolloutReport:
-        """Raises UnreachableError and RefusedError before anything is changed, KeyboardInterrupt at a second Ctrl-C."""
+        """Roll out. Raises UnreachableError and RefusedError before changes, KeyboardInterrupt at a second Ctrl-C."""
         servers = self._report.servers = self._states_before()
         try:
             for url, failure in self._keep(servers, UNDER_WAY).items():
@@ -234,7 +234,7 @@ class Rollout:
             yield self._clock() - start, part == LOOKS[-1]
 
     def _ticks(self, until: float) -> Iterator[None]:
-        """Each second, and at that time. Raises RolloutError at an interrupt."""
+        """Yield each second, and at that time. Raises RolloutError at an interrupt."""
         while True:
             self._check_interrupt()
             left = until - self._clock()

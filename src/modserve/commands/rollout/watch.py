@@ -50,7 +50,7 @@ class Watch:
         self._guarded.update(guarded)
 
     def check(self) -> None:
-        """Raises RolloutError if a guarded server is not ready any more, or silent."""
+        """Check the guarded servers. Raises RolloutError if one is no longer ready, or silent."""
         for index, snapshot in self._read(self._guarded).items():
             if snapshot is None:
                 raise RolloutError(f"{self._sources[index].url} does not respond any more")

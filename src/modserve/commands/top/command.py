@@ -60,7 +60,7 @@ def work(options: Namespace) -> int:
 
 
 def _frames(options: Namespace) -> "Frames | SeveralFrames":
-    """Raises UnreachableError for a name without servers, UsageError for metrics pages of others."""
+    """Make the frames. Raises UnreachableError for a name without servers, UsageError for other metrics pages."""
     metrics_url = options.metrics_url or os.environ.get(METRICS_VARIABLE, "")
     places, changing = destinations(options), changes(url_of(options))
     if len(places) == 1 and not changing:
@@ -94,7 +94,7 @@ class Frames:
         self._source.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Raises UnreachableError for the first snapshot; later ones are tried again."""
+        """Yield the frames. Raises UnreachableError for the first snapshot; later ones are tried again."""
         self._snapshots.add(self._source.read())
         made = 0
         while not self._most or made < self._most:

@@ -245,7 +245,7 @@ class ServerLine:
 
 
 def server_line(url: str, trouble: str, last: TopSnapshot | None, own: Mapping[Key, Activity]) -> ServerLine:
-    """`trouble` says why there are no figures now."""
+    """Return the line of a server. `trouble` says why there are no figures now."""
     if trouble or last is None:
         return ServerLine(url, trouble or "no response")
     state = "-" if last.ready is None else "ready" if last.ready else "not ready"
@@ -264,5 +264,5 @@ def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:
 
 
 def quantile(durations: Sketch, share: float) -> float:
-    """The seconds that this share of all did not exceed; -1: there are none."""
+    """Return a quantile in seconds; -1 without durations."""
     return durations.quantile(share) / 1e9 if durations.counts else -1

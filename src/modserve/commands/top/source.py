@@ -124,7 +124,7 @@ class Snapshots:
 
 
 def add_metrics_url(made: Parser) -> None:
-    """The option, for commands that read metrics."""
+    """Add the option ``--metrics-url`` to a command that reads metrics."""
     option(
         made,
         "--metrics-url URL",
@@ -134,7 +134,7 @@ def add_metrics_url(made: Parser) -> None:
 
 
 def metrics_pages(places: Sequence[Destination], text: str) -> dict[str, str]:
-    """The metrics page of each server: one names port and path on all of their hosts, several are in their order.
+    """Return the metrics page of each server: one URL names port and path on all of their hosts, several are in order.
 
     Raises UsageError for another number.
     """

@@ -22,7 +22,7 @@ def show(frames: Iterable[Frame], console: Console | None = None) -> None:
 
 
 def view(frame: Frame) -> RenderableType:
-    """A frame as rich draws it."""
+    """Draw a frame with rich."""
     table = _table(HEAD, RIGHT)
     for row in frame.rows:
         texts: list[Text] = [Text(text) for text in cells(row)]

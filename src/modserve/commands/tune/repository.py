@@ -24,7 +24,7 @@ _USUAL = (".", "models", "model_repository")
 
 
 def model_repository(model: str, option: str) -> Path:
-    """The directory of an `option`; without one, the first usual one that has the model. Raises UsageError."""
+    """Return the directory of an `option`; without one, the first usual one with the model. Raises UsageError."""
     if option:
         if not (Path(option) / model).is_dir():
             raise UsageError(f"model '{model}' does not exist in '{option}'")
@@ -114,5 +114,5 @@ class ModelCopy:
 
 
 def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> contextlib.AbstractContextManager[Destination]:
-    """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
+    """Serve a copy within the block. Raises INVALID_ARG if the model does not load in `seconds`."""
     return own_server.serving([f"--model-repository={copy.repository}", *options], seconds, copy.folder.name)

@@ -18,7 +18,7 @@ from .tuning import Trial, TuneResult, TuneSetup
 
 
 def difference(trial: Trial, setup: TuneSetup) -> str:
-    """A point by what differs from the present one."""
+    """Describe a point by its differences from the present one."""
     names = [name for name, value in trial.point.items() if value != setup.present[name]]
     return shown(trial.point, names) if names else "current"
 

@@ -55,7 +55,7 @@ def why_not(config: pb.ModelConfig) -> str:
 
 
 def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[dict[str, Sequence[Value]], Point]:
-    """The dimensions with their values in order, and the present point. `backend` is what runs the model now."""
+    """Return the dimensions with their values in order, and the present point. `backend` runs the model now."""
     dimensions: dict[str, Sequence[Value]] = {}
     present: dict[str, Value] = {}
 
@@ -140,7 +140,7 @@ _SHOWN: Mapping[str, Callable[[Value], str]] = {
 
 
 def shown(point: Point, names: Sequence[str] = ()) -> str:
-    """A point in words; `names` picks dimensions."""
+    """Describe a point in words; `names` picks dimensions."""
     return ", ".join(_SHOWN[name](value) for name, value in point.items() if not names or name in names)
 
 
@@ -179,7 +179,7 @@ class CoordinateSearch:
         return self.score * (1 + self._least_gain)
 
     def next(self) -> Point | None:
-        """None when the search is over."""
+        """Return the next point; None when the search is over."""
         return next(self._points, None)
 
     def record(self, point: Point, score: float) -> None:

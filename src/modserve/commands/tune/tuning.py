@@ -104,7 +104,7 @@ class Hooks:
 
 
 def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budget: float, hooks: Hooks) -> TuneResult:
-    """The whole search. A point that does not exceed the best rate by some percent is given up at once."""
+    """Run the whole search. A point that does not exceed the best rate by some percent is given up at once."""
     begin = hooks.clock()
     end_of_search = begin + budget * (1 - _SHARE_FOR_END)
 
