@@ -34,7 +34,7 @@ def work(options: Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The script for one of `SHELLS`."""
+    """Return the script for one of `SHELLS`."""
     import shtab
 
     top = usage.parser(COMMANDS)

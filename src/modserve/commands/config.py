@@ -107,7 +107,7 @@ def _lines(config: pb.ModelConfig, file: StandaloneModel, default_filename: str)
 
 
 def _warm_up(config: pb.ModelConfig) -> Iterator[str]:
-    """A section with a sample of random data, commented out, if there are inputs."""
+    """Yield a commented-out section with a sample of random data, if there are inputs."""
     if not config.input:
         return
     sizes = Sizes("", config.name)
@@ -130,7 +130,7 @@ def _field(config: pb.ModelConfig, name: str) -> str:
 
 
 def _alone(config: pb.ModelConfig, *names: str) -> pb.ModelConfig:
-    """A configuration with some fields of another one, and no others."""
+    """Return a configuration with only some fields of another one."""
     part = pb.ModelConfig()
     FieldMask(paths=names).MergeMessage(config, part)
     return part
@@ -210,7 +210,7 @@ def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenCon
 async def _completed(
     loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int
 ) -> tuple[pb.ModelConfig, ModelConfig]:
-    """The configuration that a server would make of a file, by loading it."""
+    """Load a file, and return the configuration that a server would make of it."""
     content = file.config(measured=False) + str(pb.ModelConfig(max_batch_size=max_batch_size)).encode()
     listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=content)
     blueprint = await loader.inspect(listing)

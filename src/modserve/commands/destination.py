@@ -88,7 +88,7 @@ def _of_openai(server: Destination) -> Destination:
 
 
 def _with_key(headers: dict[str, str]) -> dict[str, str]:
-    """The headers, and the key in the environment, unless they have one."""
+    """Return the headers, with the key in the environment unless they have one."""
     key = os.environ.get(KEY_VARIABLE)
     if not key or not {"authorization", "x-api-key"}.isdisjoint(map(str.lower, headers)):
         return headers

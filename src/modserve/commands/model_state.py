@@ -72,7 +72,7 @@ def go_back(server: RemoteServer, model: str, before: ModelState, *, unsure: boo
 
 
 def with_versions(config: Mapping[str, Any], versions: tuple[str, ...]) -> dict[str, Any]:
-    """The configuration with a policy for exactly these versions."""
+    """Return the configuration with a policy for exactly these versions."""
     others = {name: value for name, value in config.items() if name != "versionPolicy"}
     return {**others, "version_policy": {"specific": {"versions": [int(version) for version in versions]}}}
 

@@ -125,7 +125,7 @@ class _Log:
         return int(match[1])
 
     def reason(self) -> str:
-        """The last error that it has logged, or its last line."""
+        """Return the last logged error, or the last line."""
         text = "".join(self._lines)
         reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_CONSEQUENCE)]
         return reasons[-1] if reasons else (text.strip().splitlines() or ["no output"])[-1]

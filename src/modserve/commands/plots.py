@@ -68,7 +68,7 @@ def decades(values: Sequence[float]) -> list[float]:
 
 
 def draw(plot: Plot) -> str:
-    """The plot as an SVG element."""
+    """Return the plot as an SVG element."""
     points = [point for line in plot.series.values() for point in line]
     marks_x = scale(max((x for x, _ in points), default=1.0))
     heights = [y for _, y in points] + ([] if plot.goal is None else [plot.goal])

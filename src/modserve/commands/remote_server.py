@@ -86,14 +86,14 @@ class RemoteServer:
             raise UnreachableError(f"{self.url} does not speak the protocol: {error}") from error
 
     def extensions(self) -> set[str]:
-        """The protocol extensions that the server lists."""
+        """Return the protocol extensions that the server lists."""
         document = self.call(SERVER)
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url} does not speak the protocol: its metadata is not an object")
         return set(document.get("extensions", ()))
 
     def ready_models(self) -> set[str]:
-        """The names of the models that serve."""
+        """Return the names of the READY models."""
         return {row["name"] for row in self.call(INDEX) if row.get("state") == "READY"}
 
     def infer(self, call: ClientCall) -> Result:
@@ -106,7 +106,7 @@ class RemoteServer:
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
 
     def page(self, path: str) -> str:
-        """The page at a path of an HTTP port, such as metrics."""
+        """Return the page at a path of an HTTP port, such as metrics."""
         with _advice(self._destination):
             return self._http().page(path, self._destination.seconds).decode(errors="replace")
 

@@ -70,7 +70,7 @@ def compare_elements(first: Tensor, second: Tensor, tolerance: ElementTolerance)
 
 
 def precision(datatype: Datatype) -> float:
-    """The relative distance of two floating-point numbers of a datatype that are next to each other."""
+    """Return the relative distance of two adjacent floating-point numbers of a datatype."""
     return float(ml_dtypes.finfo(datatype.numpy).eps)  # type: ignore[no-untyped-call]
 
 

@@ -58,7 +58,7 @@ def _unload(server: RemoteServer, name: str, options: Namespace) -> str:
 def unloaded_with(
     name: str, before: Sequence[IndexRow], after: Sequence[IndexRow], *, dependents: bool = False
 ) -> list[str]:
-    """The other models that an unload call took out of service, from the index before and after it.
+    """Return the other models that an unload call removed, from the index before and after it.
 
     Without `dependents` these are ensembles that need the model, and the reason of their state says so once they have
     finished their requests. What other clients unloaded meanwhile is not among them.

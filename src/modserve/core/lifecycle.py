@@ -42,7 +42,7 @@ class VersionState:
     """Duration of the last successful load."""
 
     def advance(self, state: LifecycleState, reason: str = "", load_ns: int = 0) -> "VersionState":
-        """The next state. Raises RuntimeError for a step that `TRANSITIONS` does not have; that is a bug."""
+        """Return the next state. Raises RuntimeError for a step that `TRANSITIONS` lacks; that is a bug."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a version cannot go from {self.state.name} to {state.name}: this is a bug")
         return VersionState(state, reason, load_ns or self.load_ns)

@@ -113,7 +113,7 @@ class Repository(Protocol):
     """
 
     async def names(self) -> Collection[str]:
-        """The names of all models. Cheap: nothing is read of the models themselves."""
+        """Return the names of all models. Cheap: it reads nothing of the models themselves."""
 
     async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
         """Return the existing models of these names, all models for None. Downloads configurations, but no weights.

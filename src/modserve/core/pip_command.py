@@ -15,12 +15,12 @@ UNKNOWN_SOURCE = "git+<this repository>"
 
 
 def pip_install(extra: str = "") -> str:
-    """The command for the extra of that name, or for modserve itself."""
+    """Return the command for the extra of that name, or for modserve itself."""
     return command(extra, _direct_url())
 
 
 def command(extra: str, direct_url: str) -> str:
-    """The command for an installation with this ``direct_url.json`` (PEP 610); empty if it has none."""
+    """Return the command for an installation with this ``direct_url.json`` (PEP 610); empty if it has none."""
     extras = f"[{extra}]" if extra else ""
     record: dict[str, Any] = json.loads(direct_url) if direct_url else {"url": ""}
     url = record["url"]

@@ -134,5 +134,5 @@ async def describe(servable: object) -> None:
 
 
 def megabytes(size: int) -> str:
-    """A size for people."""
+    """Format a size for people."""
     return f"{size / 1e6:,.1f} MB".replace(",", " ") if size < 10**10 else f"{size / 1e9:,.1f} GB"

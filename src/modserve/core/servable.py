@@ -41,7 +41,7 @@ _submitting: list[RequestTrace] = []
 
 
 def context_to_pass_on() -> str:
-    """The span of the request that is being submitted, for one that goes on to another process; empty for none."""
+    """Return the span of the request being submitted, for one that goes on to another process; empty for none."""
     return _submitting[-1].context if _submitting else ""
 
 
@@ -190,7 +190,7 @@ def engine_title(report: Mapping[str, object]) -> str:
 
 
 def resident_bytes(servable: Servable) -> int:
-    """Bytes that a model holds, as measured when it was loaded last; 0 while it is not in memory, -1 if unknown."""
+    """Return the bytes that a model holds, as last measured at a load; 0 while it is not in memory, -1 if unknown."""
     report = residency(servable)
     if report is not None:
         return report.size if report.resident else 0

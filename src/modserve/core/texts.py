@@ -22,12 +22,12 @@ def is_unicode(text: str) -> bool:
 
 
 def unicode_text(text: str) -> str:
-    """The text with each lone surrogate as a backslash escape, as logs and terminals show it."""
+    """Return the text with each lone surrogate as a backslash escape, for logs and terminals."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def message_text(text: str) -> str:
-    """The text of a message, as Unicode and without the middle of a very long one."""
+    """Return the text of a message, as Unicode and without the middle of a very long one."""
     if len(text) > LONGEST:
         note = f" [... {len(text)} characters in all ...] "
         half = (LONGEST - len(note)) // 2

@@ -88,7 +88,7 @@ def folder_owner(folder: str) -> str:
 
 
 def parse_directory(name: str) -> int | None:
-    """The version in a directory: its name as a positive integer without leading zeros. None for other directories."""
+    """Read a directory's version: a positive integer without leading zeros. None for other directories."""
     return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
 
 
@@ -101,7 +101,7 @@ def not_a_version(folder: str) -> str:
 
 
 def without_owner(name: str) -> str:
-    """The name of a model on this server, for one that may have its owner on the hub before it: ``org/model``.
+    """Return the local name of a model whose name may begin with its owner on the hub: ``org/model``.
 
     Names here have no slashes.
     """
@@ -121,7 +121,7 @@ def unserved(present: Iterable[int], served: Collection[int]) -> str:
 
 
 def parse_requested(text: str) -> int | None:
-    """The version that a request names; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
+    """Read a request's version; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
     if not text:
         return None
     usual = _USUAL.get(text)

@@ -154,7 +154,7 @@ class Http2ClientConnection(asyncio.Protocol):
         return stream
 
     def _encode(self) -> bytes:
-        """The HEADERS frame without the stream's number."""
+        """Return the HEADERS frame without the stream's number."""
         block = self._encoder.encode(self._fields, huffman=True)
         whole = frame(_HEADERS, _END_HEADERS, 0, block)
         head = whole[:5] + whole[9:]

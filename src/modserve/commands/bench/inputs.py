@@ -433,7 +433,7 @@ class Sequences:
         self._active.pop(slot, None)
 
     def only(self) -> tuple[int, bytes]:
-        """A sequence of one request."""
+        """Return a sequence of one request."""
         return 0, self.tag(self._id(), True, True)
 
     def _begin(self) -> _ActiveSequence:

@@ -170,7 +170,7 @@ class Measurement:
 def summary(
     load: LoadLevel, windows: Sequence[MeasurementWindow], rows: int, percent: float, percentile: float
 ) -> Measurement:
-    """The last three windows as one result."""
+    """Combine the last three windows to one result."""
     last = windows[-WINDOWS:]
     whole = MeasurementWindow(0.0, array("q"))
     server: VersionUsage | None = None

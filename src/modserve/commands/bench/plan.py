@@ -397,7 +397,7 @@ def rules(options: Namespace) -> MeasurementRules:
 
 
 def _rates(text: str | None, is_search: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The rates to measure, or the bounds of a search."""
+    """Return the rates to measure, or the bounds of a search."""
     if text is None:
         return (), (LOWEST, math.inf) if is_search else ()
     try:

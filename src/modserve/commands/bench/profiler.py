@@ -34,7 +34,7 @@ class RateSearch:
         """The lowest rate that did not."""
 
     def next(self) -> float | None:
-        """The rate to try; None when the search is over."""
+        """Return the rate to try; None when the search is over."""
         if self.met >= self._highest or self.missed <= self._lowest or self.missed <= self.met * (1 + self._tolerance):
             return None
         return self._next

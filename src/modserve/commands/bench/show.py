@@ -242,7 +242,7 @@ def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: Laten
 
 
 def verdict(results: Sequence[Measurement], met: Sequence[bool], goal: LatencyGoal, best: Measurement | None) -> str:
-    """The result of a search, in a sentence."""
+    """Return the result of a search, in a sentence."""
     text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
     if best is None:
         lowest = min((each.load.value for each in results), default=0.0)

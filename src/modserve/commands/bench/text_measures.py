@@ -162,5 +162,5 @@ def read_limits(text: str) -> dict[str, float]:
 
 
 def stream_names(limits: Mapping[str, float]) -> Sequence[str]:
-    """The limits that only streams have."""
+    """Return the limits that only streams have."""
     return [name for name in limits if name in STREAM_METRICS]

@@ -136,7 +136,7 @@ _FILES = frozenset({".gguf", ".onnx", ".py", ".xml"})
 
 
 def _files(model: str) -> list[str]:
-    """The words of ``modserve serve`` for a place; empty for a name. Raises INVALID_ARG."""
+    """Return the words of ``modserve serve`` for a place; empty for a name. Raises INVALID_ARG."""
     if "://" in model:
         return [f"--model-repository={model}"]
     file = model if Path(model).exists() else model.partition(":")[0]  # FILE.py:FUNCTION
@@ -146,7 +146,7 @@ def _files(model: str) -> list[str]:
 
 
 def _only(server: RemoteServer, place: str) -> str:
-    """The name of the only model that a server has loaded. Raises RefusedError."""
+    """Return the name of the server's only loaded model. Raises RefusedError."""
     names = sorted(server.ready_models())
     if len(names) != 1:
         raise RefusedError(

@@ -85,7 +85,7 @@ def check(server: RemoteServer, prefix: str, model: str) -> None:
 
 
 def suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
-    """Sampling parameters that the server suggests for a model; empty if it suggests none."""
+    """Return the sampling parameters that the server suggests for a model; empty if it suggests none."""
     with contextlib.suppress(RefusedError, ValueError, AttributeError):
         document = json.loads(server.page(_model_page(prefix, model)))
         return dict(document.get("suggested_sampling") or {})

@@ -101,7 +101,7 @@ _NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours: bool = False) -> Iterator[str]:
-    """The report as text: problems, notes, and a summary line.
+    """Yield the report as text: problems, notes, and a summary line.
 
     `places` maps absolute paths of directories to the spelling on the command line.
     """

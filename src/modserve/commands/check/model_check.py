@@ -186,7 +186,7 @@ async def _compare(
 
 
 def _about(report: ModelReport, name: str, text: str) -> Finding:
-    """A finding at the place of a field, if the configuration has it."""
+    """Make a finding at the place of a field, if the configuration has it."""
     position = report.source.locate((name,)) if name and report.source is not None else None
     if report.source is None or position is None:
         return Finding(report.path or report.name, text)
@@ -296,7 +296,7 @@ def findings(failure: ModserveError, place: str) -> Iterator[Finding]:
 
 
 def _without_said(finding: Finding, report: ModelReport) -> Finding:
-    """The finding without the lines of advice that the report has already."""
+    """Return the finding without the lines of advice that the report has already."""
     said = {line for problem in report.problems for line in problem.advice.splitlines()}
     advice = "\n".join(line for line in finding.advice.splitlines() if line not in said)
     return dataclasses.replace(finding, advice=advice)

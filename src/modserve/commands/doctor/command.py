@@ -102,7 +102,7 @@ def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
 
 
 def lines(groups: Mapping[str, Sequence[Check]], *, colours: bool = False) -> Iterator[str]:
-    """The report as text. The checks of a group follow its name, if it has one."""
+    """Yield the report as text. The checks of a group follow its name, if it has one."""
     checks = [each for group in groups.values() for each in group]
     width = max(len(each.name) for each in checks)
     for title, group in groups.items():

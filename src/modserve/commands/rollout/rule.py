@@ -187,7 +187,7 @@ def chance_of(part: float, whole: float, others_part: float, others_whole: float
 
 
 def _log_ways(whole: int, part: int) -> float:
-    """The logarithm of the binomial coefficient."""
+    """Return the logarithm of the binomial coefficient."""
     return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
 
 

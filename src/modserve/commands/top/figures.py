@@ -68,7 +68,7 @@ _SUMS = [name for name, _ in _COUNTERS.values()]
 
 
 def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """The samples of a page in Prometheus' text format: name, labels, value."""
+    """Yield the samples of a page in Prometheus' text format: name, labels, value."""
     for line in page.splitlines():
         match = _LINE.match(line)
         if match is None or line.startswith("#"):

@@ -83,7 +83,7 @@ class SnapshotSource:
         return snapshot
 
     def _own_page(self) -> str:
-        """The page of the address itself; empty if it has none. Raises UnreachableError."""
+        """Read the page of the address itself; empty if it has none. Raises UnreachableError."""
         if self._reads_own:
             with contextlib.suppress(RefusedError):
                 page = self._server.page(f"/metrics?{FINE_QUERY}")

@@ -125,7 +125,7 @@ def applied(config: pb.ModelConfig, point: Point, present: Point, backend: str) 
 
 
 def text(config: pb.ModelConfig, remarks: Sequence[str]) -> str:
-    """A config.pbtxt, with remarks above it."""
+    """Return a config.pbtxt, with remarks above it."""
     body = text_format.MessageToString(config, as_utf8=True)
     return "".join(f"# {line}\n" for line in remarks) + ("\n" if remarks else "") + body
 

@@ -77,7 +77,7 @@ def comparable(datatype: dtypes.Datatype) -> str:
 
 
 def _rounded(value: Operand, datatype: dtypes.Datatype) -> float:
-    """A number as a floating-point type has it; infinite if it is too large."""
+    """Round a number to a floating-point type; infinite if it is too large."""
     try:
         with np.errstate(over="ignore"):
             return float(datatype.numpy.type(float(value)))
@@ -86,7 +86,7 @@ def _rounded(value: Operand, datatype: dtypes.Datatype) -> float:
 
 
 def _range(datatype: dtypes.Datatype) -> tuple[int, int] | tuple[float, float]:
-    """The smallest and the largest finite number of a type."""
+    """Return the smallest and the largest finite number of a type."""
     if datatype.json_kind == "int":
         whole = np.iinfo(datatype.numpy)
         return whole.min, whole.max

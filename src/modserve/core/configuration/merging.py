@@ -61,12 +61,12 @@ class Padding:
     """Number of requests after which ALWAYS computes the ranges again."""
 
     def padded(self, length: int) -> int:
-        """The length of a batch, by that of its longest request."""
+        """Return the length of a batch with a longest request of `length`."""
         return -(-length // self.multiple_of) * self.multiple_of
 
 
 def rows_of(size: int, batch_sizes: tuple[int, ...]) -> int:
-    """The rows that run for `size` rows of requests: the least of `batch_sizes`, in ascending order, that suffices."""
+    """Return the rows to run for `size` rows of requests: the least sufficient one of the ascending `batch_sizes`."""
     for allowed in batch_sizes:
         if allowed >= size:
             return allowed

@@ -275,7 +275,7 @@ class ModelConfig:
         )
 
     def full_dims(self, spec: TensorSpec) -> Shape:
-        """The dims clients see: with -1 in front for the batch dimension of a batching model."""
+        """Return the dims that clients see: with -1 in front for the batch dimension of a batching model."""
         return (-1, *spec.dims) if self.batching else spec.dims
 
 

@@ -27,7 +27,7 @@ class Checksum(NamedTuple):
 
 
 def relative(path: str) -> str:
-    """A path in its simplest form. Raises ValueError for one that leads elsewhere, and for none."""
+    """Simplify a path. Raises ValueError for one outside the directory, and for none."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise ValueError(f"'{path}' is not a path below the directory")
@@ -35,7 +35,7 @@ def relative(path: str) -> str:
 
 
 def read_list(file: Path, text: str) -> list[Checksum]:
-    """The lines of ``sha256sum``; empty ones, and comments behind ``#``, do not count. Raises INVALID_ARG."""
+    """Read the lines of ``sha256sum`` without empty lines and comments after ``#``. Raises INVALID_ARG."""
     checksums = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

@@ -9,7 +9,7 @@ _MISSPELT = ("config.pbtext", "config.pbtx", "config.pb", "config.prototxt", "co
 
 
 def misspelt_config(directory: Path) -> str:
-    """A warning for a file that is probably meant to be the configuration, where there is none."""
+    """Return a warning for a file that is probably a misnamed configuration, if there is none."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:

@@ -65,13 +65,13 @@ class RemotePath(type(Path())):  # type: ignore[misc]  # the class for this syst
 
 
 def without_secrets(text: str) -> str:
-    """A place for messages: user, password, query and fragment are left out."""
+    """Return a place for messages, without user, password, query and fragment."""
     text = re.sub(r"[?#].*", "", text, flags=re.DOTALL)
     return re.sub(r"(://?)[^/@]*@", r"\1", text)
 
 
 def parse_place(text: str) -> RemotePlace | None:
-    """The remote place that a text names; None for a path on this machine. Raises ValueError, without secrets."""
+    """Read a remote place; None for a path on this machine. Raises ValueError, without secrets."""
     match = _REMOTE.match(text)
     if match is None:
         return None

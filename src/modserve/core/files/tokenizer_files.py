@@ -70,13 +70,13 @@ def _text(path: Path, most: int) -> str:
 
 
 def _token(value: object) -> str | None:
-    """A special token is a text, or an object with the text as its `content`."""
+    """Read a special token: a text, or an object with the text as its `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
 
 def _template(value: object) -> str | None:
-    """A template, or that named ``default`` of several."""
+    """Read a template, or the one named ``default`` of several."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")

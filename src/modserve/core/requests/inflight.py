@@ -31,19 +31,19 @@ class RequestTrace(Protocol):
         """The trace's id, for the exemplars of the metrics page."""
 
     def stamp(self, activity: str, ns: int = 0) -> None:
-        """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
+        """Stamp an activity of the front end that happens now, or happened at `ns` of the monotonic clock."""
 
     def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
-        """The model has accepted the request."""
+        """Note that the model has accepted the request."""
 
     def batched(self, timing: ExecutionTiming) -> None:
-        """The execution of `timing` is about to begin, and the request is part of it."""
+        """Note that the execution of `timing` is about to begin with the request."""
 
     def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
-        """An outcome is about to be handed to the request's sink; `timing` is that of its execution."""
+        """Note that an outcome is about to be handed to the request's sink; `timing` is that of its execution."""
 
     def child(self, model: ModelId) -> "RequestTrace":
-        """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
+        """Return the trace of another request that the model makes; it ends with that request's final outcome."""
 
     def link(self, other: "RequestTrace") -> None:
         """Link a request that is also made for that of `other`, without being its child."""
@@ -59,7 +59,7 @@ class FlowControl(Protocol):
     """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
 
     def given(self, size: int) -> None:
-        """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
+        """Note an imminent response with tensors of `size` bytes. On any thread, as all methods."""
 
     def wait(self) -> None:
         """Return when there is room for another response. Blocks."""
@@ -72,10 +72,10 @@ class FlowControl(Protocol):
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
 
     def sent(self) -> None:
-        """The first unsent response has been sent, or dropped."""
+        """Note that the first unsent response has been sent, or dropped."""
 
     def progressed(self) -> None:
-        """A part of a response has been sent."""
+        """Note that a part of a response has been sent."""
 
     def release(self) -> None:
         """Stop limiting the engine, since no response is sent any more."""
@@ -85,7 +85,7 @@ class RequestPermit(Protocol):
     """A client request's share of a limit: `resources.quotas.Permit`."""
 
     def release(self) -> None:
-        """The request is over."""
+        """Release the share at the end of the request."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -216,7 +216,7 @@ class Inflight:
             self.cancel()
 
     def cancel(self) -> None:
-        """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""
+        """Cancel the request for its client. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:

@@ -57,7 +57,7 @@ class MemoryBudget:
         assert self.held >= 0, "more memory was returned than taken: this is a bug"
 
     def exhausted(self, size: int) -> MemoryExhaustedError:
-        """The refusal of a request that needs `size` more bytes."""
+        """Return the error for a request that needs `size` more bytes."""
         if size > self.limit:
             limit = f"the server allows {self.limit} bytes for all requests together"
             advice = "Send a smaller request, or raise --request-memory-limit."
@@ -79,15 +79,15 @@ class UnsentResponses:
     _sizes: deque[int] = field(default_factory=deque)
 
     def add(self, size: int) -> None:
-        """A response of `size` bytes, 0 for a failure or a bare end, waits behind the others."""
+        """Add a response of `size` bytes, 0 for a failure or a bare end, which waits behind the others."""
         self._sizes.append(size)
         self._budget.force(size)
 
     def sent(self) -> None:
-        """The first one has been sent."""
+        """Release the first one, which has been sent."""
         self._budget.give_back(self._sizes.popleft())
 
     def release(self) -> None:
-        """The rest is dropped."""
+        """Drop the rest."""
         while self._sizes:
             self.sent()

@@ -136,7 +136,7 @@ class Signature:
         return inflight
 
     def _key(self, accepted: Mapping[str, Tensor]) -> object:
-        """The shape key where a batch may have requests of different lengths: without these dimensions."""
+        """Return the shape key for batches with requests of different lengths, without these dimensions."""
         dims = self._equal_dims
         return tuple([dims(name, accepted[name].shape) if name in accepted else None for name in self._keyed])
 
@@ -148,7 +148,7 @@ class Signature:
         return item if axis is None else (*item[:axis], *item[axis + 1 :])
 
     def _length(self, request: InferenceRequest, accepted: Mapping[str, Tensor], padding: Padding) -> int:
-        """The size of the dimension that batches are padded in, which all inputs that have it must agree on."""
+        """Return the size of the padded dimension, in which all inputs that have it must agree."""
         first, length = "", 0
         for name, axis in padding.axes.items():
             tensor = accepted.get(name)
@@ -212,7 +212,7 @@ class Signature:
         return batch_size
 
     def _lacks_rows(self, request: InferenceRequest) -> str:
-        """The end of a message about a batch size that may be none, as the shape is that of a row by itself."""
+        """Return the end of a message about a missing batch size, if the shape is that of one row; else empty."""
         for name, tensor in request.inputs.items():
             spec = self._rules[name][0]
             if len(tensor.shape) == len(spec.dims):
@@ -265,7 +265,7 @@ class Signature:
             raise invalid(f"{request.label}expected {count} string elements {where}, got {elements}")
 
     def _empty_batch(self, request: InferenceRequest, spec: TensorSpec, shape: Shape) -> ModserveError:
-        """The refusal of an empty batch. Triton counts it as one item, the bytes of which are missing."""
+        """Return the error for an empty batch. Triton counts it as one item with missing bytes."""
         missed = math.prod(abs(size) or 1 for size in shape[1:]) * (spec.datatype.size or 4)
         most = self.config.max_batch_size
         return invalid(
@@ -302,13 +302,13 @@ class Signature:
 
 
 def _item_bytes(spec: TensorSpec) -> int:
-    """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
+    """Return the bytes of one batch item; -1 for variable dims or BYTES."""
     fixed = -1 not in spec.dims and spec.datatype.size > 0
     return math.prod(spec.dims) * spec.datatype.size if fixed else -1
 
 
 def _names(names: Iterable[str]) -> str:
-    """The first names, since a client may send thousands."""
+    """Join the first names only, since a client may send thousands."""
     shown = [f"'{name}'" for name in islice(names, _SHOWN + 1)]
     if len(shown) > _SHOWN:
         shown[_SHOWN] = "..."

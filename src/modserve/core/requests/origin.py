@@ -66,7 +66,7 @@ def cut(name: bytes, value: bytes) -> bytes:
 
 
 def _value(lines: Lines, name: bytes) -> str:
-    """Several lines with one name are one value (RFC 9110, 5.3)."""
+    """Join lines with the same name to one value (RFC 9110, 5.3)."""
     return ",".join([value.decode("latin-1") for each, value in lines if each == name])
 
 

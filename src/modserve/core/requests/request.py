@@ -77,7 +77,7 @@ class InferenceRequest:
 
 
 def timeout_ns(parameters: Mapping[str, ParameterValue]) -> int:
-    """The ``timeout`` parameter, which counts microseconds, in nanoseconds; 0 if there is none."""
+    """Return the ``timeout`` parameter, given in microseconds, in nanoseconds; 0 if there is none."""
     timeout = parameters.get("timeout")
     return timeout * 1000 if type(timeout) is int else 0
 

@@ -29,12 +29,12 @@ _numbers: Final = count(1)
 
 
 def make() -> str:
-    """A new id: this process's prefix, and a number. On any thread."""
+    """Return a new id: this process's prefix, and a number. On any thread."""
     return _PREFIX + hex(next(_numbers))[2:]
 
 
 def received(value: str) -> str:
-    """A client's id, of printable ASCII without spaces; `INVALID` if it is anything else."""
+    """Check a client's id: printable ASCII without spaces; `INVALID` if it is anything else."""
     return value if _VALID.fullmatch(value) is not None else INVALID
 
 
@@ -44,14 +44,14 @@ def chosen(value: str) -> str:
 
 
 def of(request: InferenceRequest) -> str:
-    """The id of a request, made now if it has none."""
+    """Return the id of a request, making one if it has none."""
     if not request.request_id:
         request.request_id = make()
     return request.request_id
 
 
 def listed(requests: "Iterable[InferenceRequest]") -> str:
-    """The ids of the requests of a batch, for a line about all of them."""
+    """Return the ids of the requests of a batch, for a line about all of them."""
     return joined([of(request) for request in requests])
 
 

@@ -52,7 +52,7 @@ class InferenceResponse:
         self.waited_ns = waited_ns
 
     def elements(self, names: Iterable[str]) -> int:
-        """The total number of elements in the outputs with these names."""
+        """Return the total number of elements in the outputs with these names."""
         return sum(math.prod(self.outputs[name].shape) for name in names)
 
     @property

@@ -36,7 +36,7 @@ class Membership:
 
 
 def membership(request: InferenceRequest) -> Membership:
-    """The place of a request in a sequence, by its parameters. Raises INVALID_ARG for parameters of a wrong type."""
+    """Read the place of a request in a sequence. Raises INVALID_ARG for parameters of a wrong type."""
     parameters = request.parameters
     id = parameters.get("sequence_id", 0)
     if type(id) is str:
@@ -87,7 +87,7 @@ class ControlTensors:
         return self._with_id(self._flags[member.start, member.end], member.id)
 
     def absent(self) -> dict[str, Tensor]:
-        """The control inputs of a row in a batch that is no request's."""
+        """Return the control inputs of a padding row in a batch."""
         return self._with_id(self._absent, 0)
 
     def _made(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _filled(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
-    """A tensor that many requests share, so it is read-only."""
+    """Return a read-only tensor, which many requests share."""
     tensor = Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
     tensor.array.setflags(write=False)
     return tensor

@@ -43,7 +43,7 @@ class SpanContext(NamedTuple):
 
 
 def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
-    """The client's span; None without one, and for one that is not valid, as the recommendation says."""
+    """Read the client's span; None without a valid one, as the recommendation says."""
     if headers is None:
         return None
     match = _TRACEPARENT.fullmatch(headers.traceparent.decode("latin-1").strip())
@@ -57,7 +57,7 @@ def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
 
 
 def id_of(headers: TraceHeaders | None) -> str:
-    """The trace that the client's span belongs to; empty where there is none."""
+    """Return the trace of the client's span; empty without one."""
     context = from_headers(headers)
     return "" if context is None else f"{context.trace_id:032x}"
 
@@ -72,7 +72,7 @@ def from_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> TraceHeaders | None:
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceHeaders | None:
-    """The headers among the metadata of a gRPC call; None if there is no ``traceparent``."""
+    """Return the headers among the metadata of a gRPC call; None if there is no ``traceparent``."""
     values: dict[bytes, bytes] = {}
     for key, value in metadata:
         name = key.encode("latin-1", "replace")
@@ -82,12 +82,12 @@ def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceHeaders |
 
 
 def add(values: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Several lines with one name are one value, joined by commas (RFC 9110, 5.3)."""
+    """Add a line, joining several of the same name by commas (RFC 9110, 5.3)."""
     values[name] = values[name] + b"," + value if name in values else value
 
 
 def of_values(values: dict[bytes, bytes]) -> TraceHeaders | None:
-    """The headers by name; None if there is no ``traceparent``."""
+    """Return the headers by name; None if there is no ``traceparent``."""
     traceparent = values.get(b"traceparent")
     if traceparent is None:
         return None
@@ -95,7 +95,7 @@ def of_values(values: dict[bytes, bytes]) -> TraceHeaders | None:
 
 
 def from_json(text: str) -> SpanContext | None:
-    """The opposite of `SpanContext.as_json`."""
+    """Read the result of `SpanContext.as_json`."""
     headers = {name.encode(): value.encode("latin-1", "replace") for name, value in json.loads(text).items()}
     return from_headers(of_values(headers))
 

@@ -31,7 +31,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def process_event_loop() -> asyncio.AbstractEventLoop:
-    """Event loop of a server's process. Closing it does not wait for threads that are stuck in a read.
+    """Make the event loop of a server's process. Closing it does not wait for threads that are stuck in a read.
 
     What nothing in the process handles is counted from now on.
     """

@@ -22,7 +22,7 @@ class Keeper(Protocol):
     """Owner of memory kept for later use, such as an engine with an allocator of its own."""
 
     def spare(self) -> int:
-        """Bytes that were not in use at any time since the last call. Called every few seconds on the event loop."""
+        """Return the bytes not in use at any time since the last call. Called every few seconds on the event loop."""
 
     def give_back(self) -> None:
         """Return them to the C library. Called on a thread."""

@@ -94,7 +94,7 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 
 
 def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
-    """The one of an event loop, which all its schedulers and front ends share."""
+    """Return the turn of an event loop, which all its schedulers and front ends share."""
     turn = _turns.get(loop)
     if turn is None:
         turn = _turns[loop] = Turn(loop)

@@ -24,7 +24,7 @@ PEER: Final = "unix"
 
 
 def path_of(address: str) -> str:
-    """The path of ``unix:PATH`` and ``unix:///PATH``, or of the socket in ``fd@NUMBER``; empty for other addresses."""
+    """Return the path of ``unix:PATH``, ``unix:///PATH`` or the socket in ``fd@NUMBER``; empty for other addresses."""
     if address.startswith(PREFIX):
         path = address.removeprefix(PREFIX)
         return path[2:] if path.startswith("///") else path
@@ -40,13 +40,13 @@ def is_socket(address: str) -> bool:
 
 
 def shown(address: str) -> str:
-    """The address as people write it."""
+    """Return the address as it is written."""
     path = path_of(address)
     return f"{PREFIX}{path}" if path else address
 
 
 def inherited_address(listening: socket.socket) -> str:
-    """The address by which a child process that inherits a listening socket finds it."""
+    """Return the address for a child process that inherits a listening socket."""
     return f"{_INHERITED}{listening.fileno()}"
 
 

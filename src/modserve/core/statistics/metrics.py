@@ -81,7 +81,7 @@ class MetricStore:
         return StoredMetrics(self)
 
     def read(self, names: Container[str] | None = None) -> list[FamilySnapshot]:
-        """The families of these names, or all, that have metrics, and these, by name and labels."""
+        """Return the families that have metrics, all or those of these names, sorted by name and labels."""
         with self.lock:
             every = [
                 (family, list(family.series.values()))
@@ -143,7 +143,7 @@ class StoredMetrics:
             return metric
 
     def drop(self, metric: "StoredMetric", family: _Family, series: _Series) -> None:
-        """A metric is closed; the last one of a series takes the series with it."""
+        """Remove a closed metric; the last one of a series removes the series."""
         with self._store.lock:
             if metric not in self._metrics:
                 return
@@ -169,7 +169,7 @@ class StoredMetrics:
             raise internal("the model has been unloaded and no longer has metrics")
 
     def _declared(self, name: str, help: str, kind: MetricKind) -> _Family:
-        """The family of this name, new or of another model. The first one to declare it says its help text."""
+        """Return the family of this name, new or of another model. The first declaration sets its help text."""
         store = self._store
         if name in store.families:
             if store.families[name].kind != kind:
@@ -285,7 +285,7 @@ def _check_text(value: object, label: str) -> None:
 
 
 def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
-    """The upper bounds without infinity, which every histogram has; None for other kinds. Raises INVALID_ARG."""
+    """Return the upper bounds without infinity, which is implied; None for other kinds. Raises INVALID_ARG."""
     who = f"{family.kind} '{family.name}'"
     if family.kind != "histogram":
         if buckets is not None:

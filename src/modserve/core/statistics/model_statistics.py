@@ -394,7 +394,7 @@ def _add(duration: Duration, ns: int) -> None:
 
 
 def failure_reason(error: ModserveError, by_backend: bool) -> FailureReason:
-    """The label that a failure counts under; `by_backend`: it happened while or after the model ran."""
+    """Return the label of a failure; `by_backend`: it happened while or after the model ran."""
     if error.code is Code.CANCELLED:
         return FailureReason.CANCELED
     if by_backend:

@@ -54,7 +54,7 @@ class Sketch:
         self.longest = max(self.longest, other.longest)
 
     def since(self, before: "Sketch") -> "Sketch":
-        """The durations counted since this sketch was `before`; none if it is another one, begun later."""
+        """Return the durations counted since the state `before`; none if that is another sketch, begun later."""
         counts = dict(self.counts)
         for bucket, count in before.counts.items():
             rest = counts.pop(bucket, 0) - count
@@ -78,7 +78,7 @@ class Sketch:
         return self.quantiles((share,))[0]
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """The nanoseconds that each of these shares of the durations did not exceed; NaN if there are none.
+        """Return the quantiles of these shares in nanoseconds; NaN without durations.
 
         The longest stands for its bucket: no quantile exceeds it, and that of a single request is exact.
         """
@@ -102,7 +102,7 @@ def _quantile(ordered: Sequence[tuple[int, int]], rank: int) -> float:
 
 
 def bucket_of(ns: int) -> int:
-    """The number of a duration's bucket."""
+    """Return the number of a duration's bucket."""
     if ns < _FINE:
         return ns if ns > 0 else 0
     shift = ns.bit_length() - _FINE_BITS
@@ -148,7 +148,7 @@ class Summary:
         buckets[bucket] = buckets.get(bucket, 0) + times
 
     def quantiles(self, ranks: Sequence[float], now_ns: int) -> list[float]:
-        """The duration that so large a part of those in the window did not exceed; NaN if there are none.
+        """Return the quantiles of these ranks over the window; NaN without durations.
 
         May be called on any thread.
         """

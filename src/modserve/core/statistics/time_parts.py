@@ -19,7 +19,7 @@ _ADVICE: Final = (
 
 
 def advice(model: str, total: float, parts: Sequence[float]) -> str:
-    """A sentence on what takes at least half of the time of requests; empty if nothing does.
+    """Return advice on the part that takes at least half of the requests' time; empty if none does.
 
     `total` and `parts`, in the order of `PARTS`, have the same unit and are of the same requests.
     """

@@ -34,7 +34,7 @@ class Exporter(Protocol):
     """An array of any library, in the array API standard's terms."""
 
     def __dlpack__(self, *, stream: Any = None) -> object:
-        """A capsule named ``dltensor``. Work on `stream` waits until the array is computed: None is CUDA's default."""
+        """Make a capsule ``dltensor``. Work on `stream` waits until the array is computed: None is CUDA's default."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 

@@ -80,7 +80,7 @@ _BY_NUMPY = {row.own_numpy: row for row in ALL if row.own_numpy is not None}
 
 
 def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
-    """The row for a numpy type; fixed-width string arrays count as BYTES; None when the protocol has no such type."""
+    """Return the datatype of a numpy type; fixed-width strings count as BYTES; None if the protocol lacks the type."""
     if dtype.kind in "SU":
         return BYTES
     if dtype.kind == "V":

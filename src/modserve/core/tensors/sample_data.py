@@ -46,7 +46,7 @@ class Sizes:
             self._by_name[name.strip()] = tuple(int(size) for size in dims.split("x"))
 
     def resolve(self, name: str, dims: Shape) -> Shape:
-        """The dimensions with a size in place of each -1. Raises INVALID_ARG if a shape for `name` does not fit it."""
+        """Replace each -1 in the dimensions by a size. Raises INVALID_ARG if a shape for `name` does not fit."""
         variable = [index for index, size in enumerate(dims) if size < 0]
         if not variable:
             return tuple(dims)

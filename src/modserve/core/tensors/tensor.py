@@ -49,12 +49,12 @@ class Tensor:
 
     @classmethod
     def from_raw(cls, datatype: Datatype, shape: Shape, raw: Buffer) -> "Tensor":
-        """A tensor over `raw`, which must not change afterwards. `core.requests.normalize` checks sizes."""
+        """Make a tensor over `raw`, which must not change afterwards. `core.requests.normalize` checks sizes."""
         return cls(datatype, shape, raw, None)
 
     @classmethod
     def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
-        """A tensor over `array`, or of it as `datatype`.
+        """Make a tensor over `array`, or of it as `datatype`.
 
         Raises INVALID_ARG for a type that the protocol lacks, and for masked elements.
         """
@@ -75,7 +75,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> "Tensor":
-        """A tensor over an array of another library: a plain one in host memory, otherwise a `DeviceTensor`.
+        """Make a tensor over another library's array: in host memory an ordinary one, otherwise a `DeviceTensor`.
 
         `source` must not change afterwards. `to_host` copies it to the host. Without it, `source` must support the
         ``dl_device`` argument of ``__dlpack__``, and numpy its type. Raises INVALID_ARG like `from_array`.
@@ -131,7 +131,7 @@ class Tensor:
         return self._raw if self._array is None else None
 
     def count_elements(self) -> int:
-        """The number of elements in the raw form of BYTES; one too many stands for more. Raises `TruncatedError`."""
+        """Count the elements in the raw form of BYTES; one too many stands for more. Raises `TruncatedError`."""
         counted = self._counted
         if counted is None:
             try:
@@ -250,7 +250,7 @@ class _Reshaped(Tensor):
 
 
 def _on_host(source: dlpack.Exporter) -> Array:
-    """An array of another library as one of numpy: over its memory if that is the host's, else a copy."""
+    """Convert another library's array to numpy: over its memory if that is the host's, else a copy."""
     array: Array = np.from_dlpack(cast(Any, source), device="cpu")
     return array
 
@@ -275,7 +275,7 @@ def _bytes_array(array: Array) -> Array:
 
 
 def long_texts(tensors: Iterable[Tensor], limit: int) -> list[Tensor]:
-    """The BYTES among received tensors that have more than `limit` bytes."""
+    """Return the received BYTES tensors of more than `limit` bytes."""
     texts = [tensor for tensor in tensors if tensor.datatype is dtypes.BYTES]
     return [text for text in texts if (raw := text.received) is not None and len(raw) > limit]
 
@@ -306,5 +306,5 @@ def as_reshape(reshape: Shape, dims: Shape, shape: Shape) -> Shape:
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape as messages print it: ``[1,16]``, no spaces."""
+    """Format a shape for messages: ``[1,16]``, no spaces."""
     return "[" + ",".join(map(str, shape)) + "]"

@@ -28,12 +28,12 @@ _UNTIL_OTHERS = 4 * _AT_A_TIME
 
 
 def encoded(flat: Array) -> bytes:
-    """The raw form of BYTES elements, made of some at a time."""
+    """Encode BYTES elements to the raw form, some at a time."""
     return b"".join([encode_elements(some) for some in in_lists(flat)])
 
 
 def in_lists(flat: Array) -> Iterator[list[bytes]]:
-    """The elements, some at a time."""
+    """Yield the elements, some at a time."""
     for start in range(0, len(flat), _AT_A_TIME):
         if start:
             yield_now()
@@ -41,7 +41,7 @@ def in_lists(flat: Array) -> Iterator[list[bytes]]:
 
 
 def decoded(raw: Buffer, count: int) -> Array:
-    """The `count` elements of a raw BYTES tensor."""
+    """Decode the `count` elements of a raw BYTES tensor."""
     array = np.empty(count, dtype=object)
     if len(raw) <= _LONG:
         array[:] = decode_elements(raw)
@@ -56,7 +56,7 @@ def decoded(raw: Buffer, count: int) -> Array:
 
 
 def encode_elements(elements: Iterable[bytes]) -> bytes:
-    """The raw form of BYTES elements: each behind its length, a 4-byte little-endian unsigned integer."""
+    """Encode BYTES elements: each after its length, a 4-byte little-endian unsigned integer."""
     pack = _LENGTH.pack
     parts: list[bytes] = []
     for element in elements:
@@ -76,7 +76,7 @@ class TruncatedError(ValueError):
 
 
 def decode_elements(raw: Buffer) -> list[bytes]:
-    """The elements of a raw BYTES tensor. Raises `TruncatedError`."""
+    """Decode the elements of a raw BYTES tensor. Raises `TruncatedError`."""
     data = bytes(raw)
     out: list[bytes] = []
     position, end = 0, len(data)
