@@ -163,7 +163,7 @@ option(PARSER, "-o, --output FILE", "Write to FILE, which must not exist.", type
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     output: Path | None = options.output
     if output is not None and output.exists():
         raise UsageError(f"'{output}' already exists; remove it, or name another file")

@@ -27,7 +27,7 @@ add_destination(PARSER, 600.0, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     places = destinations(options)
     for place in places:
         if place.address.over_grpc:

@@ -52,7 +52,7 @@ add_json(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     path = Path(options.file or os.environ.get(VARIABLE) or _FILE)
     if options.action == "list":
         return _list(path, options)

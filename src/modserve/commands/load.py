@@ -45,7 +45,7 @@ add_destination(PARSER, 600.0, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     values = parameters(options.config, options.file)
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) == 1:

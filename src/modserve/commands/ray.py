@@ -58,7 +58,7 @@ option(PARSER, "--grpc-port PORT", "The port of Ray's gRPC proxies; 0: none. [de
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     settings = application.check_settings(settings_of(options.server_words))
     deployment = deployment_of(options)
     application.check_installed()

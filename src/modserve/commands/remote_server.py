@@ -111,7 +111,7 @@ class RemoteServer:
             return self._http().page(path, self._destination.seconds).decode(errors="replace")
 
     def roll_back(self, model: str, version: str, reason: str | None) -> Any:
-        """Requests that name no version do not go to this one any more, or for None do; the routing there is then."""
+        """Stop routing requests without a version to this one, or with None resume it; return the routing after it."""
         body = json.dumps({"rolled_back": {version: reason}}).encode()
         return json.loads(b"".join(self.lines(f"{model_path(model, None)}/routing", body)) or b"{}")
 
@@ -131,7 +131,7 @@ class RemoteServer:
 
 @contextmanager
 def _advice(destination: Destination) -> Iterator[None]:
-    """Failures of the client leave the block as errors of commands, with advice."""
+    """Convert the client's failures in the block to errors of commands, with advice."""
     try:
         yield
     except ClientError as error:

@@ -67,7 +67,7 @@ class VersionUsage:
         return VersionUsage(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     def mean_ms(self, part: str) -> float:
-        """Per request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
+        """Return the mean time per request in ms, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
         total: int = getattr(self, f"{part}_ns")
         return total / self.requests / 1e6 if self.requests else 0.0
 

@@ -171,7 +171,7 @@ def reading(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def add_shape(group: argparse._ActionsContainer) -> None:
-    """Adds ``--shape``, for generated data."""
+    """Add ``--shape``, for generated data."""
     option(
         group,
         "--shape NAME:SIZES",

@@ -178,7 +178,7 @@ class CommandModule(Protocol):
     PARSER: "Parser"
 
     def work(self, options: Namespace, /) -> int:
-        """Runs the command; returns the exit code."""
+        """Run the command and return the exit code."""
 
 
 def module(name: str) -> CommandModule:

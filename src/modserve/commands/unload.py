@@ -31,7 +31,7 @@ add_destination(PARSER, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) == 1:
             return each(options.names, lambda name: _unload(servers.servers[0], name, options))

@@ -75,13 +75,13 @@ class Listing:
     """Mistake in that file, for which it is ignored."""
 
     def left_out(self, versions: Collection[int]) -> Iterator[str]:
-        """Messages about versions that were rolled back and are not one of these, which are served."""
+        """Yield messages about versions that were rolled back and are not among `versions`, which are served."""
         for version, rolled_back in sorted(self.rolled_back.items()):
             if version in self.versions and version not in versions:
                 yield f"version {version} was rolled back, and is not served: {rolled_back.reason}"
 
     def mark(self, version: int) -> object:
-        """Equal for two listings from which a version would be loaded alike."""
+        """Return a mark that is equal for two listings from which a version would be loaded alike."""
         return self.path, self.config, self.marks.get(None), self.marks.get(version)
 
     def same_weights(self, other: "Listing", version: int) -> bool:
@@ -128,7 +128,7 @@ class Repository(Protocol):
         """
 
     async def remarks(self) -> Sequence[str]:
-        """Warnings for what lies in the repository and is probably meant to be a model."""
+        """Return warnings about repository entries that are probably meant to be models."""
 
 
 @runtime_checkable
@@ -156,7 +156,7 @@ class InPlaceChange(Protocol):
     """Changed fields of the configuration, for the log."""
 
     def apply(self) -> Servable:
-        """Apply it at once; no request fails for it. Returns the servable as it is to be in service from now on."""
+        """Apply it at once, without failing requests. Returns the servable that is in service from now on."""
 
     async def discard(self) -> None:
         """Release the objects made for it."""

@@ -83,7 +83,7 @@ def may_be_model(folder: str) -> bool:
 
 
 def folder_owner(folder: str) -> str:
-    """Explain to whom a folder belongs that never is a model, such as ``lost+found``; empty for others."""
+    """Explain what owns a folder that is never a model, such as ``lost+found``; empty for others."""
     return f"it is {_FOREIGN[folder]}, not a model" if folder in _FOREIGN else ""
 
 
@@ -93,7 +93,7 @@ def parse_directory(name: str) -> int | None:
 
 
 def not_a_version(folder: str) -> str:
-    """Message about a folder that looks like a version and is none, such as ``v1`` or ``01``; empty for others."""
+    """Return a message about a folder that looks like a version and is none, such as ``v1`` or ``01``; else empty."""
     digits = folder.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
     if digits == folder or parse_directory(digits) is None:
         return ""
@@ -109,7 +109,7 @@ def without_owner(name: str) -> str:
 
 
 def unserved(present: Iterable[int], served: Collection[int]) -> str:
-    """Message about the versions in a model's folder that its policy leaves out; empty if it leaves out none."""
+    """Return a message about the versions in a model's folder that its policy leaves out; empty if there are none."""
     left = sorted(set(present).difference(served))
     if not left:
         return ""
@@ -167,7 +167,7 @@ def not_ready(name: str, version: int, why: str = "") -> ModserveError:
 
 
 def still_loading(name: str, version: int | None) -> ModserveError:
-    """UNAVAILABLE, unlike in Triton, so that clients try again. Triton's text, but that it calls the model unknown."""
+    """Return UNAVAILABLE, unlike Triton, so that clients try again. Triton's text, without calling it unknown."""
     failure = no_available_versions(name, STILL_LOADING) if version is None else not_ready(name, version, STILL_LOADING)
     return unavailable(failure.message.replace("Request for unknown model: ", "model ", 1))
 

@@ -18,7 +18,7 @@ PARSER = bench_parser()
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     plan = read(options)
     try:
         report = run_benchmark(plan)

@@ -28,7 +28,7 @@ class SharedConnection:
         self._lock = asyncio.Lock()
 
     async def open(self) -> Http2ClientConnection:
-        """Raises OSError."""
+        """Open the connection, if it is not usable. Raises OSError."""
         async with self._lock:
             if self.connection is not None and self.connection.usable:
                 return self.connection

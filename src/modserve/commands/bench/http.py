@@ -46,7 +46,7 @@ class HttpSlot(asyncio.Protocol):
         self._why = ""
 
     async def open(self) -> None:
-        """Raises OSError."""
+        """Open the connection. Raises OSError."""
         await self._endpoint.connect(lambda: self)
 
     def send(self, index: int, tag: bytes = b"") -> None:

@@ -73,7 +73,7 @@ class DataOptions:
 
 
 def make(model: str, specs: Sequence[TargetInput], batches: bool, data: DataOptions) -> Dataset:
-    """Raises INVALID_ARG."""
+    """Make the requests. Raises INVALID_ARG."""
     if not batches and data.batch_size > 1:
         raise invalid(f"model '{model}' does not support batching, but '--batch-size' is {data.batch_size}")
     known = {spec.name for spec in specs}
@@ -425,7 +425,7 @@ class Sequences:
         return self._step(slot, self._active[slot], True)
 
     def under_way(self, slot: RequestSlot) -> bool:
-        """True while the server waits for more of the slot's sequence."""
+        """Return True while the server waits for more of the slot's sequence."""
         return slot in self._active
 
     def drop(self, slot: RequestSlot) -> None:

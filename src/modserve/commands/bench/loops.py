@@ -115,7 +115,7 @@ class LoadGenerator(Protocol):
     load: LoadLevel
 
     async def start(self) -> None:
-        """Opens connections and sends. Raises OSError."""
+        """Open connections and send. Raises OSError."""
 
     def take_window(self) -> MeasurementWindow: ...
 
@@ -217,7 +217,7 @@ class _LoadLoop:
         self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
     def _idle(self, slot: RequestSlot) -> None:
-        """After the end, a slot has its last response. Its sequence, which the server would keep, is ended as well."""
+        """Handle a slot's last response after the end. Its sequence, which the server would keep, is ended as well."""
         slot.start = 0
         if self._sequences is not None and self._sequences.under_way(slot):
             slot.start = clock()

@@ -126,7 +126,7 @@ class Profiler:
         generator: LoadGenerator,
         enough: Callable[[Sequence[MeasurementWindow]], bool] = lambda windows: False,
     ) -> Measurement:
-        """Windows until three agree, or until `enough` of them. Raises OSError."""
+        """Measure windows until three agree, or until `enough` of them. Raises OSError."""
         rules = self.rules
         windows: list[MeasurementWindow] = []
         unanswered = 0
@@ -167,7 +167,7 @@ class Profiler:
         return window
 
     async def single_client_rate(self, generator_of: Callable[[LoadLevel], LoadGenerator]) -> float:
-        """Requests per second of one client in a closed loop: where a search for the highest rate starts."""
+        """Return the requests per second of one client in a closed loop: the start of a search for the highest rate."""
         return (await self.measure(generator_of(LoadLevel(False, 1)), lambda windows: True)).rate
 
     async def highest_rate(

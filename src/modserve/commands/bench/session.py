@@ -130,7 +130,7 @@ def session(
     streaming: bool = False,
     lengths: SequenceLengths = _NO_LENGTHS,
 ) -> Iterator[BenchSession]:
-    """Looks at the model on all servers and prepares the requests.
+    """Describe the model on all servers and prepare the requests.
 
     `form` is binary, json, or empty for what the server can.
 

@@ -95,7 +95,7 @@ Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 def table(
     results: Sequence[Measurement], rules: MeasurementRules, met: Sequence[bool] = (), goal: LatencyGoal | None = None
 ) -> Iterator[str]:
-    """Client-side and server-side times, and remarks."""
+    """Yield client-side and server-side times, and remarks."""
     if not results:
         yield "Nothing was measured."
         return
@@ -212,7 +212,7 @@ def server_rows(results: Sequence[Measurement]) -> Rows:
 
 
 def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: LatencyGoal | None) -> Iterator[str]:
-    """Remarks on the loads, and errors by their texts."""
+    """Yield remarks on the loads, and errors by their texts."""
     texts: dict[str, int] = {}
     for each in results:
         for text, number in each.errors.items():
@@ -255,11 +255,11 @@ def verdict(results: Sequence[Measurement], met: Sequence[bool], goal: LatencyGo
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; all but the first column are numbers."""
+    """Format a table; all columns but the first are numbers."""
     return terminal.table(names, rows, " " + "r" * (len(names) - 1))
 
 
 def milliseconds(value: float) -> str:
-    """Three digits or more."""
+    """Format milliseconds with three digits or more."""
     digits = next(digits for limit, digits in ((1000, 0), (100, 1), (1, 2), (-math.inf, 3)) if value >= limit)
     return f"{value:,.{digits}f}"

@@ -60,7 +60,7 @@ class Endpoint:
         return self.address.virtual_host
 
     async def connect(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Raises OSError."""
+        """Connect a protocol. Raises OSError."""
         loop, place = asyncio.get_running_loop(), self.address
         if place.socket:
             await loop.create_unix_connection(protocol, place.socket)

@@ -35,7 +35,7 @@ _TRIALS = (16, 64)
 
 
 def made_up(tokens: int, counted: Callable[[str], int]) -> tuple[list[str], str]:
-    """Prompts of random words, and a remark about their length.
+    """Return prompts of random words, and a remark about their length.
 
     `counted` sends a text and returns its tokens, with all that the server puts around it, or 0 if the server does not
     count.
@@ -101,7 +101,7 @@ class TextLoad:
 
 @contextlib.contextmanager
 def text_session(servers: Sequence[Destination], model: str, options: TextLoad) -> Iterator[BenchSession]:
-    """Counts the tokens of two prompts first, if prompts are made up. Raises UnreachableError, INVALID_ARG."""
+    """Open a session. For made-up prompts, count the tokens of two first. Raises UnreachableError, INVALID_ARG."""
     calls = OpenAiCalls(options.kind, model, options.output_tokens, options.extra, options.batch_size)
     remotes = [connect(server) for server in servers]
     try:

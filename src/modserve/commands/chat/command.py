@@ -67,7 +67,7 @@ add_destination(PARSER, _SECONDS)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     place = openai_destination(options)
     prompt = _prompt(readable(options.prompt))
     if prompt is not None and not prompt.strip():

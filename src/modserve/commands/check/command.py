@@ -60,7 +60,7 @@ add_json(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.tolerance is not None and not options.against:
         raise UsageError("option '--tolerance' is for '--against'")
     try:

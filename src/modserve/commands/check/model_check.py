@@ -166,7 +166,7 @@ async def check(
 async def _compare(
     models: Mapping[str, ModelReport], table: ModelTable, against: Counterpart, remarks: list[str]
 ) -> None:
-    """Adds what differs from another server to the reports. Raises UnreachableError."""
+    """Add the differences from another server to the reports. Raises UnreachableError."""
     for name, report in sorted(models.items()):
         model = table.models.get(name)
         served = {} if model is None else model.served
@@ -234,7 +234,7 @@ class _RecordingLoader:
 
 @contextlib.contextmanager
 def _heard(report: ModelReport) -> Iterator[None]:
-    """Meanwhile, what backends warn of in the log about a model becomes notes: models load one after the other."""
+    """Turn backends' warnings in the log about a model into notes during the block: models load one after the other."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

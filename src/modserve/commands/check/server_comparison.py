@@ -221,7 +221,7 @@ async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | M
 
 
 def _samples(config: ModelConfig) -> Iterator[tuple[str, Inputs, Mapping[str, ParameterValue]]]:
-    """Requests, in words and with parameters: what most models take, then random values. Raises INVALID_ARG.
+    """Yield requests, in words and with parameters: usual values, then random ones. Raises INVALID_ARG.
 
     To a model with sequences they are one sequence.
     """

@@ -92,13 +92,13 @@ _LIBRARIES = {
 
 
 def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
-    """Options and variables that have no effect, or are deprecated."""
+    """Yield remarks on options and variables that have no effect, or are deprecated."""
     for remark in remarks:
         yield _check("settings", remark, "'modserve --help-all' lists all options and variables")
 
 
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
-    """Checks that the ports of these settings can be opened; a server of ours at them is no problem."""
+    """Check that the ports of these settings can be opened; one of our own servers at them is no problem."""
     probe = probe or _probe
     own: Path | None = None
     addresses = {each.name: each for each in listen_addresses(settings)}
@@ -128,7 +128,7 @@ def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -
 
 
 def _is_modserve(listening: ListenAddress) -> bool:
-    """True if an HTTP server that listens there says that it is modserve. With keys, its ids of requests say so."""
+    """Return True if an HTTP server there says that it is modserve. With keys, its request ids show it."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.address, listening.address)
     place = Address("https" if listening.secure else "http", host, listening.port, socket=listening.path)
     try:
@@ -230,7 +230,7 @@ def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
 
 
 def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) -> Iterator[Check]:
-    """NVIDIA's GPUs, and whether the ONNX Runtime here can use them."""
+    """Check NVIDIA's GPUs, and whether the local ONNX Runtime can use them."""
     devices = _gpus() if devices is None else devices
     if not devices:
         yield Check(OK, "GPU", "none: models run on CPU cores")
@@ -298,7 +298,7 @@ def _clock_cost_ns() -> float:
 
 
 def all_checks(settings: Settings, remarks: Sequence[str]) -> Iterator[Check]:
-    """Every check, in the order of the report."""
+    """Yield every check, in the order of the report."""
     yield from versions()
     yield from settings_remarks(remarks)
     yield from ports(settings)

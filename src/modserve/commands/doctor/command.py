@@ -35,7 +35,7 @@ _NO_MODELS = "no model repository given"
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     groups = _security(options) if options.security else {"": list(_machine(options))}
     checks = [each for group in groups.values() for each in group]
     if options.json:

@@ -75,7 +75,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def all_checks(settings: Settings) -> Iterator[Check]:
-    """Every check, in the order of the report."""
+    """Yield every check, in the order of the report."""
     file, failure = None, ""
     if settings.auth_file:
         try:

@@ -80,7 +80,7 @@ add_destination(PARSER, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     files = output.targets(options.output)
     if options.stream and files:
         raise UsageError("option '--output' is for one response, and '--stream' for many; --json prints them all")
@@ -160,7 +160,7 @@ def _call(server: RemoteServer, options: Namespace) -> ClientCall:
 
 
 def _samples(options: Namespace, inputs: Sequence[InputSpec]) -> dict[str, Tensor]:
-    """Generated data for these inputs, if asked for; sizes that are made up are said to be so."""
+    """Return generated data for these inputs, if requested, with a remark on made-up sizes."""
     shapes = dict(options.shape)
     if shapes and not options.sample:
         raise UsageError("option '--shape' is for '--sample'")

@@ -274,7 +274,7 @@ def _is_number(cell: str) -> bool:
 
 
 def sample(spec: InputSpec, model: str, shape: Shape | None = None) -> Tensor:
-    """Made-up data that most models take. `shape` may leave out the batch. Raises INVALID_ARG."""
+    """Return made-up data that most models take. `shape` may leave out the batch. Raises INVALID_ARG."""
     from modserve.core.tensors.sample_data import Sizes, generator, likely
 
     dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape

@@ -48,7 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if not _NAME.fullmatch(options.name):
         raise UsageError(f"'{options.name}' is not a valid model name: expected letters, digits and _ . + -")
     repository = Path(options.model_repository)

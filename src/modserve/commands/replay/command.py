@@ -95,7 +95,7 @@ add_destination(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     index = index_of(files_of([Path(file) for file in options.files]))
     names = sorted({place.model for place in index.places})
     if options.model and len(names) > 1:

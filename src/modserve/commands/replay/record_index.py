@@ -49,7 +49,7 @@ class RecordPlace:
         return f"{self.path}:{self.line}"
 
     def read(self) -> RequestRecord:
-        """Raises FormatError, OSError."""
+        """Read the record. Raises FormatError, OSError."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return decode(file.read(self.size), self.model)

@@ -77,7 +77,7 @@ def compare_record(
 
 
 def _failures(recorded: RecordedOutcome | None, replayed: ClientError | None) -> Difference | None:
-    """Failures are alike if they are of one kind: the protocol has no others, and texts may get better."""
+    """Compare failures by kind only: the protocol has no others, and texts may improve."""
     code = None if recorded is None else recorded.code
     if code is None and replayed is None:
         return None

@@ -153,7 +153,7 @@ class Rollout:
     # Forward
 
     def _load(self, each: ServerProgress) -> None:
-        """Raises RolloutError."""
+        """Load on a server. Raises RolloutError."""
         self._check_interrupt()
         config, model = self._plan.config_for(each.before), self._plan.model
         begin = self._clock()

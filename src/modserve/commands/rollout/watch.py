@@ -24,7 +24,7 @@ class CountSource(Protocol):
     def url(self) -> str: ...
 
     def read(self) -> TopSnapshot:
-        """Raises UnreachableError, RefusedError."""
+        """Read a snapshot. Raises UnreachableError, RefusedError."""
 
 
 class Watch:

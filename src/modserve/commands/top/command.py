@@ -39,7 +39,7 @@ add_metrics_url(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.count < 0:
         raise UsageError(f"option '--count': expected a number of 0 or more, got: {options.count}")
     frames = _frames(options)

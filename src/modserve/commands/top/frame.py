@@ -79,7 +79,7 @@ def summary(frame: Frame) -> str:
 
 
 def advice_line(frame: Frame) -> str:
-    """Advice on the slowest model; empty if there is none."""
+    """Return advice on the slowest model; empty if there is none."""
     slowest = max(frame.rows, key=lambda row: row.mean, default=None)
     return f"{slowest.model}: {slowest.advice}" if slowest is not None and slowest.advice else ""
 

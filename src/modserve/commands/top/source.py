@@ -59,7 +59,7 @@ class SnapshotSource:
         """Remark on missing figures, with the option that helps."""
 
     def read(self) -> TopSnapshot:
-        """Raises UnreachableError, RefusedError."""
+        """Take a snapshot. Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
             own = self._own_page()
             try:
@@ -204,7 +204,7 @@ class SeveralFrames:
         self._history: deque[float] = deque(maxlen=60)
 
     def __iter__(self) -> Iterator[Frame]:
-        """Raises UnreachableError if no server responds at first."""
+        """Yield the frames. Raises UnreachableError if no server responds at first."""
         self._replace(self._places())
         self._read(self._interval)
         if not self._responding():
@@ -288,7 +288,7 @@ class SeveralFrames:
 
 
 def _sum(snapshots: Sequence[TopSnapshot], now: float) -> TopSnapshot:
-    """State of all servers as a whole: ready if all are."""
+    """Return the state of all servers as a whole: ready if all are."""
     whole = TopSnapshot(now)
     for name in ("in_flight", "connections", "memory"):
         values = [getattr(each, name) for each in snapshots if getattr(each, name) >= 0]

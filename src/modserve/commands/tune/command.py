@@ -89,7 +89,7 @@ PARSER = tune_parser()
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     repository = model_repository(options.model, options.model_repository)
     if options.output and Path(options.output).exists():
         raise UsageError(f"option '--output': '{options.output}' already exists; remove it, or name another file")

@@ -96,7 +96,7 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
 
 
 def _why_not_compared(outcome: TuneResult) -> str:
-    """Reason for which a better configuration may have been missed; empty if all were measured to the end."""
+    """Return why a better configuration may have been missed; empty if all were measured to the end."""
     if outcome.interrupted:
         return "Interrupted before all configurations were compared."
     if outcome.out_of_time or any(each.unfinished for each in outcome.trials):

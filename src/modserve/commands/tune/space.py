@@ -85,7 +85,7 @@ def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[d
 
 
 def _powers(most: int) -> list[int]:
-    """Powers of two, and the number itself."""
+    """Return powers of two, and the number itself."""
     return sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most})
 
 

@@ -54,6 +54,6 @@ def read_list(file: Path, text: str) -> list[Checksum]:
 
 
 def digest_of(file: Path, algorithm: str) -> str:
-    """Blocking. Raises OSError."""
+    """Compute the digest of a file. Blocks. Raises OSError."""
     with regular_file.open_regular(file) as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

@@ -123,7 +123,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def network_of(text: str) -> Network:
-    """Raises ValueError, with what would be right."""
+    """Read a network. Raises ValueError, with what would be right."""
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:

@@ -74,7 +74,7 @@ class ResponseSink(Protocol):
     """Receives the outcomes of one request, always on the event loop's thread."""
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        """Called with each outcome in order, the last time with `final` set; None is always final.
+        """Receive each outcome in order, the last one with `final` set; None is always final.
 
         Models that are not decoupled have exactly one outcome. Must not block. If it raises, it is called once more,
         with an error as the last outcome.

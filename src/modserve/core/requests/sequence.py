@@ -60,7 +60,7 @@ def _flag(request: InferenceRequest, name: str) -> bool:
 
 
 def check_id(id: SequenceId, request: InferenceRequest, batching: SequenceBatching) -> None:
-    """Raises INVALID_ARG for an id that the model's correlation id input does not take."""
+    """Check an id. Raises INVALID_ARG for one that the model's correlation id input does not take."""
     control = batching.correlation
     datatype = dtypes.BYTES if isinstance(id, str) else dtypes.UINT64
     if control is not None and (datatype is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
@@ -201,7 +201,7 @@ class SequenceStates:
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same datatypes and shapes, for rows in a batch that are no request's."""
+    """Return zeros of the same datatypes and shapes, for padding rows in a batch."""
     return {name: _zeros(tensor.datatype, tensor.shape) for name, tensor in tensors.items()}
 
 

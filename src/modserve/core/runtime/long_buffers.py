@@ -90,7 +90,7 @@ def _uncleared() -> Callable[[None, int], bytes]:
 
 @cache
 def _system_call() -> Callable[[int, int, int], int] | None:
-    """Linux's madvise, for an address, a length and an advice; None elsewhere."""
+    """Return Linux's madvise, for an address, a length and an advice; None elsewhere."""
     if sys.platform != "linux":
         return None
     try:

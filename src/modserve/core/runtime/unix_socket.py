@@ -55,7 +55,7 @@ def _descriptor(address: str) -> int:
 
 
 def check(address: str) -> None:
-    """Raises ValueError for a path that no socket can have."""
+    """Check an address. Raises ValueError for a path that no socket can have."""
     if not address.startswith(PREFIX):
         return
     path = path_of(address)

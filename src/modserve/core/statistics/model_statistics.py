@@ -220,11 +220,11 @@ class ModelStatistics:
         self.first_response_histogram = _bounded(self.first_response_histogram, both)
 
     def request_durations(self) -> Histogram:
-        """Nanoseconds from a request's arrival to its last response."""
+        """Return the nanoseconds from a request's arrival to its last response."""
         return self.request_histogram.at(self.request_bounds)
 
     def first_responses(self, decoupled: bool) -> Histogram:
-        """Nanoseconds from a request's arrival to its first response, the only one where a model is not `decoupled`."""
+        """Return the nanoseconds from a request's arrival to its first response, the only one if not `decoupled`."""
         histogram = self.first_response_histogram if decoupled else self.request_histogram
         return histogram.at(self.first_response_bounds)
 

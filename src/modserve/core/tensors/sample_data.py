@@ -66,12 +66,12 @@ class Sizes:
 
 
 def generator() -> "Generator":
-    """Always the same: what fails with random data fails again with it."""
+    """Return a generator that is always the same, so that failures with random data are reproducible."""
     return np.random.default_rng(0)
 
 
 def likely(name: str, datatype: Datatype, shape: Shape, random: "Generator", length: int) -> Array:
-    """Data that most models take: token ids that every vocabulary has, masks that hide nothing."""
+    """Return data that most models take: token ids within every vocabulary, masks that hide nothing."""
     lower = name.lower()
     if datatype is dtypes.BYTES:
         return _texts(b"a short text", shape)
@@ -88,12 +88,12 @@ def likely(name: str, datatype: Datatype, shape: Shape, random: "Generator", len
 
 
 def zeros(datatype: Datatype, shape: Shape) -> Array:
-    """Zeros, False, or empty strings."""
+    """Return zeros, False, or empty strings."""
     return _texts(b"", shape) if datatype is dtypes.BYTES else np.zeros(shape, datatype.numpy)
 
 
 def random_values(datatype: Datatype, shape: Shape, random: "Generator") -> Array:
-    """Normal numbers, integers below 100 (UINT8: any), either truth value, or words of 1 to 16 small letters.
+    """Return normal numbers, integers below 100 (UINT8: any), either truth value, or words of 1 to 16 small letters.
 
     Triton fills the memory with random bytes, which as floating point are huge, or no number at all.
     """

@@ -140,7 +140,7 @@ def count_elements(raw: Buffer, most: int = _MOST) -> int:
 
 
 def _count_many(view: memoryview, most: int) -> int:
-    """Elements of equal lengths are not counted one by one."""
+    """Count many elements, runs of equal lengths not one by one."""
     unpack = _LENGTH.unpack_from
     count = alike = 0
     before = -1
