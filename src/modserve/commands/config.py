@@ -58,7 +58,7 @@ OPTIONAL = (
         "response_cache { enable: true }",
     ),
 )
-"""Sections that are commented out: what each is for, and the section."""
+"""Commented-out sections: the purpose of each, and the section."""
 NO_BATCHING = (
     "Several requests at once, as one batch: only for models whose first dimension is the batch, with max_batch_size.",
     "dynamic_batching { max_queue_delay_microseconds: 100 }",

@@ -1,4 +1,4 @@
-"""``modserve drain``: take running servers out of service, and wait until they have finished what they had accepted."""
+"""``modserve drain``: take running servers out of service, and wait until they have finished accepted requests."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence

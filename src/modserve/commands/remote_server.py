@@ -1,4 +1,4 @@
-"""Calls to a running server by `modserve.client`, with advice for failures."""
+"""Client of a running server by `modserve.client`, with advice for failures."""
 
 import json
 import os

@@ -77,7 +77,7 @@ _COUNTS = tuple(name for name in VersionUsage.__dataclass_fields__ if name != "l
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`reasons` are the versions in the way, where the server tells them."""
+    """Health of a server. `reasons` are the versions that are not ready, if the server reports them."""
 
     ready: bool
     phase: str = ""
@@ -86,7 +86,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """`unknown` are the texts with which the server refused calls. Without index or usage, there are no numbers."""
+    """Status of a server. `unknown` are its refusals of calls. Without index or usage, there are no numbers."""
 
     name: str
     version: str

@@ -32,7 +32,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError where argparse would end the process."""
+    """Argument parser that raises UsageError where argparse would end the process."""
 
     takes_server_options = False
     """True if other words are options of a server: `read` puts them into `server_words`."""

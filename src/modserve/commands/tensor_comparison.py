@@ -32,10 +32,9 @@ DEFAULT_TOLERANCES: Mapping[str, ElementTolerance] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """`unlike` of `elements` differ; `index` is the first of these, with its two values as texts.
+    """Comparison result: `unlike` of `elements` differ; `index` is the first of these, with its two values as texts.
 
-    `largest` is the largest difference of two finite numbers, within the tolerance or not; 0 for what is no
-    floating-point number.
+    `largest` is the largest difference of two finite numbers, within the tolerance or not; 0 unless floating point.
     """
 
     elements: int

@@ -1,4 +1,4 @@
-"""Runs the loads of a plan one after the other, or searches for the highest rate within a goal."""
+"""Run of a plan's loads one after the other, or search for the highest rate within a goal."""
 
 import asyncio
 import gc

@@ -97,7 +97,7 @@ class GrpcSlot:
 
 
 class GrpcSlots:
-    """Makes slots of one kind that send these messages to `path`, `share` of them over each connection."""
+    """Factory of slots of one kind that send these messages to `path`, `share` of them over each connection."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 A connection is a slot. Heads of responses are cached by their bytes, since they hardly differ.
 
-HTTP responses that are read line by line as they come, such as those of modserve's ``infer_stream``.
+HTTP responses read line by line as they arrive, such as those of modserve's ``infer_stream``.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LONGEST_ERROR = 300
 _LAST_CHUNK = b"0\r\n\r\n"
 
 CHUNKED, UNTIL_CLOSED = -1, -2
-"""SequenceLengths of bodies that are not known before their end."""
+"""Markers for body lengths that are unknown before the body's end."""
 
 
 class HttpSlot(asyncio.Protocol):
@@ -193,7 +193,7 @@ MakeSlot = Callable[[Endpoint, Sequence[PreparedRequest], ResponseListener, Head
 
 
 class HttpSlots:
-    """Makes connections of one kind that send these requests."""
+    """Factory of connections of one kind that send these requests."""
 
     def __init__(self, endpoint: Endpoint, requests: Sequence[PreparedRequest], make: MakeSlot = HttpSlot) -> None:
         self._endpoint, self._requests, self._make = endpoint, requests, make
@@ -211,7 +211,7 @@ _UNREADABLE = "the server's response cannot be read"
 
 
 class LineReader(Protocol):
-    """Understands the lines of one response after the other."""
+    """Reader of the lines of one response after the other."""
 
     def begin(self) -> None:
         """Begin a response with status 200."""

@@ -1,8 +1,8 @@
 """A minimal HTTP/2 client for gRPC: calls with one message, and streams.
 
 Header blocks are written once: after two or three of them all fields are in the server's table, and the block stays the
-same bytes. Blocks that come in are remembered by their bytes as long as reading them leaves the table as it is.
-`hpack` reads and writes those that are new.
+same bytes. Received blocks are cached by their bytes as long as reading them leaves the table unchanged.
+`hpack` reads and writes new ones.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _OPENING = (
     + frame(_SETTINGS, 0, 0, _SETTING.pack(2, 0) + _SETTING.pack(4, _LARGEST))
     + frame(_WINDOW, 0, 0, (_LARGEST - 65_535).to_bytes(4, "big"))
 )
-"""No pushed streams, and windows that nothing fills."""
+"""Connection preface and settings: no pushed streams, and windows that nothing fills."""
 
 
 PREFIX = 5

@@ -51,7 +51,7 @@ class TargetInput:
 
 class Dataset(NamedTuple):
     requests: list[Inputs]
-    """Sent in turn."""
+    """Requests to send in turn."""
     remarks: list[str]
     """Assumptions about the data."""
     streams: list[int]
@@ -363,12 +363,12 @@ def grpc_message(
 DEFAULT_LENGTH = 20
 DEFAULT_VARIATION = 20.0
 _FIRST_IDS = 1 << 30
-"""Ids begin anywhere below, since others may measure the same server, and go upwards, within 32 bits with a sign."""
+"""Limit of the random first id, since others may measure the same server. Ids go upwards, within signed 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLengths:
-    """The number of requests in a sequence; the options are those of perf_analyzer."""
+    """Distribution of the number of requests in a sequence; the options are those of perf_analyzer."""
 
     length: int | None = None
     """Length of a sequence: the steps of the data, or 20 of data that is made up."""

@@ -1,4 +1,4 @@
-"""Load generators: a fixed concurrency (closed loop), or a fixed rate whatever comes back (open loop).
+"""Load generators: a fixed concurrency (closed loop), or a fixed rate regardless of responses (open loop).
 
 An open loop counts latency from when a request was due, not from when a connection was free for it: a server that
 stalls for a second delays all requests of that second, not just one per connection. A closed loop cannot see that
@@ -110,7 +110,7 @@ MOST_ERRORS = 100
 
 
 class LoadGenerator(Protocol):
-    """Sends requests from `start` to `stop`. `take_window` gives what ended since the last cut."""
+    """Sender of requests from `start` to `stop`. `take_window` returns the requests that ended since the last cut."""
 
     load: LoadLevel
 
@@ -146,7 +146,7 @@ class _LoadLoop:
         self._errors = Counter[str]()
         self._firsts, self._gaps = array("q"), array("q")
         self._ended = 0
-        """Sequences that are over."""
+        """Number of ended sequences."""
         self._last_responses: dict[RequestSlot, int] = {}
         """Arrival of the latest response to each unfinished request that has one."""
         self._begin = clock()
@@ -247,7 +247,7 @@ class _LoadLoop:
 
 
 class ClosedLoop(_LoadLoop):
-    """Each slot sends its next request when it has the response to the last one."""
+    """Closed loop: each slot sends its next request when it has the response to the last one."""
 
     def __init__(
         self,
@@ -278,7 +278,7 @@ class ClosedLoop(_LoadLoop):
 
 
 class OpenLoop(_LoadLoop):
-    """Sends by the clock. Slots are added as they are needed, up to `most`; then requests wait in line for one.
+    """Open loop: sends by the clock. Slots are added as needed, up to `most`; then requests wait in line for one.
 
     With sequences there are `most` from the start on, each with its own, and they take turns.
     """

@@ -17,14 +17,14 @@ from .text_measures import TAG_WIDTH, TextCounter, TextResponse
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
 """Path of each value of ``--openai``."""
 _GAP = "@" * TAG_WIDTH
-"""Stands in a body where each request has a number of its own, so that none begins like one before it."""
+"""Placeholder in a body for a number of each request's own, so that none begins like one before it."""
 _DATA, _DONE = b"data:", b"[DONE]"
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCalls:
-    """`kind` is a key of PATHS, `extra` has further fields of bodies; a body of embeddings has `batch_size` texts."""
+    """OpenAI calls. `kind` is a key of PATHS, `extra` are further body fields; embeddings send `batch_size` texts."""
 
     kind: str
     model: str

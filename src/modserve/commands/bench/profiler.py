@@ -1,4 +1,4 @@
-"""Measures loads: windows until the results are stable, and the search for the highest rate within a goal.
+"""Measurement of loads: windows until the results are stable, and the search for the highest rate within a goal.
 
 Searches the highest rate that meets a goal, by doubling and then halving the range; pure.
 """
@@ -112,7 +112,7 @@ _STEP_BACK = 0.92
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """Measures one load after another by the same rules. Tests bring a clock of their own."""
+    """Measurement of one load after another by the same rules. Tests bring a clock of their own."""
 
     rules: MeasurementRules
     server_times: Callable[[], Awaitable[VersionUsage | None]]

@@ -132,7 +132,7 @@ def session(
 ) -> Iterator[BenchSession]:
     """Describe the model on all servers and prepare the requests.
 
-    `form` is binary, json, or empty for what the server can.
+    `form` is binary, json, or empty to follow the server.
 
     Raises UnreachableError, and INVALID_ARG.
     """

@@ -27,7 +27,7 @@ class RequestSlot(Protocol):
     def send(self, index: int, tag: bytes = b"") -> None:
         """Send the prepared request with this number; `ResponseListener.on_done` follows, once.
 
-        `tag` is what the request says of its sequence, made by `requests.http_tag` or `grpc_tag`.
+        `tag` has the request's sequence parameters, made by `requests.http_tag` or `grpc_tag`.
         """
 
     def abort(self, why: str) -> None:
@@ -38,7 +38,7 @@ class RequestSlot(Protocol):
 
 
 class ResponseListener(Protocol):
-    """Receives the outcome of each request."""
+    """Receiver of each request's outcome."""
 
     def on_done(self, slot: RequestSlot, error: str) -> None:
         """Receive the end of the slot's request; `error` is empty for success."""
@@ -70,7 +70,7 @@ class Endpoint:
 
 
 class SlotFactory(Protocol):
-    """Makes slots with the requests that they send."""
+    """Factory of slots with the requests that they send."""
 
     async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
         """Open `count` more slots with connections. Raises OSError."""
@@ -90,7 +90,7 @@ class ServerShare:
 
 
 class SpreadSlots:
-    """Implements `SlotFactory` by one factory for each server."""
+    """Implementation of `SlotFactory` with one factory for each server."""
 
     def __init__(self, factories: Mapping[str, SlotFactory]) -> None:
         self._factories = list(factories.items())

@@ -27,11 +27,11 @@ class ChatResponse:
     text: str = ""
     pieces: int = 0
     finish_reason: str = ""
-    """Empty if the stream was left before its end."""
+    """Finish reason; empty if the stream was left before its end."""
     first: float = 0.0
     last: float = 0.0
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """Empty for a server that counts no tokens."""
+    """Token usage; empty for a server that counts no tokens."""
 
     @property
     def seconds_per_token(self) -> float:

@@ -1,4 +1,4 @@
-"""A conversation at a terminal: lines that are typed, commands that begin with ``/``, and answers as they come."""
+"""Conversation at a terminal: typed lines, commands that begin with ``/``, and answers as they arrive."""
 
 import contextlib
 import json

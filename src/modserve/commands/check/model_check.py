@@ -1,7 +1,7 @@
-"""Checks all models as a server would load them, and collects the findings.
+"""Check of all models by the parts of a server that load them, which collects the findings.
 
-The parts are those of a server, down to the manager that loads ensembles after their models, so there are no rules of
-its own: a loader in front of the real one records what that raises.
+It has no rules of its own: it uses a server's parts, down to the manager that loads ensembles after their models, and
+a loader in front of the real one records its errors.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class Counterpart:
 async def check(
     repositories: Sequence[Repository], settings: Settings, *, load: bool, against: Counterpart | None = None
 ) -> CheckReport:
-    """Look at all models, and load them if `load`, one after the other; compare what has loaded with `against`.
+    """Check all models, and load them if `load`, one after the other; compare the loaded ones with `against`.
 
     Raises INVALID_ARG without a repository, and UnreachableError without the other server.
     """
@@ -194,7 +194,7 @@ def _about(report: ModelReport, name: str, text: str) -> Finding:
 
 
 class _RecordingLoader:
-    """Implements `core.loading.ModelLoader` by another one, and keeps what that raises."""
+    """Implementation of `core.loading.ModelLoader` by another loader, which keeps the errors that it raises."""
 
     def __init__(self, loader: Loader, models: dict[str, ModelReport], *, load: bool) -> None:
         self._loader = loader
@@ -251,7 +251,7 @@ def _heard(report: ModelReport) -> Iterator[None]:
 
 
 class _NotLoaded:
-    """Implements `core.servable.Servable` for a version that is only looked at."""
+    """Implementation of `core.servable.Servable` for a version that is only checked."""
 
     unready_reason: str | None = None
 

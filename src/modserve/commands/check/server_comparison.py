@@ -1,4 +1,4 @@
-"""Compares models loaded here with those of another server: metadata, configuration, responses.
+"""Comparison of local models with those of another server: metadata, configuration, responses.
 
 Both get the same bytes. Generated data is the same in each run, so differences are reproducible.
 """
@@ -265,8 +265,8 @@ def _outputs(ours: Inputs, theirs: Inputs, url: str, tolerance: float) -> Iterat
 def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
     """Describe the difference between two tensors; empty if there is none. The second comes from `url`.
 
-    Floating-point numbers are alike within `tolerance` times the larger of their number and the mean of all, or within
-    what their type can tell apart.
+    Floating-point numbers are alike within `tolerance` times the larger of their value and the mean of all, or within
+    the precision of their type.
     """
     if ours.datatype is not theirs.datatype or ours.shape != theirs.shape:
         shown = [f"{each.datatype} {list(each.shape)}" for each in (ours, theirs)]

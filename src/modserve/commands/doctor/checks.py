@@ -36,7 +36,7 @@ _MIB = 1 << 20
 
 
 class Check(NamedTuple):
-    """`text` is the finding, `advice` what to do about a warning or problem."""
+    """Check result. `text` is the finding, `advice` the remedy for a warning or problem."""
 
     level: str
     name: str

@@ -11,7 +11,7 @@ from ..errors import UnreachableError
 
 _LARGEST = 65_536
 _NO_ID = {"X-Request-ID": "doctor has none"}
-"""Not an id, for its spaces: the process that responds makes one."""
+"""Invalid id, because of its spaces: the process that responds makes one."""
 _OWN_ID = re.compile(r"([0-9a-f]{10})-[0-9a-f]+")
 """An id that a server has made. It begins with the name of its process."""
 

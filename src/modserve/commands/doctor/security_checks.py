@@ -1,6 +1,6 @@
-"""The checks of ``modserve doctor --security``: what a server with these settings lets strangers do.
+"""Checks of ``modserve doctor --security``: the access of strangers to a server with these settings.
 
-Whatever is open is a problem where other machines reach it, and a warning where only this one does.
+Open access is a problem if other machines reach it, and a warning if only this one does.
 """
 
 import ipaddress

@@ -198,7 +198,7 @@ def parameters(options: Namespace) -> dict[str, ParameterValue]:
 
 
 class _Pictures:
-    """Decodes pictures, and looks at the model's configuration for the first of them."""
+    """Decoder of pictures, which reads the model's configuration for the first of them."""
 
     def __init__(self, server: RemoteServer, options: Namespace) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""Converts the arguments of ``modserve infer`` to tensors: numbers, lists, JSON, texts and files."""
+"""Conversion of ``modserve infer``'s arguments to tensors: numbers, lists, JSON, texts and files."""
 
 import io
 import json
@@ -41,7 +41,7 @@ DecodeImage = Callable[[str, bytes, InputSpec], Array]
 def tensors(words: Sequence[str], inputs: Sequence[InputSpec], decode_image: DecodeImage) -> dict[str, Tensor]:
     """Return the tensors of ``name=value`` words; values of the same name become rows of one batch.
 
-    Raises INVALID_ARG, with the input, what it is, and what would be right.
+    Raises INVALID_ARG, with the input, its value, and the expected one.
     """
     by_name = {each.name: each for each in inputs}
     arrays: dict[str, list[Array]] = {}

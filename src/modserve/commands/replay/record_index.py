@@ -43,7 +43,7 @@ class RecordPlace:
     sequence: SequenceName | None = None
     starts: bool = False
     has_left_out: bool = False
-    """Parameters that may have been headers are not in it."""
+    """True if the record lacks parameters that may have been headers."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"

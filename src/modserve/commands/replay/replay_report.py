@@ -1,6 +1,6 @@
 """The result of a replay, for people and as JSON.
 
-Compares the responses to a request with those that were recorded.
+It compares the responses to a request with the recorded ones.
 """
 
 from array import array
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(slots=True, eq=False)
 class RecordComparison:
-    """`largest` is the largest error by output of floating-point numbers, within the tolerance or not."""
+    """Comparison of a record. `largest` is the largest error by floating-point output, within the tolerance or not."""
 
     differences: list[Difference] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The rule that decides whether a new version is as good as the old one, from what servers have counted. Pure.
 
-The counts are looked at five times, at the end of the watch and after a half, a quarter, an eighth and a sixteenth of
-it, so that a version that fails is noticed soon. Each look makes up to three tests, all of the same kind: of the
+The counts are checked five times, at the end of the watch and after a half, a quarter, an eighth and a sixteenth of
+it, so that a version that fails is noticed soon. Each check makes up to three tests, all of the same kind: of the
 requests with a property, do more lie on the new version than chance explains? The property is to have failed, to take
 longer than `factor` times the others' median, or than `factor` times their 95th percentile. Fisher's exact test is
 right for any numbers, also for three requests. Its levels are such that together all tests of a watch turn back a
@@ -9,7 +9,7 @@ version that is like the others in less than 1 of 20 rollouts: 3 · (4 · 0.001 
 
 A difference has to be significant and large. Of a million requests, 1 % is significant and does not matter.
 
-The servers that load the version later are judged one by one, each beside two others: the first server, which has the
+The servers that load the version later are judged one by one, each against two others: the first server, which has the
 version as well, and itself before. It is worse only if it is worse than both. So neither a slower machine nor more
 traffic than before turns a rollout back. The levels are divided by the number of servers, since any of them can err.
 """
@@ -72,7 +72,7 @@ class WatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRules:
-    """`watch` is in seconds; `requests` is how many each side needs in it for a decision to go on."""
+    """Rules of a rollout. `watch` is in seconds; `requests` is the number that each side needs in it to go on."""
 
     watch: float = 60.0
     requests: int = 50

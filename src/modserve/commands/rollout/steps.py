@@ -1,9 +1,9 @@
 """The steps of a rollout: load on one server, watch it, load on the others, watch these, or go back on all.
 
-Whatever happens, `Rollout.run` ends with a report of the state that each server is in then. What ends it early: a
+`Rollout.run` always ends with a report of the final state of each server. Causes of an early end: a
 server that does not respond before anything is changed; a load that fails; the rules (`rule.judge` for the first
 server, `rule.judge_later` for the others); a server with the new version that is not ready any more, or silent;
-somebody who says no, or presses Ctrl-C. All but the first make every server that was changed go back.
+a user who declines, or presses Ctrl-C. All but the first make every changed server go back.
 """
 
 import json

@@ -38,7 +38,7 @@ class ModelCounts:
 
 @dataclass(slots=True)
 class TopSnapshot:
-    """`at` is in seconds on a clock that only goes forward."""
+    """Snapshot of a server's counts. `at` is in seconds on a monotonic clock."""
 
     at: float
     models: dict[Key, ModelCounts] = field(default_factory=lambda: defaultdict(ModelCounts))
@@ -125,7 +125,7 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
 class TopRow:
     """Displayed figures of a model version. Numbers are -1 if unknown. Times are in seconds.
 
-    `shares` are those of `PARTS` in the time of requests, in percent; none without requests.
+    `shares` are the shares of `PARTS` in the time of requests, in percent; none without requests.
     """
 
     model: str

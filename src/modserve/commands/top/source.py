@@ -42,7 +42,7 @@ _WINDOW = 10.0
 
 
 class SnapshotSource:
-    """Takes snapshots from the metrics page, or from the statistics if there is no such page."""
+    """Source of snapshots: the metrics page, or the statistics if there is no such page."""
 
     def __init__(self, own: Destination, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = connect(own)
@@ -162,7 +162,7 @@ Wait = Callable[[Iterable["Future[TopSnapshot]"], float], object]
 
 @dataclass(slots=True)
 class _Server:
-    """`reading` is a read that has not ended, begun at `since`; `trouble` says why there is no snapshot now."""
+    """Server among several. `reading` is a read in progress since `since`; `trouble` is why there is no snapshot."""
 
     source: SnapshotSource
     snapshots: Snapshots = field(default_factory=Snapshots)

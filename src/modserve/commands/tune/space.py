@@ -154,7 +154,7 @@ def changes(point: Point, present: Point) -> list[str]:
 
 
 class CoordinateSearch:
-    """Knows no server and no clock: `next` gives a point, `record` takes its score, the higher the better.
+    """Search without server or clock: `next` returns a point, `record` takes its score, the higher the better.
 
     From the best point so far, it goes along each dimension upwards until the score is no better, then downwards, and
     through all dimensions again until none has anything better. No point is tried twice. A point counts as better

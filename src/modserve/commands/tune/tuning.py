@@ -95,9 +95,9 @@ class Hooks:
     """Callbacks of a tuning. Tests replace them with simulated servers."""
 
     attempt: Callable[[Point, float | None, float], "Trial"]
-    """Measures a point until a moment of the clock; only above a rate, if there is one. Blocks."""
+    """Measurement of a point until a time; only above a rate, if there is one. Blocks."""
     compare: Callable[[Trial, Trial, float], tuple[Trial, Trial]]
-    """Measures two of them side by side, until a moment."""
+    """Measurement of two points side by side, until a time."""
     on_trial: Callable[[Trial], None]
     interrupted: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
@@ -139,7 +139,7 @@ def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budge
 
 
 class TrialRunner:
-    """Measures points with real servers; lives inside a running event loop's `Runner`, one measurement at a time."""
+    """Measurement of points on real servers, in a running event loop's `Runner`, one at a time."""
 
     def __init__(self, setup: TuneSetup, copies: tuple[ModelCopy, ModelCopy], run: "asyncio.Runner") -> None:
         self._setting, self._copies, self._runner = setup, copies, run
