@@ -21,10 +21,9 @@ class Code(enum.Enum):
 
 
 class ModserveError(Exception):
-    """A failure that is reported to the client. `code` is its kind; `message` says what is wrong, where, and what would
-    be right.
+    """Failure reported to the client. `code` is its kind; `message` says what is wrong, where, and what would be right.
 
-    Messages repeat texts of models, files and clients: `message` is Unicode, whatever they contain.
+    Messages repeat texts of models, files and clients: `message` is always valid Unicode.
     """
 
     def __init__(self, code: Code, message: str) -> None:

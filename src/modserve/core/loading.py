@@ -35,7 +35,7 @@ class DirectoryLease:
     """The model's directory, with `config.pbtxt` and at least this one version directory."""
     release: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
     changed: Callable[[], Awaitable[str]] = field(default=_unchanged, compare=False)
-    """Returns which file has changed since the listing or the last call, as words for a reason; empty if none has."""
+    """Check which file has changed since the listing or the last call, as words for a reason; empty if none has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ async def _not_in_place(servable: Servable, path: Path, version: int) -> InPlace
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A model as its configuration describes it: read and checked once a look, and shared by all that follows."""
+    """Model as its configuration describes it: read and checked once per listing, and shared by all later steps."""
 
     listing: Listing
     versions: tuple[int, ...] = ()
@@ -206,7 +206,7 @@ class UnreadableModelError(ModserveError):
 
 
 class ModelLoader(Protocol):
-    """Makes servables of models. The caller maps all exceptions that are no `ModserveError`."""
+    """Loader of models as servables. The caller maps all exceptions that are not `ModserveError`."""
 
     async def inspect(self, listing: Listing) -> Blueprint:
         """Read and check a configuration. Raises `UnreadableModelError`, or another `ModserveError` if unusable."""

@@ -19,7 +19,7 @@ class RecordFigures:
 
 
 class RequestRecorder(Protocol):
-    """Records some of the requests that front ends submit."""
+    """Recorder of some of the requests that front ends submit."""
 
     @property
     def figures(self) -> RecordFigures: ...

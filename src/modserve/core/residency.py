@@ -24,7 +24,7 @@ class ResidencyRules:
 
     load: LoadMode | None = None
     pin: bool = False
-    """Once it is in memory, it stays there."""
+    """True to keep the model in memory after its load."""
     idle_ns: int | None = None
     """Idle time in memory without requests; 0: unlimited."""
 

@@ -14,7 +14,7 @@ from .version import ModelId
 
 
 class Submitter(Protocol):
-    """Takes requests for a model version: a `Servable`, or an object that stands before one."""
+    """Receiver of requests for a model version: a `Servable`, or an object in front of one."""
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Submit a request like `Servable.submit`."""
@@ -208,7 +208,7 @@ class Handle(Protocol):
 
 
 Borrow: TypeAlias = Callable[[str, int | None], Handle]
-"""Lends the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
+"""Lender of the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
 
 
 def base(servable: Servable) -> Servable:

@@ -7,7 +7,7 @@ message, metric or terminal can carry it.
 from typing import Final
 
 LONGEST: Final = 64 * 1024
-"""Characters of a message that are kept: much more than anybody reads."""
+"""Maximum characters kept of a message: much more than anyone reads."""
 
 
 def is_unicode(text: str) -> bool:

@@ -30,7 +30,7 @@ _FOREIGN: Final[dict[str, str]] = {
     "__MACOSX": "of an archive made on macOS",
     "__pycache__": "Python's",
 }
-"""Folders that operating systems and tools make beside models, and their owners."""
+"""Folders of operating systems and tools beside models, and their owners."""
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 """Reason for refusing requests to a model that is being unloaded, in Triton's words."""

@@ -40,7 +40,7 @@ class RedisSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """No cache if there is neither a `size` nor a `redis`."""
+    """Cache settings. Without `size` and `redis`, there is no cache."""
 
     size: int = 0
     """Bytes of the cache in this process."""

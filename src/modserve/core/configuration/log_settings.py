@@ -17,7 +17,7 @@ class LogFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The switches are of one level each; a `verbose_level` above 0 means debugging."""
+    """Log settings with a switch per level; a `verbose_level` above 0 means debugging."""
 
     info: bool = True
     warning: bool = True

@@ -36,7 +36,7 @@ class PaddingPolicy(enum.Enum):
     ALWAYS = "always"
     """Requests with lengths in the same range."""
     NEVER = "never"
-    """Only requests that need no padding for it, but what `multiple_of` adds."""
+    """Requests that need no padding to share a batch, except for that of `multiple_of`."""
 
 
 @dataclass(frozen=True, slots=True)

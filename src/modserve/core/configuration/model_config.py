@@ -53,7 +53,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
+    """Group of `count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
 
     name: str
     kind: InstanceKind
@@ -132,8 +132,8 @@ class DynamicBatching:
     """Maximum elements of a batch: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
 
     measured_sizes: bool = False
-    """Batches do not grow beyond the size from which on, by measured run times, they gain nothing. For models without
-    padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
+    """True to stop the growth of batches at the size above which, by measured run times, they gain nothing. For models
+    without padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
 
     def policy(self, level: int) -> QueuePolicy:
         return self.level_policies.get(level, self.default_policy)

@@ -8,7 +8,7 @@ class RecordSettings:
     """Recording settings. An empty `folder` disables recording.
 
     `models` are patterns of names with their own rates; None stands for `rate`. The last pattern that matches a name
-    counts; without any, all models are recorded. `redacted` are patterns of models and of their tensors, whose contents
+    counts; without any, all models are recorded. `redacted` are patterns of models and of tensors; contents of these
     are left out. `size` is the maximum number of bytes of all files.
     """
 

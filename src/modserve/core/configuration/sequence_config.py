@@ -66,7 +66,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """Each sequence has a row in the batches of one instance."""
+    """Strategy that gives each sequence a row in the batches of one instance."""
 
     max_queue_delay_ns: int = 0
     minimum_slot_utilization: float = 0.0

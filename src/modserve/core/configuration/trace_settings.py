@@ -12,7 +12,7 @@ class TraceLevel(enum.Flag):
     OFF = 0
     TIMESTAMPS = 1
     TENSORS = 2
-    """Every input and output, with all its elements."""
+    """Inputs and outputs, with all their elements."""
 
     @property
     def names(self) -> list[str]:
@@ -24,7 +24,7 @@ class TraceLevel(enum.Flag):
 class SpanSettings:
     """Export of traces to an OpenTelemetry collector; the names are Triton's, except for `protocol`.
 
-    `url` and `protocol` (``http/protobuf`` or ``grpc``) are empty for what the environment says, or the default.
+    `url` and `protocol` (``http/protobuf`` or ``grpc``) are empty to use the environment's value, or the default.
     `resource` has attributes that describe this server. `bsp_schedule_delay` is in milliseconds.
     """
 
@@ -42,7 +42,7 @@ class TraceSettings:
 
     Every `rate`th request is traced until `count` traces have been made; -1 does not limit them. `file` is a path,
     empty for none. With a `log_frequency` of n, every n traces get a file of their own, `file` with ``.0``, ``.1``, …
-    With `spans`, traces go to a collector instead, and requests whose clients trace them are traced as well.
+    With `spans`, traces go to a collector instead, and requests traced by their clients are traced as well.
     """
 
     level: TraceLevel = TraceLevel.OFF

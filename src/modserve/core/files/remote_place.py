@@ -1,4 +1,4 @@
-"""Places of model repositories that are not on this machine, as people write them.
+"""Locations of remote model repositories, as users write them.
 
 The forms are Triton's (``src/filesystem/implementations`` of its core), and archives:
 

@@ -23,7 +23,7 @@ class BrokenFileError(ValueError):
 
 
 class TokenizerFiles(NamedTuple):
-    """`template` is None if no file has one, or ``tokenizer_config.json`` only some without the name ``default``."""
+    """Tokenizer files. `template` is None without one, or if ``tokenizer_config.json`` has some but no ``default``."""
 
     template: str | None
     tokens: Mapping[str, str]

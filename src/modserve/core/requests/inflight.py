@@ -56,7 +56,7 @@ class RequestTrace(Protocol):
 
 
 class FlowControl(Protocol):
-    """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
+    """Limit that keeps an engine with many responses from running ahead of its client: `resources.flow.Flow`."""
 
     def given(self, size: int) -> None:
         """Note an imminent response with tensors of `size` bytes. On any thread, as all methods."""
@@ -96,13 +96,13 @@ class Inflight:
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
     models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has waited
     too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
-    its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
+    its place in the queue it waits in, `priority` its initial one there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
+    those of its sequence, if the model has any, changed by its execution. `callers` are the models waiting for its
     response, outermost first: none for a client's request.
 
     `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
-    request wait for those of the requests before it. `flow` is for requests with many responses, None for all others.
+    request wait for those of the requests before it. `flow` is for requests with many responses, None for others.
     `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
     `permit` is set by the code that accepts the request for its client, and released with the final outcome.
     """

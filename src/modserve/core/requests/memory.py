@@ -10,8 +10,8 @@ from ..errors import MemoryExhaustedError as MemoryExhaustedError
 class MemoryBudget:
     """Bytes that requests currently hold, against one limit for the whole server.
 
-    Bodies and messages count from their first byte until their request is settled, and so does what they are decoded
-    to. Responses count until the client has read them. Each caller of `take` calls `give_back` with the same size,
+    Bodies and messages count from their first byte until their request is settled, and so do their decoded values.
+    Responses count until the client has read them. Each caller of `take` calls `give_back` with the same size,
     exactly once, however the request ends. Not thread-safe: on the event loop's thread only.
 
     With a `limit` of 0 nothing is ever refused, but everything still counts.

@@ -1,4 +1,4 @@
-"""Checks whether a request is what its model takes, with Triton's texts, and brings it into the model's own shapes.
+"""Check of requests against their model, with Triton's texts, and conversion to the model's own shapes.
 
 The order of the checks is Triton's (core, InferenceRequest::Normalize): outputs, input count, input names and batch
 dimension, batch size, and then each input's datatype, shape and byte size.
@@ -21,7 +21,7 @@ from .response import ResponseSink
 _MOST = 2**63 - 1
 _SHOWN = 10
 _MOST_FORMS: Final = 256
-"""Forms of requests that are remembered. If there are more, all are forgotten."""
+"""Maximum number of cached request forms. If there are more, the cache is emptied."""
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -49,7 +49,7 @@ class Signature:
         self._padding = config.padding
         self._ragged = tuple(spec.name for spec in config.inputs if spec.ragged)
         mask = None if config.padding is None else config.padding.mask
-        """Every batch has it, in any shape that fits."""
+        """Name of the mask, which every batch has, in any shape that fits."""
         self._keyed = tuple(
             spec.name
             for spec in config.inputs

@@ -19,7 +19,7 @@ _TRACE: Final = b"traceparent"
 
 AGENT: Final = frozenset((_AGENT,))
 CHAINS: Final = frozenset((_CHAIN, _STANDARD_CHAIN))
-"""Headers by which proxies say whom a request is from (RFC 7239)."""
+"""Headers in which proxies name a request's client (RFC 7239)."""
 _ALL: Final = AGENT | CHAINS | {_TRACE}
 
 _LONGEST: Final = 1024

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 HEADER: Final = "x-request-id"
 
 MOST: Final = 128
-"""Characters of an id."""
+"""Maximum number of characters of an id."""
 
 INVALID: Final = "\n"
-"""Stands for an id that a client has sent and that cannot be used; `chosen` replaces it."""
+"""Stand-in for a client's unusable id; `chosen` replaces it."""
 
 _VALID: Final = re.compile(r"[!-~]{1,128}")
 _PREFIX: Final = os.urandom(5).hex() + "-"

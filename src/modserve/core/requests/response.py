@@ -71,7 +71,7 @@ def bare_end(model: ModelId, request_id: str) -> InferenceResponse:
 
 
 class ResponseSink(Protocol):
-    """Receives the outcomes of one request, always on the event loop's thread."""
+    """Receiver of one request's outcomes, always on the event loop's thread."""
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         """Receive each outcome in order, the last one with `final` set; None is always final.

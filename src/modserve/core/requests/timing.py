@@ -13,7 +13,7 @@ class ExecutionTiming:
     `batch_size` is the executed size: the sum of the requests' batch sizes, each counting 1 for models without a batch
     dimension, and of the rows added to keep those of sequences in their places. `close_reason` is why the
     batch did not grow any more: a value of `scheduling.batching.Reason`. `elements` is the sum of the requests' rows
-    times their lengths, in models whose batches are filled up, and `padding` the elements that filled the batch up.
+    times their lengths, in models with padded batches, and `padding` the batch's padding elements.
     """
 
     __slots__ = (

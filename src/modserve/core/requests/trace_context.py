@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
 _LONGEST: Final = 8192
-"""Characters of a ``tracestate`` or ``baggage`` that are passed on. More is dropped, as the recommendations allow."""
+"""Maximum characters passed on of a ``tracestate`` or ``baggage``. More is dropped, as the recommendations allow."""
 
 NAMES: Final = frozenset((b"traceparent", b"tracestate", b"baggage"))
 """The headers, in lower case, which are also the keys of gRPC's metadata."""

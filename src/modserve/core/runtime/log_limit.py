@@ -8,7 +8,7 @@ LINES_PER_SECOND: Final = 10
 
 
 class LogLimit:
-    """Allows `LINES_PER_SECOND` lines in each second. For one thread."""
+    """Limit of `LINES_PER_SECOND` lines in each second. For one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

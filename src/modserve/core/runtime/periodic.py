@@ -12,7 +12,7 @@ from .failures import count_failure, register_task
 
 
 class PeriodicTask:
-    """Runs `work` from `start` to `stop`, with a pause of `seconds` from each end to the next beginning.
+    """Task that runs `work` from `start` to `stop`, with a pause of `seconds` from each end to the next beginning.
 
     A coroutine that `work` returns is awaited. Seconds that `work` returns are the next pause. On the event loop.
     """

@@ -1,4 +1,4 @@
-"""Stacks of the threads of this process, for people who look for what hangs."""
+"""Stacks of this process's threads, to diagnose hangs."""
 
 import sys
 import threading

@@ -20,7 +20,7 @@ LONGEST: Final = 107
 MODE: Final = 0o660
 """Mode of the socket file, since connecting needs write access. The directory's rights apply as well."""
 PEER: Final = "unix"
-"""Stands for the address of clients, which have none."""
+"""Stand-in for the address of clients, which have none."""
 
 
 def path_of(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Histograms with fixed buckets, as Prometheus has them."""
+"""Histograms with fixed buckets, as in Prometheus."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

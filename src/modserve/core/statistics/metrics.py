@@ -101,7 +101,7 @@ class MetricStore:
 
 
 class StoredMetrics:
-    """Implements `backends.api.ModelMetrics` for one model version."""
+    """Implementation of `backends.api.ModelMetrics` for one model version."""
 
     def __init__(self, store: MetricStore) -> None:
         self._store = store
@@ -187,7 +187,7 @@ class StoredMetrics:
 
 
 class StoredMetric:
-    """Implements `backends.api.ModelMetric`."""
+    """Implementation of `backends.api.ModelMetric`."""
 
     __slots__ = ("_family", "_owner", "_series")
 

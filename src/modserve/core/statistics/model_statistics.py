@@ -153,7 +153,7 @@ class ModelStatistics:
         self.fail = Duration()
         self.queue = Duration()
         self._computed = BatchStatistics()
-        """Once for each request that succeeded."""
+        """Compute times, counted once per successful request."""
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         self.failures = dict.fromkeys(FailureReason, 0)
@@ -174,7 +174,7 @@ class ModelStatistics:
         """Statistics by the response's index in its request; only for decoupled models."""
         self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
         self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}), 1.0)
-        """Has the bounds of two families, `request_durations` and `first_responses`, as the next one has."""
+        """Histogram with the bounds of two families, `request_durations` and `first_responses`, like the next one."""
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)

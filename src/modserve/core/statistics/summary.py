@@ -22,7 +22,7 @@ FINE_FAMILY: Final = "modserve_request_durations"
 LONGEST_FAMILY: Final = "modserve_request_longest_seconds"
 
 _FINE: Final = 128
-"""Durations below it have buckets of their own."""
+"""Limit in ns below which each duration has its own bucket."""
 _FINE_BITS: Final = 7
 
 

@@ -61,4 +61,4 @@ class RegionLease(Protocol):
 
 
 LeaseFactory: TypeAlias = Callable[[], RegionLease]
-"""Returns the one lease of a request, on first use a new one; requests without shared memory need none."""
+"""Factory of a request's only lease, made on first use; requests without shared memory need none."""
