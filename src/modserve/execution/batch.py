@@ -60,7 +60,7 @@ def join(tensors: Sequence[Tensor]) -> Array:
 def respond_with(
     columns: Mapping[str, Sequence[Tensor]], members: Sequence[Inflight], config: ModelConfig, version: int
 ) -> list[InferenceResponse]:
-    """One response a request, in the requests' order, of outputs that have a part for each."""
+    """Return one response per request, in the requests' order, from outputs that have a part for each."""
     return [
         InferenceResponse(
             config.name, version, {name: columns[name][index] for name in inflight.output_names}, inflight.request.id
@@ -70,7 +70,7 @@ def respond_with(
 
 
 def checked(outputs: object, config: ModelConfig) -> Values:
-    """What an engine returned, if it is a mapping. Raises INTERNAL for anything else."""
+    """Return an engine's result if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
         raise internal(
             f"model '{config.name}' returned an object of type {type(outputs).__name__}, expected a dict of arrays by "
@@ -99,7 +99,7 @@ def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
 
 
 def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, version: int) -> list[InferenceResponse]:
-    """One response a request, each with its own rows of `outputs`, in the requests' order.
+    """Return one response per request, in the requests' order, each with its own rows of `outputs`.
 
     Raises INTERNAL if a requested output is missing, and when an output's type or number of rows is not what the
     configuration promises.
@@ -133,7 +133,7 @@ def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, ver
 
 
 def take_rows(name: str, outputs: Values, sizes: Sequence[int], config: ModelConfig) -> list[Tensor]:
-    """One output, cut into parts of so many rows; without a batch dimension all of it, for each. Raises as `split`."""
+    """Cut one output into parts of `sizes` rows; without a batch dimension each gets all of it. Raises as `split`."""
     rows = sum(sizes)
     datatype, item, raw, row_bytes, whole = _column(name, outputs, rows, config)
     if not config.batching:
@@ -184,10 +184,10 @@ def single(
     version: int,
     parameters: Mapping[str, ParameterValue],
 ) -> InferenceResponse:
-    """One of the responses to one request. Raises INTERNAL as `split` does, but for outputs that are not there.
+    """Return one of the responses to one request. Raises INTERNAL as `split` does, but not for missing outputs.
 
     Models that respond to each request may leave outputs out, as Triton's may; decoupled ones may give any number of
-    rows. What comes as a tensor is handed on with the type and the rows that it has.
+    rows. A tensor is passed on with the type and the rows that it has.
     """
     rows = None if config.decoupled else member.batch_size
     tensors: dict[str, Tensor] = {}
@@ -225,7 +225,7 @@ def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) 
 
 
 def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
-    """As `_as_it_is`, but as in Triton what the configuration does not promise goes to the client: the log says so."""
+    """Return `_as_it_is`, but pass on and log what the configuration does not promise, as Triton does."""
     spec = config.outputs_by_name[name]
     shape = output.shape
     fits = _has_dims(shape, rows, spec, config)
@@ -244,7 +244,7 @@ def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig)
 
 
 def _has_dims(shape: Shape, rows: int | None, spec: TensorSpec, config: ModelConfig) -> bool:
-    """Whether an output has the configured dimensions, and the rows; others than those count if it is reshaped."""
+    """True if an output has the configured dimensions and `rows`. With a reshape, only the rows are checked."""
     at = 0
     if config.max_batch_size:
         if not shape or (rows is not None and shape[0] != rows):
@@ -279,7 +279,7 @@ def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelCo
 
 
 class _Column(NamedTuple):
-    """One output of an execution, checked, from which requests take their rows.
+    """Checked output of an execution, from which requests take their rows.
 
     `row_bytes` is 0 where rows cannot be cut out of `raw`: BYTES, and empty items.
     """
@@ -308,9 +308,9 @@ def _whole(
     config: ModelConfig,
     alone: Inflight | None = None,
 ) -> Tensor:
-    """One output of an execution, checked. Raises INTERNAL as `split` does.
+    """Return one output of an execution, checked. Raises INTERNAL as `split` does.
 
-    `rows` None: any number of them. `alone` is a request that runs alone: what is on a device may stay there.
+    `rows` None: any number of them. `alone` is a request that runs alone: its outputs on a device may stay there.
     """
     spec = config.outputs_by_name[name]
     datatype = spec.datatype

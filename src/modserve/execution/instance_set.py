@@ -48,7 +48,7 @@ class InstanceSet:
         make_samples: MakeSamples | None,
     ) -> None:
         self.trouble: ModserveError | None = None
-        """Why nothing can run, while no instance is left."""
+        """Reason that nothing can run, while no instance is left."""
         self._model = model
         self._statistics = statistics
         self._owner = owner
@@ -59,7 +59,7 @@ class InstanceSet:
         if make is not None and clock is not None:
             self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._revived, self._revival_failed)
         self._instances: dict[int, Instance] = {}
-        """By number."""
+        """Instances by number."""
         self._once_lost: set[int] = set()
         """Numbers of instances that were lost; they may have been made anew since, and warm up by themselves then."""
         self._next_number = 0
@@ -84,7 +84,7 @@ class InstanceSet:
 
     @property
     def executors(self) -> list[tuple[str, Executor]]:
-        """Those of the engine that are up, by the names of their instances."""
+        """Engine instances that are up, with their names."""
         return [(instance.name, instance.engine) for instance in self._instances.values() if not instance.gone]
 
     @property
@@ -94,7 +94,7 @@ class InstanceSet:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for what the instances do. False also where nobody does any more, and they go on."""
+        """True if requests wait for the instances. False also while they run for abandoned requests."""
         return any(instance.awaited for instance in (*self._instances.values(), *self.leaving))
 
     @property
@@ -103,7 +103,7 @@ class InstanceSet:
 
     @property
     def most_places(self) -> int:
-        """How many batches run at a time when all instances are up."""
+        """Number of batches that run at a time when all instances are up."""
         return sum([instance.max_in_flight for instance in self._instances.values()])
 
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
@@ -307,7 +307,7 @@ class InstanceSet:
             self._settlement.misbehaved("notifying its scheduler of a free instance")
 
     def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
-        """On any thread: one hop to the event loop for each batch, and for each response of a request by itself."""
+        """Run `callback` on the event loop from any thread: one hop per batch, or per response of a single request."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:

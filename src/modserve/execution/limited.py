@@ -24,7 +24,7 @@ class LimitedPool:
         self._limiter = limiter
         self._turns = dict(turns)
         self._leaving: dict[int, ResourceTurn] = {}
-        """Of instances that were removed, and finish what they have."""
+        """Turns of instances that were removed and finish their jobs."""
 
     def close(self) -> None:
         """The model needs nothing any more."""
@@ -117,7 +117,7 @@ class LimitedPool:
                 self._limiter.end(turn)
 
     def _is_idle(self, number: int) -> bool:
-        """Whether all places of an instance are free."""
+        """True if all places of an instance are free."""
         slots: list[Instance] = []
         while (slot := self._pool.reserve_number(number)) is not None:
             slots.append(slot)

@@ -44,7 +44,7 @@ _LONGEST_DETACH_S = 10.0
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 Outcome: TypeAlias = Values | Sequence[FinalResponse] | BaseException | None
-"""What an engine ends an execution with."""
+"""Values, responses or error with which an engine ends an execution."""
 
 
 class LoopInstance(Instance):
@@ -250,7 +250,7 @@ class LoopInstance(Instance):
         self._start_waiting()
 
     def _is_large(self, job: Job) -> bool:
-        """Whether merging takes long. A single request's arrays are taken as they are, unless the engine has memory."""
+        """True if merging takes long. A single request's arrays are not copied, unless the engine has memory."""
         if len(job.rows) == 1 and not hasattr(self._engine, "allocate"):
             return False
         return sum([tensor.size for inflight in job.rows for tensor in inflight.inputs.values()]) > LARGE_BYTES
@@ -310,7 +310,7 @@ class LoopInstance(Instance):
 
 
 class _Execution:
-    """One execution, and the callback that the engine ends it with."""
+    """Execution of one job, with the callback by which the engine ends it."""
 
     __slots__ = ("instance", "job")
 

@@ -22,7 +22,7 @@ class EngineMemory:
         self._model = model
 
     def merge(self, members: Sequence[Inflight]) -> dict[str, Array]:
-        """As `batch.merge`. Raises INTERNAL if the engine offers memory that cannot be used."""
+        """Merge the inputs as `batch.merge` does. Raises INTERNAL if the engine offers memory that cannot be used."""
         inputs: dict[str, Array] = {}
         for name, first in members[0].inputs.items():
             tensors = [inflight.inputs[name] for inflight in members]

@@ -14,7 +14,7 @@ class PoolOwner(Protocol):
     """Implemented by `models.serving.model.Model`. All methods run on the event loop's thread and never wait."""
 
     def settled(self, count: int) -> None:
-        """So many requests have just been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
+        """Record that `count` requests have been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
 
     def slot_free(self) -> None:
         """A place to run a batch may have become free."""
@@ -48,4 +48,4 @@ class Learner(Protocol):
         """An execution has succeeded."""
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""
+        """Return how long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""

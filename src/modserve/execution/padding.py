@@ -137,7 +137,7 @@ def pad(tensors: Sequence[Tensor], axis: int, length: int, rows: int, value: obj
 
 
 def _up_to(axis: int, length: int) -> tuple[slice, ...]:
-    """What indexes the dimensions from 1 on, the one called `axis` up to `length`."""
+    """Return the index of dimensions 1 to `axis` that limits `axis` to `length`."""
     return (*([slice(None)] * (axis - 1)), slice(length))
 
 

@@ -1,4 +1,4 @@
-"""Where instances run, and how many CPU threads each may use."""
+"""Placement of instances on devices, and the number of CPU threads that each may use."""
 
 import os
 from collections.abc import Iterable

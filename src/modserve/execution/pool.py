@@ -106,7 +106,7 @@ class InstancePool(InstanceSet):
         return free.popleft()
 
     def free_places(self) -> int:
-        """How many more could be reserved."""
+        """Return the number of places that can still be reserved."""
         return len(self._free)
 
     def reserve_number(self, number: int) -> Instance | None:
@@ -156,7 +156,7 @@ class InstancePool(InstanceSet):
         settlement.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
-        """How long each instance is likely to be busy, by `run_ns`, which tells it of a batch size; 0 for free ones."""
+        """Return how long each instance is likely to be busy, 0 if free; `run_ns` predicts a batch size's run time."""
         timings = [None if instance.job is None else instance.job.timing for instance in self._instances.values()]
         return [
             0 if timing is None else max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns)
@@ -195,7 +195,7 @@ class InstancePool(InstanceSet):
         settlement.settle(job)
 
     def _set_free(self, instance: Instance, job: Job | None = None) -> None:
-        """One of the instance's executions is over. Of one that is gone no place is free."""
+        """Release the place of an execution that is over. An instance that is gone has no free place."""
         if job is None or instance.job is job:
             instance.job = None
         if job is not None and isinstance(job.error, InstanceLostError):
@@ -270,7 +270,7 @@ class InstancePool(InstanceSet):
         return [*[instance for instance in self._instances.values() if not instance.gone], *self.leaving]
 
     def oldest_execution_ns(self, now_ns: int) -> int:
-        """For how long an instance has been silent at most, as `Instance.silent_ns`; 0 if none is at work."""
+        """Return the longest `Instance.silent_ns` of all instances; 0 if none is at work."""
         return max([instance.silent_ns(now_ns) or 0 for instance in self._up()], default=0)
 
     def stop_watching(self) -> None:

@@ -47,7 +47,7 @@ _CONTENTS: Mapping[BatchInputKind, Callable[[Sequence[Shape]], Numbers]] = {
 
 
 def batch_input(spec: BatchInput, shapes: Sequence[Shape]) -> Array:
-    """What tells the model of a batch; `shapes` are those of the source input, of each request, complete."""
+    """Return the input that describes a batch; `shapes` are the complete ones of each request's source input."""
     return np.asarray(_CONTENTS[spec.kind](shapes), dtype=spec.datatype.numpy)
 
 

@@ -30,7 +30,7 @@ class TurnState(enum.Enum):
     IDLE = "idle"
     WAITING = "waiting"
     GRANTED = "granted"
-    """It has its resources, and may begin."""
+    """Holds its resources and may begin."""
     RUNNING = "running"
 
 
@@ -45,7 +45,7 @@ class ResourceTurn:
     """Called when it may begin. If it is still GRANTED afterwards, nobody wants it now."""
     state: TurnState = TurnState.IDLE
     clock: int = 0
-    """It advances by the weight with each turn; who is behind comes first."""
+    """Virtual time, advanced by the weight with each turn; the lowest comes first."""
     since: int = field(default=0)
     """Among those with the same clock, who came first."""
     held: Mapping[_Key, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class ResourceTurn:
 
 
 def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> list[ResourceTurn]:
-    """One for each instance of a model, in their order. Empty if none of them needs anything."""
+    """Return one turn for each instance of a model, in their order. Empty if none of them needs anything."""
     made = []
     for group in config.instance_groups:
         devices = group.gpus if group.kind is InstanceKind.GPU else (0,)
@@ -66,11 +66,11 @@ def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> l
 
 
 class RateLimiter:
-    """What there is of each resource, and who has it. For the event loop's thread.
+    """Available and held resources of all instances. For the event loop's thread.
 
-    `available` is what the server's options say, by name and device, None for all devices; of a resource that is for
-    the whole server the device does not matter. Without any, there is as much of each as the instance needs that needs
-    the most. `soon` calls back in the next turn of the event loop.
+    `available` is from the server's options, by name and device, None for all devices; the device does not matter for
+    resources of the whole server. Without it, the available amount of each resource is the largest need of one
+    instance. `soon` calls back in the next turn of the event loop.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class RateLimiter:
                 self._check(name, device, count, most)
 
     def _check(self, name: str, device: int, count: int, most: Mapping[_Key, int]) -> None:
-        """With Triton's texts."""
+        """Check the limit of one resource. Raises INVALID_ARG with Triton's texts if it is below `count`."""
         limit = most[name, device]
         if limit < count:
             raise invalid(
@@ -173,7 +173,7 @@ class RateLimiter:
     # Executions
 
     def begin(self, turn: ResourceTurn) -> bool:
-        """Whether it may run now; then it is RUNNING. Otherwise it waits for its turn."""
+        """Return True and set the turn to RUNNING if it may run now. Otherwise it waits."""
         if turn.state is TurnState.GRANTED:
             turn.state = TurnState.RUNNING
             return True
@@ -190,7 +190,7 @@ class RateLimiter:
         return False
 
     def end(self, turn: ResourceTurn) -> None:
-        """Its execution is over, or does not begin after all; or it waits no more."""
+        """End a turn: its execution is over or does not begin after all, or it no longer waits."""
         if turn.state is TurnState.WAITING:
             self._waiting.remove(turn)
         elif turn.state is not TurnState.IDLE:

@@ -30,17 +30,17 @@ class Timer(Protocol):
 
 
 class RevivalClock(Protocol):
-    """As `scheduling.scheduler.RevivalClock`."""
+    """Clock with timers, as `scheduling.scheduler.RevivalClock`."""
 
     def now_ns(self) -> int: ...
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer: ...
 
 
 class Revival:
-    """Of the instances of one pool. Lives on the event loop's thread, which `on_loop` reaches from any other.
+    """Revival of the instances of one pool. Lives on the event loop's thread; `on_loop` reaches it from any other.
 
-    `take` puts a new engine in the place of the lost one with that number, or closes it and raises. `failed` is told of
-    each attempt that did not help, by number, with the nanoseconds until the next one.
+    `take` puts a new engine in the place of the lost one with that number, or closes it and raises. `failed` is called
+    after each failed attempt with the number and the nanoseconds until the next one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Revival:
         self._waits: dict[int, int] = {}
         """The wait before the next attempt, by number."""
         self._since: dict[int, int] = {}
-        """When each instance was made anew."""
+        """Time of each instance's latest revival."""
         self._timers: dict[int, Timer] = {}
         self._attempts: dict[int, Future[Executor]] = {}
         self._forgotten: set[int] = set()
@@ -123,7 +123,7 @@ class Revival:
         attempt.add_done_callback(lambda attempt: self._tell(number, attempt))
 
     def _tell(self, number: int, attempt: "Future[Executor]") -> None:
-        """On the loading thread."""
+        """Report a finished attempt to the event loop, from the loading thread."""
         with suppress(RuntimeError):  # the event loop has closed
             self._on_loop(partial(guarded(_TASK, self._made), number, attempt))
 

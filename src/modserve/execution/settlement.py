@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _AT_ONCE = 64
 """A larger batch gets its responses in parts."""
 _TELL_NS = 1_000_000
-"""How long a part may take, so that the event loop is not held for longer."""
+"""Longest time for one part, so that the event loop is not held for longer."""
 
 
 class Settlement:
@@ -50,9 +50,9 @@ class Settlement:
         self._has_sequences = config.sequence_batching is not None
         self._decoupled = config.decoupled
         self.log_limit = LogLimit(time.monotonic)
-        """For failures that bad requests may cause; the metrics count all of them."""
+        """Log limit for failures that bad requests may cause; the metrics count all of them."""
         self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
-        """Those of very large batches whose responses are still to be given, in order."""
+        """Requests of very large batches that still await their responses, in order."""
 
     def settle(self, job: Job) -> None:
         timing = job.timing
@@ -217,13 +217,13 @@ class Settlement:
         self._owner.settled(count)
 
     def refuse_late(self, late: list[Inflight]) -> None:
-        """Those that did not run because it was too late when their batch began."""
+        """Refuse requests that did not run because it was too late when their batch began."""
         for inflight in late:
             inflight.timing = None
         self._fail(late, unavailable("Request timeout expired"), FailureReason.REJECTED)
 
     def count_cancelled(self, members: list[Inflight]) -> None:
-        """Those that were settled before they ran, or ran again."""
+        """Count requests that were settled before they ran, or ran again."""
         self._fail(members, cancelled())
 
     def _fail(

@@ -38,13 +38,13 @@ class Sample(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What became of a sample on one instance."""
+    """Result of a warm-up sample on one instance."""
 
     sample: str
     times: int
     ns: int
     error: ModserveError | None = None
-    """What its last execution failed with; then the samples after it did not run."""
+    """Error of its last execution; the samples after it did not run."""
     made_up: bool = False
 
 
@@ -173,7 +173,7 @@ class _Sink:
 
 
 def failure_of(ran: Sequence[Ran]) -> ModserveError | None:
-    """Why an instance is not fit to serve after its warm-up; None if it is. Warns of data that was made up in vain."""
+    """Return why an instance is unfit after its warm-up; None if it is fit. Warns if generated data failed."""
     error = ran[-1].error if ran else None
     if error is None or not ran[-1].made_up:
         return error
