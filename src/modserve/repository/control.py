@@ -1,4 +1,4 @@
-"""Which models should be served: the start, polling and explicit calls each say so, and the manager makes it so."""
+"""Selection of the models to serve: by the start, polling and explicit calls; the manager carries it out."""
 
 import asyncio
 import dataclasses
@@ -33,20 +33,20 @@ SeenT = TypeVar("SeenT")
 
 class ControlMode(enum.Enum):
     NONE = "none"
-    """All models are loaded at the start, and no others later."""
+    """Loads all models at the start, and no others later."""
     EXPLICIT = "explicit"
     """Some models are loaded at the start, others when a client requests them."""
     POLL = "poll"
-    """All models are loaded at the start, and the repositories are looked through for changes."""
+    """Loads all models at the start, and scans the repositories for changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
     mode: ControlMode = ControlMode.NONE
     load: tuple[str, ...] = ()
-    """In mode explicit, the models to load at the start; `ALL` alone stands for all."""
+    """Models to load at the start in mode explicit; `ALL` alone stands for all."""
     poll_seconds: float = 15
-    """In mode poll, the time between two looks; 0 for never."""
+    """Time between two scans in mode poll; 0 for never."""
 
 
 class ModelControl:
@@ -61,11 +61,11 @@ class ModelControl:
         self._repositories = tuple(repositories)
         self._options = options
         self._targets: dict[str, Blueprint] = {}
-        """What should be served."""
+        """Blueprints of the models to serve."""
         self._by_name: set[str] = set()
         """The models that somebody requested by name, or by requesting all."""
         self._seen: dict[str, Listing | None] = {}
-        """What polling saw the last time; None for a model that has to be looked at again."""
+        """Listings of the latest poll; None for a model to scan again."""
         self.outages = Outages()
         self._keeping = asyncio.Lock()
         self._table.routings.keep = self._keep_soon
@@ -137,7 +137,7 @@ class ModelControl:
         await self._keeps.settle()
 
     async def stop(self) -> None:
-        """The same, and then unload everything."""
+        """Finish as `finish` does, and then unload everything."""
         await self.finish()
         self._targets.clear()
         await self._manager.reconcile(self._targets)
@@ -145,7 +145,7 @@ class ModelControl:
     # Explicit calls
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """As `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
+        """Load a model as `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
         self._check_explicit()
         overrides.check_model_name(name)
         if files and config is None:
@@ -153,7 +153,7 @@ class ModelControl:
         await self._operate(self._load(name, config, files or {}))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """As `Server.unload_model`, after the operations on the model that have begun."""
+        """Unload a model as `Server.unload_model`, after the operations on the model that have begun."""
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
 
@@ -357,7 +357,7 @@ class ModelControl:
         return sorted(entries, key=lambda entry: (entry.name, entry.version or 0))
 
     async def _names(self) -> Counter[str]:
-        """In how many repositories each model is."""
+        """Count the repositories that have each model."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
 
 

@@ -44,7 +44,7 @@ class LocalRepository:
         self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
         self._outside_links = outside_links
         self._inside = path
-        """What links must not leave."""
+        """Directory that links must not leave."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -93,7 +93,7 @@ class LocalRepository:
             raise invalid(f"cannot read model repository '{self.path}': {error.strerror}") from error
 
     def read(self, name: str) -> Listing:
-        """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
+        """Read one model: directories named by a positive integer without leading zeros are its versions. Blocking."""
         path = self.path / name
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
         weights: dict[int | None, list[object]] = {None: []}
@@ -137,11 +137,11 @@ class LocalRepository:
         )
 
     def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
-        """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""
+        """Return the identity of a file, or with an empty mark of a directory. `inode`: of the file itself."""
         return path, below, mark, inode if mark else 0
 
     def _refusal(self, name: str, links: Iterable[Path]) -> ModserveError | None:
-        """Why a model is not loaded that has these links; None if all of them stay inside."""
+        """Return the error for a model with these links; None if all of them stay inside."""
         root = os.path.realpath(self._inside)
         for link in links:
             target = os.path.realpath(link)
@@ -174,7 +174,7 @@ class LocalRepository:
 
 
 def _is_interpreter(link: Path, target: str) -> bool:
-    """Whether a link is that of a virtual environment to its Python, which models in Python may have beside them."""
+    """True if a link leads from a virtual environment to its Python, which Python models may include."""
     in_environment = link.parent.name == "bin" and (link.parents[1] / "pyvenv.cfg").is_file()
     return in_environment and bool(_PYTHON.fullmatch(os.path.basename(target))) and os.access(target, os.X_OK)
 
@@ -208,7 +208,7 @@ def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _COMPILED = "__pycache__"
-"""What Python writes beside a model's own modules is no change of the model."""
+"""Directory that Python writes next to a model's own modules; it does not count as a change of the model."""
 
 
 VERSION = 1

@@ -1,4 +1,4 @@
-"""What is in use: the names of models that are being changed, and servables that are lent."""
+"""Names of models that are being changed, and servables that are lent."""
 
 import asyncio
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Loans:
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
-        """How many there are, by the id of the model."""
+        """Number of handles, by the id of the model."""
         self._returned: asyncio.Event | None = None  # there while somebody waits
 
     def __repr__(self) -> str:

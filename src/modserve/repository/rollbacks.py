@@ -45,7 +45,7 @@ def read(directory: Path) -> tuple[Rollbacks, str]:
 
 
 def parsed(content: bytes, path: object) -> tuple[Rollbacks, str]:
-    """The same of what the file at `path` has."""
+    """Parse the content of the file at `path`, with the same result as `read`."""
     try:
         if len(content) > MOST_BYTES:
             raise ValueError(f"it is larger than {MOST_BYTES} bytes")

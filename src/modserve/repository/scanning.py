@@ -34,9 +34,9 @@ class Outages:
         return f"Outages({len(self._said)} of {len(self._last)} repositories)"
 
     async def look(self, repositories: Sequence[Repository], *, patient: bool = True) -> list[Mapping[str, Listing]]:
-        """All models of each repository. Raises what `Repository.look` raises, if `patient` only before a first look.
+        """List all models of each repository. Raises as `Repository.look`, if `patient` only before a first look.
 
-        None of them keeps the others from being looked at.
+        No repository keeps the others from being listed.
         """
         looks = []
         for repository in repositories:

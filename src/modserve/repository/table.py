@@ -1,4 +1,4 @@
-"""In-memory table of models and versions with their states. All methods are synchronous.
+"""Table of models and versions with their states, in memory. All methods are synchronous.
 
 The rows of the table: a model, its versions, and what each of these is loaded from.
 """
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     lease: DirectoryLease
     load_ns: int
     change: InPlaceChange | None = None
-    """To be applied to the servable, which is in service then."""
+    """Change to apply to the servable, which is in service then."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def _unavailable(version: int, why: str) -> str:
 
 
 MOST_REMEMBERED = 10_000
-"""How many models may be listed of which nothing is loaded and nobody wants anything: the oldest ones go first."""
+"""Most models listed that have nothing loaded and are not wanted: the oldest ones are dropped first."""
 
 
 class ModelTable:
@@ -142,7 +142,7 @@ class ModelTable:
         self.models: dict[str, ModelRow] = {}
         self.loans = Loans()
         self.locks = NameLocks()
-        """Of the models that are being changed."""
+        """Locks on the models that are being changed."""
         self.changes = Changes()
         """Notified after everything that may change which versions are READY."""
         self.companions = Companions()
@@ -174,7 +174,7 @@ class ModelTable:
         return servable
 
     def _refusal(self, name: str, version: int | None) -> ModserveError:
-        """Why no servable responds."""
+        """Return the error that states why no servable responds."""
         model = self.models.get(name)
         if model is None and self._expected is None:
             return unavailable(
@@ -222,7 +222,7 @@ class ModelTable:
         return servable if servable is not None and servable.unready_reason is None else None
 
     def is_ready(self, name: str, version: int | None) -> bool:
-        """Whether `ready` has one. Raises NOT_FOUND."""
+        """True if `ready` returns a servable. Raises NOT_FOUND."""
         return self.ready(name, version) is not None
 
     def ready_versions(self, name: str) -> list[Servable]:
@@ -249,16 +249,16 @@ class ModelTable:
         return in_front(None, [each for each in servables if version in (None, each.id.version)])
 
     def continuing(self, name: str, version: int | None) -> Servable | None:
-        """Like `finishing`, and what would begin a sequence is refused. For a server that is stopping."""
+        """Return a servable as `finishing`, but refuse to begin sequences. For a server that is stopping."""
         servable = self.finishing(name, version)
         return None if servable is None else Succession(servable, (), takes_new=False)
 
     def borrow(self, name: str, version: int | None) -> Handle:
-        """Like `get`, but the servable is not drained until the handle is released."""
+        """Return `get` as a handle: the servable is not drained until the handle is released."""
         return self.lend(self.get(name, version))
 
     def borrower(self, caller: ModelId) -> Borrow:
-        """As `borrow`, for the engine of a model version, which may also borrow what is unloaded together with it."""
+        """Return `borrow` for the engine of a model version; it may also borrow what is unloaded together with it."""
 
         def borrow(name: str, version: int | None) -> Handle:
             try:
@@ -272,7 +272,7 @@ class ModelTable:
         return borrow
 
     def lend(self, servable: Servable) -> Handle:
-        """Like `borrow`, for a servable that `get` or `continuing` returned in this turn of the event loop."""
+        """Lend as `borrow` does, a servable that `get` or `continuing` returned in this turn of the event loop."""
         lent = servable
         while isinstance(lent, Succession):
             lent = lent.heir
@@ -288,14 +288,14 @@ class ModelTable:
     # Questions about all models
 
     def servables(self) -> list[Servable]:
-        """All that are not closed, READY or not."""
+        """Return all servables that are not closed, READY or not."""
         return [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
 
     def names(self) -> list[str]:
         return sorted(self.models)
 
     def keepers(self) -> list[Servable]:
-        """All servables that have open sequences, READY or not."""
+        """Return all servables that have open sequences, READY or not."""
         return [each for each in self.servables() if isinstance(each, SequenceKeeper) and each.open_sequences]
 
     def index(self) -> list[IndexEntry]:
@@ -303,9 +303,10 @@ class ModelTable:
         return [entry for entry, _ in self._entries()]
 
     def unready(self) -> list[IndexEntry]:
-        """What keeps the server from being ready.
+        """Return the entries that keep the server from being ready.
 
-        All versions but the healthy ones, those unloaded on purpose, and those that came later, beside others.
+        All versions except the healthy ones, those unloaded on purpose, and those added later to versions already
+        there.
         """
         return [entry for entry, is_ready in self._entries() if not is_ready]
 
@@ -327,7 +328,7 @@ class ModelTable:
                 yield entry, ailment is None and (beside or not state.holds_up_readiness)
 
     def failed_loads(self) -> dict[tuple[str, int | None], int]:
-        """How often versions of the index failed to load; None stands for a model none of whose versions was tried."""
+        """Count failed loads of versions of the index; None stands for a model with no version tried."""
         counts: dict[tuple[str, int | None], int] = {}
         for name, model in self.models.items():
             for version in model.versions.keys() | model.failed_loads.keys():
@@ -352,7 +353,7 @@ class ModelTable:
             del self._coming[name]
 
     def _is_coming(self, name: str) -> bool:
-        """Whether a model without a READY version is being loaded, or is about to be."""
+        """True if a model without a READY version is being loaded, or is about to be."""
         model = self.models.get(name)
         if model is not None and model.latest is not None:
             return False
@@ -487,7 +488,7 @@ class ModelTable:
 
 
 def _presence(servable: Servable) -> str:
-    """Whether the model of a READY version is in memory, if that varies."""
+    """Return the residency of a READY version's model, if that varies."""
     report = residency(servable)
     return "" if report is None else report.text
 

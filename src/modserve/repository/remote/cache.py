@@ -140,7 +140,7 @@ class Placed:
 
 
 class DownloadCache:
-    """One for each process and folder. Raises INTERNAL where the folder cannot be written."""
+    """Cache of downloads, one for each process and folder. Raises INTERNAL where the folder cannot be written."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -160,7 +160,7 @@ class DownloadCache:
 
     @contextmanager
     def _used(self, how: int = fcntl.LOCK_SH) -> Iterator[None]:
-        """Nothing is cleaned meanwhile; for LOCK_EX, nothing else happens at all."""
+        """Lock the cache against cleaning; with LOCK_EX, against all other use."""
         with self._explained():
             self._prepare()
             file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -357,7 +357,7 @@ class DownloadCache:
 
 
 def source_of(digest: str) -> str:
-    """What stands for a content wherever it comes from, as `files.RemoteFile.source`."""
+    """Return the source for a content wherever it comes from, as `files.RemoteFile.source`."""
     return _hash(f"content {digest}")
 
 
@@ -370,7 +370,7 @@ def unwritable(root: Path, error: OSError) -> ModserveError:
 
 @contextmanager
 def _idle(path: Path) -> Iterator[bool]:
-    """Whether no process holds the lock of a file, or there is none; nobody takes it meanwhile."""
+    """Lock a file while the context lasts. Yields True if no process holds its lock, or there is no file."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:

@@ -40,7 +40,7 @@ class HubModel:
         self._name = place.bucket.rpartition("/")[2]
         self._server = (os.environ.get("HF_ENDPOINT") or SERVER).rstrip("/")
         self._commit = ""
-        """That of the last look: what is listed is what is fetched."""
+        """Commit of the latest look: files are fetched as they were listed."""
         self._digests: dict[str, str] = {}
         """SHA-256 by path, of the files that the hub keeps as large ones."""
 
@@ -77,7 +77,7 @@ class HubModel:
         return await self._transfer.bring(self._place, file, open_at, on_bytes)
 
     def _list(self) -> dict[str, Any]:
-        """What the hub says of the model. Blocking. Raises StoreError."""
+        """Return the hub's listing of the model. Blocking. Raises StoreError."""
         url = f"{self._server}/api/models/{self._place.bucket}/revision/{quote(self._place.prefix, safe='')}?blobs=true"
         try:
             with self._opened(url) as response:

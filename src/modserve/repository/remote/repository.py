@@ -52,7 +52,7 @@ class RemoteSource(Protocol):
 _log = logging.getLogger(__name__)
 
 _FRESH_S = 2.0
-"""For so long the names of the last look are good enough."""
+"""Time for which the names of the latest look are used."""
 _LONGEST_PAUSE_S = 600.0
 _REFER_S = 86_400.0
 """After so long the cache hears again what is needed."""
@@ -61,7 +61,7 @@ _PLACING_ATTEMPTS = 3
 
 @dataclass(slots=True)
 class _Failure:
-    """Of a download that may go better later: it counts as a change of the model when it is due."""
+    """Failed download that may succeed later: it counts as a change of the model when it is due."""
 
     count: int
     due: float
@@ -93,13 +93,13 @@ class RemoteRepository:
         self._failures: dict[tuple[str, int | None], _Failure] = {}
         self._cleaning = asyncio.Lock()
         self._referred: dict[str, tuple[frozenset[str], float]] = {}
-        """What the cache knows of each model, and since when."""
+        """Sources that the cache has on record for each model, and since when."""
 
     def __str__(self) -> str:
         return str(self.place)
 
     async def names(self) -> Collection[str]:
-        """As long as the store does not respond, the models that the last look has seen."""
+        """Return the names of the models; while the store does not respond, those of the last look."""
         now = self._clock()
         if self._names is not None and (now - self._looked < _FRESH_S or now - self._failed < self._pause_s):
             return self._names
@@ -353,7 +353,7 @@ class RemoteRepository:
 
 
 def _files(mark: object) -> Sequence[RemoteFile]:
-    """Those in the mark of a listing, with or without a number of failures."""
+    """Return the files in the mark of a listing, with or without a number of failures."""
     if isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[1], int):
         mark = mark[0]
     return [file for file in mark if isinstance(file, RemoteFile)] if isinstance(mark, tuple) else []

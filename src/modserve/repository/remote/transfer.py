@@ -32,7 +32,7 @@ class RemoteFile(NamedTuple):
     path: str
     """Below the repository, with the model's name first; its parts are separated by slashes."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     mark: str
     """Different whenever the content is: the ETag; where the store has none, the time of modification."""
     source: str
@@ -80,7 +80,7 @@ class ModelFiles:
         return {None: ()} | {version: tuple(sorted(files)) for version, files in self.by_version.items()}
 
     def file(self, below: str) -> RemoteFile | None:
-        """One that all versions share, by its path in the model's folder."""
+        """Return a file that all versions share, by its path in the model's folder."""
         return next((file for file in self.by_version.get(None, ()) if file.path == f"{self.name}/{below}"), None)
 
 
@@ -160,24 +160,24 @@ class Download(NamedTuple):
     """A file that has been opened for reading, from some byte on."""
 
     size: int
-    """In bytes, of the whole file, as the store says now."""
+    """Size of the whole file in bytes, as the store reports now."""
     mark: str
-    """As `RemoteFile.mark`."""
+    """Mark as in `RemoteFile.mark`."""
     sha256: str
-    """What whoever uploaded the file says of it; empty for nothing."""
+    """Digest that the uploader of the file declares; empty for none."""
     blocks: AsyncIterator[bytes]
 
 
 Open = Callable[[int], Awaitable[Download]]
-"""From the first byte to read to the file; raises StoreError, as its blocks do."""
+"""Function from the first byte to read to the file; raises StoreError, as its blocks do."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """How long and how often something is tried."""
+    """Time-out and number of attempts."""
 
     timeout_s: float = 10.0
-    """Without a byte from the store."""
+    """Longest time without a byte from the store."""
     attempts: int = 4
     pause_s: float = 0.5
     """Before the second attempt; twice as long before each further one."""
@@ -187,7 +187,7 @@ class Patience:
 
 @dataclass(slots=True)
 class Transfer:
-    """What all repositories of a process share."""
+    """State and limits that all repositories of a process share."""
 
     cache: DownloadCache
     patience: Patience = field(default_factory=Patience)
@@ -296,7 +296,7 @@ class Transfer:
         await self.blocking(claim.restart)
 
     def _is_sound(self, place: RemotePlace, file: RemoteFile, claim: Claim, doubted: str) -> bool:
-        """Whether a file has arrived as it is in the store; False if a second download has to tell.
+        """True if a file has arrived as it is in the store; False if a second download must decide.
 
         The ETag of many stores is the content's MD5, but not where they encrypt: then two downloads are the same.
         """
@@ -341,7 +341,7 @@ class DownloadProgress:
             _log.info(text, self._subject, amount, self._place, seconds, rate)
 
     def end(self, total: int | None = None) -> None:
-        """All of it is here: `total` bytes, where their number was not known before."""
+        """Log the end of a download: `total` bytes, where their number was not known before."""
         amount, seconds = in_bytes(self._total if total is None else total), self._clock() - self._began
         _log.info("%s: %s downloaded from '%s', in %.1f s", self._subject, amount, self._place, seconds)
 
