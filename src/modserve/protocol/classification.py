@@ -14,10 +14,10 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
 _MOST_ELEMENTS = 1_000_000
-"""For each row of the batch."""
+"""Most elements for each row of the batch."""
 
 _SPELL: dict[str, Callable[[Any], str]] = {"int": str, "float": "{:f}".format}
-"""How C++'s ``std::to_string`` writes a value, by the datatype's JSON kind."""
+"""Functions that format a value as C++'s ``std::to_string`` does, by the datatype's JSON kind."""
 
 _RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - {dtypes.FP16, dtypes.BF16})
 

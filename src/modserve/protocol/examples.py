@@ -28,10 +28,10 @@ _COUNTING: Mapping[str, Callable[[int], object]] = {
     "float": lambda index: index % 100,
     "string": lambda index: f"text {index}",
 }
-"""By `Datatype.json_kind`: an element of the first input by its index."""
+"""Functions from an index to an element of the first input, by `Datatype.json_kind`."""
 
 ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one"}
-"""By `Datatype.json_kind`: all elements of the other inputs."""
+"""Elements of the other inputs, by `Datatype.json_kind`."""
 
 
 def infer(config: ModelConfig, models: Models) -> JsonObject:
@@ -59,7 +59,7 @@ def predict(config: ModelConfig) -> JsonObject:
 
 
 def bodies(config: ModelConfig, models: Models) -> JsonObject:
-    """By the name of the call, bodies that the model responds to; a `note` says why there are fewer than calls."""
+    """Return request bodies that the model responds to, by call; a `note` gives the reason for missing calls."""
     if elements(config) > MOST_ELEMENTS:
         count = elements(config)
         return {"note": f"An example would have {count} elements, too many to show. See the model's metadata."}
@@ -75,17 +75,17 @@ def bodies(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def elements(config: ModelConfig) -> int:
-    """How many elements the inputs of an example have."""
+    """Return the number of elements in the inputs of an example."""
     return sum(math.prod(shape(config, spec)) for spec in config.inputs)
 
 
 def decoupled(config: ModelConfig, models: Models) -> bool:
-    """Whether a request may have any number of responses, so that only calls that stream are of use."""
+    """True if a request may have any number of responses, so that only streaming calls are of use."""
     return any(each.decoupled for each in composing(config, models))
 
 
 def sequences(config: ModelConfig, models: Models) -> list[SequenceBatching]:
-    """What is said of sequences by those models that take no request without one."""
+    """Return the sequence settings of the models that require each request to belong to a sequence."""
     batchings = [each.sequence_batching for each in composing(config, models)]
     return [batching for batching in batchings if batching is not None and not batching.iterative]
 
@@ -99,7 +99,7 @@ def composing(config: ModelConfig, models: Models) -> list[ModelConfig]:
 
 
 def parameters(config: ModelConfig, models: Models) -> JsonObject:
-    """Those of a request that is a sequence of its own, where the model takes no others."""
+    """Return the parameters of a request that is a whole sequence, where the model takes no others."""
     batchings = sequences(config, models)
     if not batchings:
         return {}

@@ -1,4 +1,4 @@
-"""What says a failure beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
+"""Failure details besides the message: statuses and headers over HTTP, codes and metadata over gRPC."""
 
 import re
 from collections.abc import Mapping
@@ -61,16 +61,16 @@ _NO_MEMORY_TEXT = re.compile(
     r"|CUD\w+_STATUS_NOT_INITIALIZED|No space left on device|no memory for model|--model-memory-limit allows",
     re.IGNORECASE,
 )
-"""As engines, the system and the server say it."""
+"""Texts of memory failures from engines, the system and the server."""
 
 
 def is_memory_failure(error: ModserveError) -> bool:
-    """Whether a load or an inference has failed for want of memory, as far as its message tells."""
+    """True if a load or an inference has failed for lack of memory, as far as its message tells."""
     return isinstance(error, MemoryExhaustedError) or _NO_MEMORY_TEXT.search(error.message) is not None
 
 
 def spelling(error: ModserveError) -> Spelling:
-    """Its status over HTTP and its code over gRPC."""
+    """Return the error's HTTP status and gRPC code."""
     if isinstance(error, DeadlinePassedError):
         return DEADLINE
     if isinstance(error, MemoryExhaustedError):

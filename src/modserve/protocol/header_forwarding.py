@@ -28,7 +28,7 @@ def matching(pattern: re.Pattern[str] | None, headers: Iterable[tuple[str, str]]
 
 
 def from_metadata(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]] | None) -> Forwarded:
-    """As `matching`, of gRPC metadata. Binary values (keys that end in ``-bin``) are no text, and stay behind."""
+    """Return the `matching` gRPC metadata. Binary values (keys that end in ``-bin``) are not text and are left out."""
     if pattern is None:
         return ()
     return matching(pattern, [(key, value) for key, value in metadata or () if isinstance(value, str)])

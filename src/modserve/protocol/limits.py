@@ -1,4 +1,4 @@
-"""What a request may have at most, whatever its model is; checked before anything is made of it."""
+"""Limits on requests, whatever their model is; checked before anything is made of a request."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class MessageLimits:
     tensors: int = 4096
     """Inputs, and requested outputs."""
     parameters: int = 1000
-    """Of a request."""
+    """Most parameters of a request."""
     other_json: int = 1024 * 1024
     """Bytes of JSON that are not the `data` of an input. The parsed document takes up to thirty times as many."""
     parsed_parts: int = 500_000
@@ -53,7 +53,7 @@ def check_parameters(count: int) -> None:
 
 
 def count_parts(text: bytes) -> int:
-    """How many commas, colons and opening brackets there are in JSON, those in its texts included."""
+    """Count the commas, colons and opening brackets in JSON, including those in its strings."""
     return sum(_counted(text, b",:[{"))
 
 
@@ -72,7 +72,7 @@ def parsed_size(text: bytes) -> int:
 
 
 def _counted(text: bytes, marks: bytes) -> list[int]:
-    """How often each of the marks is in it."""
+    """Count each of the marks in a text."""
     whole = np.frombuffer(text, np.uint8)
     counts = [0] * len(marks)
     for start in range(0, len(text), _AT_A_TIME):

@@ -50,7 +50,7 @@ def moved(response: InferenceResponse, places: Mapping[str, RegionSlice], lease:
 
 
 def refused(kind: str, name: str) -> ModserveError:
-    """Where a request came by a way that leads to no regions."""
+    """Return the error for a request from a transport without access to regions."""
     return unsupported(f"{kind} '{name}': shared memory is not supported by this call")
 
 

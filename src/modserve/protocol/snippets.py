@@ -28,7 +28,7 @@ _COUNTING: Mapping[str, str] = {
     "float": "(np.arange({count}) % 100).reshape({shape}).astype({dtype})",
     "string": 'np.array([f"text {{index}}" for index in range({count})], object).reshape({shape})',
 }
-"""By `Datatype.json_kind`: what computes the elements of the first input of an example."""
+"""Expressions for the elements of the first input of an example, by `Datatype.json_kind`."""
 
 _DTYPES: Mapping[str, str] = {"BYTES": "object", "BF16": "ml_dtypes.bfloat16"}
 """The types of arrays that are none of numpy's numbers, by datatype."""
@@ -44,7 +44,7 @@ for name, (datatype, array) in values.items():
 
 
 def snippets(config: ModelConfig, models: Models) -> dict[str, str]:
-    """By the name of the client, a command or a program to copy."""
+    """Return a command or a program to copy, by the name of the client."""
     return {
         "curl": curl(config, models),
         "python": python(config, models),

@@ -13,7 +13,7 @@ HEADER: Final = "endpoint-load-metrics"
 BINARY_HEADER: Final = "endpoint-load-metrics-bin"
 """Over gRPC: a trailer with the protobuf message."""
 FORMAT_HEADER: Final = "endpoint-load-metrics-format"
-"""By which clients of Triton ask for a report."""
+"""Header by which clients of Triton request a report."""
 
 _FIGURES: Final = ("cpu_utilization", "mem_utilization", "application_utilization", "rps_fractional", "eps")
 
@@ -64,4 +64,4 @@ def trailer(serialised: bytes) -> bytes:
 
 
 FORMATS: Final = {"text": text, "json": json, "bin": binary}
-"""By the name that the option has for them, and requests that ask for one."""
+"""Report writers, by the format's name in the option and in requests for a report."""

@@ -43,7 +43,7 @@ def config_json(servable: Servable) -> JsonObject:
 
 
 def engine_json(servable: Servable) -> JsonObject:
-    """What runs a model version; an ensemble has the models of its steps in place of an engine."""
+    """Return the engine that runs a model version; for an ensemble, the models of its steps instead."""
     config = servable.config
     out: JsonObject = {"model_name": servable.id.name, "model_version": str(servable.id.version)}
     if config.ensemble is not None:

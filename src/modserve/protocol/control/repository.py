@@ -41,7 +41,7 @@ def _state(entry: IndexEntry) -> str:
 
 
 def only_ready(body: bytes) -> bool:
-    """Whether a request's body, which may be empty, asks for what is READY only. Raises INVALID_ARG."""
+    """True if a request's body, which may be empty, requests only READY models. Raises INVALID_ARG."""
     ready = control_body.read(body).get("ready", False) if body else False
     if type(ready) is not bool:
         raise invalid("Invalid value for 'ready': expected a boolean")
@@ -59,7 +59,7 @@ def check_repository_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """What a load uses in place of what is in the repository: a configuration, files by their path in the model."""
+    """Replacements for a load: a configuration, and files by their path in the model."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def load_json(body: bytes) -> LoadParameters:
 
 
 def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
-    """As `load_json`."""
+    """Read load parameters as `load_json` does."""
     return _load(parameters, _message_value)
 
 
@@ -114,13 +114,13 @@ def _message_value(name: str, value: pb.ModelRepositoryParameter, is_file: bool)
 
 
 def unload_dependents_json(body: bytes) -> bool:
-    """Whether an unload request's body, which may be empty, asks for dependents as well. Raises INVALID_ARG."""
+    """True if an unload request's body, which may be empty, includes dependents. Raises INVALID_ARG."""
     value = _json_parameters(body).get(_DEPENDENTS, False)
     return control_body.typed(value, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
 
 
 def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
-    """As `unload_dependents_json`."""
+    """True if an unload request includes dependents, as `unload_dependents_json`."""
     if _DEPENDENTS not in parameters:
         return False
     value = parameters[_DEPENDENTS]

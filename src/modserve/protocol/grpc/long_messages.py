@@ -18,7 +18,7 @@ _INPUT, _RAW = (number << 3 | LENGTH_DELIMITED for number in (5, 7))
 _CONTENTS = 5 << 3 | LENGTH_DELIMITED
 
 _FEW_FIELDS, _MANY_FIELDS = 100, 32 * 1024
-"""Those of inputs count as well. A request within the limits of `protocol.limits` has fewer than the latter."""
+"""Field counts, including those of inputs. A request within `protocol.limits` has fewer than the latter."""
 
 
 @final

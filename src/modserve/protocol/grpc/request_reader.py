@@ -59,7 +59,7 @@ class RequestReader:
     __slots__ = ("_heads", "_heads_size", "_most_short", "_names")
 
     def __init__(self, most_short: int = SHORT) -> None:
-        """Of a message of more than `most_short` bytes, the tensors may be longer, the rest may not."""
+        """Create a reader. Messages longer than `most_short` bytes may have longer tensors, but not a longer rest."""
         self._most_short = most_short
         self._names: dict[bytes, tuple[str, str]] = {}
         self._heads: dict[bytes, InferHead] = {}
@@ -148,7 +148,7 @@ class RequestReader:
 
 
 def _head_end(data: bytes, position: int, limit: int) -> int:
-    """Where the inputs and outputs end that begin at `position`; -1 if that is behind `limit`."""
+    """Return the end of the inputs and outputs that begin at `position`; -1 if it is beyond `limit`."""
     size = len(data)
     while position < size:
         key = data[position]
@@ -233,7 +233,7 @@ def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
 
 
 def _field_end(data: bytes, position: int) -> int:
-    """Where a field ends that has a length, and whose key is one byte at `position`."""
+    """Return the end of a field that has a length and a one-byte key at `position`."""
     length = data[position + 1]
     if length < 0x80:
         return position + 2 + length
@@ -242,9 +242,9 @@ def _field_end(data: bytes, position: int) -> int:
 
 
 def _long_length(data: bytes, position: int) -> tuple[int, int]:
-    """As `read_varint`. Raises WireError for more bytes than are needed, which protobuf takes some of.
+    """Read a length as `read_varint` does. Raises WireError for superfluous bytes, some of which protobuf accepts.
 
-    And for what no message is as long as: a position that has more than 64 bits is no IndexError in compiled code.
+    Also raises it for lengths beyond any message: in compiled code, a position above 64 bits is no IndexError.
     """
     length, position = read_varint(data, position)
     if not data[position - 1]:
@@ -255,7 +255,7 @@ def _long_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _value_start(data: bytes, position: int) -> int:
-    """Where the value of such a field begins."""
+    """Return the start of the value of a field as for `_field_end`."""
     position += 1
     while data[position] > 0x7F:
         position += 1

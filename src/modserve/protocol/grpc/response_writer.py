@@ -129,7 +129,7 @@ def _bool_parameter(value: Any) -> bytes:
 
 
 def _int_parameter(value: Any) -> bytes:
-    """As a double, if no integer of 64 bits can be it."""
+    """Encode an integer parameter; as a double if it fits no 64-bit integer."""
     if -(2**63) <= value < 2**63:
         return _INT64 + varint(value if value >= 0 else value + 2**64)
     return _UINT64 + varint(value) if 0 < value < 2**64 else _double_parameter(value)

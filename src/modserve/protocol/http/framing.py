@@ -1,4 +1,4 @@
-"""How several JSON responses follow each other in one HTTP body: as server-sent events, or a line each."""
+"""Framing of several JSON responses in one HTTP body: as server-sent events, or one per line."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Framing:
     after: bytes
 
     def frame(self, text: bytes) -> bytes:
-        """One message; `text` is JSON without line breaks."""
+        """Frame one message; `text` is JSON without line breaks."""
         return self.before + text + self.after
 
 

@@ -77,7 +77,7 @@ def encode(response: InferenceResponse) -> bytes:
 
 @dataclass(slots=True)
 class _Content:
-    """What the keys so far were."""
+    """Content of the keys read so far."""
 
     config: ModelConfig
     request_id: str
@@ -175,5 +175,5 @@ class _Pairs:
 
 
 def _repeated(body: bytes, config: ModelConfig) -> bool:
-    """Whether an input might be twice in one object, of which the JSON library would keep the last."""
+    """True if an object might contain an input twice, of which the JSON library would keep the last."""
     return b"\\u" in body or any(body.count(orjson.dumps(name)) > 1 for name in config.inputs_by_name)

@@ -19,9 +19,9 @@ from modserve.protocol.response_form import ResponseForm
 
 
 def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_json: int, most_texts: int) -> bool:
-    """Whether reading a body takes long: more JSON than `most_json`, or more bytes of BYTES than `most_texts`.
+    """True if reading a body takes long: more JSON than `most_json`, or more bytes of BYTES than `most_texts`.
 
-    Other binary data is not read; but of cached models, all of it is hashed.
+    Other binary data is not read, but all of it is hashed for cached models.
     """
     size = len(body)
     if size <= most_json:

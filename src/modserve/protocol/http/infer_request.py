@@ -36,9 +36,9 @@ _LONGEST_NAME = 32
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
-    """How many bytes of the body are JSON by the ``Inference-Header-Content-Length`` header; None without one.
+    """Return the body's JSON length from ``Inference-Header-Content-Length``; None without that header.
 
-    Raises INVALID_ARG when it is no number, or none between 0 and the body's length.
+    Raises INVALID_ARG if it is not a number between 0 and the body's length.
     """
     if value is None:
         return None

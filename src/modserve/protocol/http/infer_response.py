@@ -27,7 +27,7 @@ _MAX_UNSIGNED = 2**64 - 1
 _FINAL = "triton_final_response"
 _LONG = 64 * 1024
 _GAP = b"\0"
-"""Where data goes; no other JSON has this byte."""
+"""Placeholder for data; no other JSON has this byte."""
 _DATA: Final = orjson.Fragment(_GAP)
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
@@ -73,12 +73,12 @@ class JsonTexts:
         self.known: dict[tuple[object, ...], Pieces] = {}
 
     def look_up(self, response: InferenceResponse, response_form: ResponseForm) -> Pieces | None:
-        """As `_pieces`, if that is remembered of a response like this one."""
+        """Return the cached `_pieces` of a response like this one, if there are any."""
         look = None if response.parameters else _look(response, response_form)
         return None if look is None else self.known.get(look)
 
     def remember(self, response: InferenceResponse, response_form: ResponseForm, pieces: Pieces) -> None:
-        """For responses like this one, which is short."""
+        """Cache the pieces for responses like this one, which is short."""
         look = (
             None
             if response.parameters or response_form.places or response_form.classes
@@ -92,7 +92,7 @@ class JsonTexts:
 
 
 def _look(response: InferenceResponse, response_form: ResponseForm) -> tuple[object, ...] | None:
-    """What the JSON of a response without parameters follows from, but for its id and data; None if that is too much.
+    """Return all that determines the JSON of a response without parameters, except its id and data; None if too much.
 
     The sizes of tensors of BYTES do not follow from their shapes.
     """
@@ -172,7 +172,7 @@ def carried(value: ParameterValue) -> object:
 
 
 def text_only(error: ModserveError) -> ModserveError:
-    """What an encoder raised that has only JSON, with the way that is left."""
+    """Return the error of an encoder that has only JSON, with the alternative calls."""
     return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
 
 

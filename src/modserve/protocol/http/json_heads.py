@@ -50,7 +50,7 @@ class HttpInput(NamedTuple):  # which is made sooner than a dataclass
 
 
 class InputSpan(NamedTuple):
-    """Where the numbers of an input are: they end where the text `suffix` begins, which is up to the next ones."""
+    """Position of an input's numbers: they end where the text `suffix` begins, which extends to the next ones."""
 
     name: str
     datatype: Datatype

@@ -1,4 +1,4 @@
-"""What an answer has cost, as the ``Server-Timing`` header says it (W3C Server Timing); in gRPC, metadata.
+"""Cost of an answer in the ``Server-Timing`` header (W3C Server Timing); in gRPC, metadata.
 
 Streams have one header for all their answers, sent before the first: there it is a parameter of the last message.
 """

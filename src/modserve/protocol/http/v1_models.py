@@ -1,4 +1,4 @@
-"""What KServe v1 and TensorFlow Serving's REST API say of models: their status, metadata, and that they are not there.
+"""Model information in KServe v1 and TensorFlow Serving's REST API: status, metadata, and errors for missing models.
 
 Where the two share a URL one response serves both, and failures have KServe's texts; URLs with a version, a label or
 ``metadata`` are TensorFlow Serving's, and so are their texts.

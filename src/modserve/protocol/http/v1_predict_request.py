@@ -39,7 +39,7 @@ _TAKES = {**json_data.TAKES, "string": 'strings, or {"b64": "<base64>"} for byte
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a request asks: tensors by input name, and whether the response is in the row format."""
+    """Content of a request: tensors by input name, and whether the response is in the row format."""
 
     inputs: Mapping[str, Tensor]
     rows: bool
@@ -66,7 +66,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
 
 
 def row_count(config: ModelConfig, inputs: Mapping[str, Tensor]) -> int:
-    """How many rows the inputs have; 1 for models without a batch dimension, and where inputs differ."""
+    """Return the number of rows in the inputs; 1 for models without a batch dimension, and where inputs differ."""
     sizes = {tensor.shape[:1] for tensor in inputs.values()}
     return max([1, *next(iter(sizes))]) if config.batching and len(sizes) == 1 else 1
 
@@ -93,7 +93,7 @@ def memory(body: bytes) -> int:
 
 
 def _parsed(config: ModelConfig, body: bytes) -> object:
-    """What `body` holds. Of one with many values, long lists of numbers are a `LongArray`."""
+    """Parse `body`. If it has many values, long lists of numbers become a `LongArray`."""
     if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
         return json_text.parse_any(body)
     names = [orjson.dumps(name) for name in config.inputs_by_name] if len(config.inputs) <= _MOST_NAMES else []
@@ -121,7 +121,7 @@ def _check_parts(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the body an input's elements stand, by their index in the tensor.
+    """Position of an input's elements in the body, by their index in the tensor.
 
     `key` is the member of the body; `member` names the input where the body does, behind the first `outer` indices.
     """
@@ -198,7 +198,7 @@ def _from_columns(config: ModelConfig, inputs: object) -> dict[str, Tensor]:
 
 
 def _names_inputs(value: object) -> bool:
-    """Whether a value is an object by input name, and not one that stands for bytes."""
+    """True if a value is an object by input name, and not an encoding of bytes."""
     return isinstance(value, dict) and not _is_base64(value)
 
 
@@ -245,7 +245,7 @@ def _tensor(config: ModelConfig, place: _Place, spec: TensorSpec, data: object) 
 
 
 def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray, nulls: bool) -> Tensor:
-    """Its lists are looked at for their lengths first, and then for what is in them."""
+    """Convert cut-out lists to a tensor: check their lengths first, and then their elements."""
     try:
         shape = data.shape()
     except long_array.UnevenError as error:
@@ -316,7 +316,7 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
 
 
 def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> Array:
-    """As an array. Raises INVALID_ARG for one out of range. So many come `before` these."""
+    """Convert numbers to an array. Raises INVALID_ARG for one out of range. `before` elements precede these."""
     datatype = spec.datatype
     wide = datatype.json_kind == "float"
     try:

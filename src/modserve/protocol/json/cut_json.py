@@ -27,7 +27,7 @@ Take = Callable[[object], LongArray | None]
 
 @dataclass(frozen=True, slots=True)
 class ArrayCutter:
-    """What is cut out of one kind of document."""
+    """Rules for cutting arrays out of one kind of document."""
 
     keys: tuple[bytes, ...]
     """The keys of the arrays, in quotes."""
@@ -128,7 +128,7 @@ def _after_blanks(text: bytes, position: int) -> int:
 
 
 def _origin(parts: list[bytes], arrays: list[LongArray]) -> Callable[[int], int]:
-    """Where in the text a position in the joined `parts` is."""
+    """Return a function from a position in the joined `parts` to its position in the text."""
 
     def origin(position: int) -> int:
         for index, array in enumerate(arrays):

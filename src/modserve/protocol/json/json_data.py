@@ -26,13 +26,13 @@ _MOST = 2**63 - 1
 _AT_A_TIME = 32 * 1024
 """Elements that are written in one go, in which no other thread runs."""
 _FEW = 256
-"""Up to so many elements, the type of each is looked at."""
+"""Most elements for which the type of each is checked."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
 
 TAKES = {"bool": "true or false", "int": "integers", "float": "numbers", "string": "strings"}
-"""In messages, by `Datatype.json_kind`."""
+"""Accepted values in messages, by `Datatype.json_kind`."""
 
 
 def takes_null(config: ModelConfig) -> bool:
@@ -209,7 +209,7 @@ def _too_large(name: str, size: int, max_bytes: int) -> ModserveError:
 
 
 def element_count(data: object) -> int:
-    """How many elements there are in `data`, nested in any way. Raises INVALID_ARG for data nested too deeply."""
+    """Count the elements of `data`, nested in any way. Raises INVALID_ARG for data nested too deeply."""
     if not isinstance(data, list):
         return 1
     flat, depth = _flatten(data)
@@ -217,7 +217,7 @@ def element_count(data: object) -> int:
 
 
 def flattened(data: list[object]) -> list[object]:
-    """What is in lists of one depth. Others are left as they are, but for the outer ones."""
+    """Return the elements of lists of one depth. Of others, only the outer lists are flattened."""
     return _flatten(data)[0]
 
 

@@ -51,11 +51,11 @@ class LongArray:
 
     @property
     def parts(self) -> int:
-        """How many elements and empty arrays there are, at whatever depth."""
+        """Number of elements and empty arrays, at any depth."""
         return sum(self.parts_of_lists())
 
     def parts_of_lists(self) -> list[int]:
-        """As `parts`, for each of `lists`."""
+        """Return `parts` for each of `lists`."""
         return [piece.parts for piece in self._pieces]
 
     def shape(self) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def find_end(text: bytes, start: int) -> LongArray | None:
 
 
 def find_numbers(text: bytes, start: int) -> LongArray | None:
-    """As `find_end`, for arrays without a string."""
+    """Return the array as `find_end` does, for arrays without a string."""
     # Behind it there is a comma and a key, or the end of the object. Single bytes are found very quickly.
     quote = text.find(b'"', start)
     stop = len(text) if quote < 0 else quote
@@ -158,7 +158,7 @@ def find_numbers(text: bytes, start: int) -> LongArray | None:
 
 
 def _leading(text: bytes, start: int) -> int:
-    """How many arrays begin before the first element."""
+    """Count the arrays that begin before the first element."""
     depth = 0
     while text[start] in _BLANK or text[start] == _OPEN:
         depth += text[start] == _OPEN
