@@ -14,7 +14,7 @@ _OFF = Admission()
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """Why a queue has no room for a request. `most` is the size of the queue of which a tenant's limit is its share."""
+    """Reason that a queue has no room for a request. `most` is the queue size that tenants share as limits."""
 
     tenant: str = ""
     waiting: int = 0
@@ -47,7 +47,7 @@ class Gate:
         self._remaining_ns = remaining_ns
         self._limit = limit
         self.predicts = options.by_deadline
-        """Whether `check` may refuse anything."""
+        """True if `check` may refuse requests."""
 
     def check(self, inflight: Inflight, count: int, size: int, now_ns: int) -> None:
         """Raises `OverloadedError` if the request would come too late behind `count` others, whose sizes sum to `size`.

@@ -18,25 +18,25 @@ FAR_NS = 1 << 62
 
 
 class Reason(enum.Enum):
-    """Why a batch did not grow any more."""
+    """Reason that a batch stopped growing."""
 
     FULL = "full"
-    """It has the largest size, or the next request does not fit."""
+    """Largest size reached, or the next request does not fit."""
     PREFERRED = "preferred"
-    """It has a preferred size."""
+    """Preferred size reached."""
     DELAY = "delay"
     """The oldest of it has waited for the queue delay."""
     IDLE_INSTANCE = "idle_instance"
     """An instance was free, and there is no queue delay to wait for."""
     SHAPE = "shape"
-    """The same, and the other requests that waited cannot share a batch with these."""
+    """Instance free as above, and the other requests that waited cannot share a batch with these."""
     DEADLINE = "deadline"
     """A request of it would otherwise be too late, or have waited too long."""
     SINGLE = "single"
     """The model runs each request on its own."""
     NO_GAIN = "no_gain"
-    """By measured run times a larger batch would gain nothing, or these requests run better without the others.
-    The first batches are small for it, until run times are known."""
+    """Larger batch without gain by measured run times, or these requests run better without the others. The first
+    batches are small for it, until run times are known."""
     REFUSED = "refused"
     """The engine refused the batch that this request was in, which ran once more by itself."""
 
@@ -144,7 +144,7 @@ ElementCost: TypeAlias = Callable[[int, int, int], int]
 
 
 def element_cost(config: ModelConfig) -> ElementCost:
-    """What ``scheduling.max_batch_elements`` limits: all that is executed with padding, else the requests' own."""
+    """Return the cost for ``scheduling.max_batch_elements``: all elements with padding, else the requests' own."""
     padding, batch_sizes = config.padding, config.batch_sizes
     if padding is None:
         return lambda size, longest, total: total

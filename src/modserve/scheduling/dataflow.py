@@ -21,7 +21,7 @@ SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 
 
 class Absence(enum.Enum):
-    """Why a tensor is known not to be there."""
+    """Reason that a tensor is known to be missing."""
 
     ABSENT = "absent"
     """The request left out an optional input, or a model one of its outputs."""
@@ -52,7 +52,7 @@ class StepPlan:
         self.outputs = frozenset(outputs)
         self.steps = ensembling.steps
         self.most_inflight = ensembling.max_inflight_requests
-        """How many requests each step may have under way, of all requests to the ensemble; 0 = no limit."""
+        """Most requests that each step may have under way, over all requests to the ensemble; 0 = no limit."""
         self.needed = _needed(ensembling.steps, self.outputs)
         tensors = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
         consumers: dict[str, list[int]] = {}
@@ -61,12 +61,12 @@ class StepPlan:
                 consumers.setdefault(tensor, []).append(index)
         self.consumers: Mapping[str, Sequence[int]] = consumers
         self.uses = Counter({tensor: len(indices) for tensor, indices in consumers.items()})
-        """How often each tensor is read."""
+        """Number of reads of each tensor."""
         self.uses.update(self.outputs)
         self.writers = Counter(
             tensor for index in self.needed for tensor in self.steps[index].outputs.values() if tensor in tensors
         )
-        """How many steps may give each tensor: one, unless they have conditions."""
+        """Number of steps that may give each tensor: one, unless they have conditions."""
         self.requested: Mapping[int, tuple[str, ...]] = {
             index: tuple(name for name, tensor in self.steps[index].outputs.items() if tensor in tensors)
             for index in self.needed
@@ -150,12 +150,12 @@ class Wave:
         return inputs, condition
 
     def waited_ns(self, names: Iterable[str]) -> int:
-        """How long the steps that led to these tensors waited, one after the other; of branches, the longest counts."""
+        """Return how long the steps that led to these tensors waited in sequence; of branches, the longest counts."""
         return max([self._waited.get(name, 0) for name in names], default=0)
 
     @property
     def complete(self) -> bool:
-        """Whether all outputs that the client requested are known."""
+        """True if all outputs that the client requested are known."""
         return self._has(self._plan.outputs)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
@@ -169,7 +169,7 @@ class Wave:
 
 
 def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optional: Container[str]) -> bool:
-    """Whether a ready step runs, or is skipped.
+    """True if a ready step runs; False if it is skipped.
 
     It is skipped if its condition does not hold, if an input that its model needs comes from steps that were skipped,
     or if nothing is left of its inputs for that reason. Raises INVALID_ARG if the condition cannot be decided.
@@ -197,10 +197,10 @@ def follow_up(
 def wrong_input(
     plan: StepPlan, index: int, inputs: Mapping[str, Entry], config_of: Callable[[int], ModelConfig]
 ) -> str:
-    """Which of a refused step's inputs is not as the model that gave it is configured; empty if none is.
+    """Return which input of a refused step deviates from the configuration of its model of origin; empty if none does.
 
-    `config_of` has the configurations of the steps' models. Of a tensor that several steps may give, and one has,
-    nothing is said.
+    `config_of` returns the configurations of the steps' models. A tensor that several steps may give, and one has
+    given, is not checked.
     """
     step = plan.steps[index]
     for name, entry in inputs.items():
@@ -221,7 +221,7 @@ def wrong_input(
 
 
 def _difference(value: Value, output: str, config: ModelConfig) -> str:
-    """How an output of a model differs from its configuration; empty if it does not."""
+    """Describe how an output of a model differs from its configuration; empty if it does not."""
     spec, tensor = config.outputs_by_name[output], value.tensor
     if tensor.datatype is not spec.datatype:
         return f"of type {tensor.datatype.config_name}, but its configuration says {spec.datatype.config_name}"

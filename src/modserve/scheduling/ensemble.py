@@ -107,7 +107,7 @@ class StepExecution:
         return wave
 
     def hold(self) -> None:
-        """It waits for the limit from now on, as long as the request may still wait."""
+        """Hold the step until the limit lets it begin, for as long as the request may still wait."""
         self._held_ns = now_ns = self.owner.clock.now_ns()
         timeout_ns = self.owner.inflight.request.timeout_ns
         if timeout_ns:
@@ -160,12 +160,12 @@ class StepExecution:
             inflight.flow = Flow(lambda waiting: None, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
 
     def passed_on(self) -> None:
-        """One of its responses has reached the steps behind it."""
+        """Record that one of its responses has reached the steps behind it."""
         if self._inflight is not None:
             self._inflight.sent()
 
     def cancel(self) -> None:
-        """Nobody wants its responses any more."""
+        """Cancel the step, since its responses are no longer wanted."""
         self._cancelled = True
         if self._inflight is not None:
             self._inflight.cancel()
@@ -271,7 +271,7 @@ class EnsembleScheduler:
         assert config.ensemble is not None, "only made for ensembles: this is a bug"
         most = config.ensemble.max_inflight_requests
         self.limits = [StepLimit(most) for _ in config.ensemble.steps] if most else []
-        """By step; none if the ensemble has no limit."""
+        """Limits by step; none if the ensemble has no limit."""
         self.config = config
         self.id = ModelId(config.name, version)
         self.borrow = borrow
@@ -317,10 +317,11 @@ class EnsembleScheduler:
 
 
 class EnsembleRun:
-    """One request to an ensemble: owns its steps, which call `begun` and `settled`; these never raise.
+    """Run of one request to an ensemble: owns its steps, which call `begun` and `settled`; these never raise.
 
     It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
-    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
+    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client receives nothing
+    more.
     """
 
     def __init__(self, ensemble: EnsembleScheduler, plan: StepPlan, inflight: Inflight) -> None:
@@ -341,14 +342,14 @@ class EnsembleRun:
         self._order: list[tuple[tuple[int, ...], int, StepExecution]] = []
         """A heap of the steps by the place of the next response that may follow from them, or an earlier one."""
         self._producers: dict[Wave, StepExecution] = {}
-        """Of waves in which a step waits for the limit: the decoupled step whose response they come from."""
+        """Decoupled steps behind the waves in which a step waits for the limit, by wave."""
         self._held: list[tuple[int, int, StepExecution]] = []
         """A heap of those that had to wait for the limit, by when they have waited too long."""
         self._count = itertools.count()
         self._reads_inputs = False
         self._start_ns = 0
         self._response_ns = 0
-        """When a decoupled ensemble gave its latest response; 0 before the first."""
+        """Time of a decoupled ensemble's latest response; 0 before the first."""
         self._alarm = Alarm(self.clock, self._look)
 
     def device_outputs(self, index: int) -> frozenset[str]:
@@ -494,7 +495,7 @@ class EnsembleRun:
             self._alarm.at(self._first_held_ns())
 
     def _first_held_ns(self) -> int:
-        """When the first of those that wait for the limit has waited too long; 0 for never."""
+        """Return the time at which the first step held by the limit has waited too long; 0 for never."""
         held = self._held
         while held and held[0][2].submitted:
             heapq.heappop(held)
@@ -569,7 +570,7 @@ class EnsembleRun:
     # The end
 
     def _finish(self, error: ModserveError | None) -> None:
-        """It is over: give back all models, and let no step go on."""
+        """End the run: return all models, and let no step go on."""
         self.over = True
         self.inflight.on_cancel = None
         self._alarm.end()
@@ -587,7 +588,7 @@ class EnsembleRun:
         self._ensemble.ended(self, timing, error)
 
     def _timing(self) -> ExecutionTiming:
-        """As Triton counts an ensemble: what its steps took, as if they had run one after the other."""
+        """Return the timing as Triton counts an ensemble: its steps as if they had run one after the other."""
         timing = ExecutionTiming(self.inflight.batch_size or 1, Reason.SINGLE.value)
         input_ns, infer_ns, output_ns = self._compute_ns
         timing.compute_start_ns = self._start_ns or self.inflight.queue_start_ns

@@ -82,7 +82,7 @@ class Calendar:
         return not self._rounds
 
     def first(self) -> Account:
-        """Whose turn it is. There is one."""
+        """Return the account with the next turn. There must be one."""
         return next(iter(self._accounts[self._rounds[0]]))
 
     def add(self, account: Account) -> None:
@@ -174,7 +174,7 @@ class Shares(Generic[AccountT]):
         self._make = make
         self.accounts: dict[str, AccountT] = {}
         self.calendar = Calendar()
-        """All that are active."""
+        """Calendar of all active accounts."""
         self.active = 0
         self.weight = 0.0
         """The sum of the weights of those that are active."""
@@ -256,7 +256,7 @@ class TenantAccount(Account):
         self.size = 0
         """The sum of their batch sizes."""
         self.groups: dict[object, int] = {}
-        """How many are in each group."""
+        """Number of requests in each group."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -277,9 +277,9 @@ class _Group(Together):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FairQueue(RequestQueue):
-    """Its calls are those of `LevelQueue`. A look costs no more because many tenants wait.
+    """Queue with the calls of `LevelQueue`, fair between tenants. A look costs no more when many tenants wait.
 
-    `cost` says what a request costs its tenant, in rows.
+    `cost` returns the cost of a request to its tenant, in rows.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class FairQueue(RequestQueue):
         self._groups: dict[object, _Group] = {}
         self._ripe: dict[_Group, None] = {}
         self._line: Line = OrderedDict()
-        """All in the order in which they came."""
+        """Requests in the order of arrival."""
         self._size = 0
         """The sum of their batch sizes."""
 
@@ -314,7 +314,7 @@ class FairQueue(RequestQueue):
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """Those of the tenant, and in the same time the others get their shares, if they have so many."""
+        """Return the tenant's requests ahead, with the others' shares in the same time, if they have as many."""
         account = self.shares.account(tenant)
         own, own_size = account.queue.ahead(level)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)
@@ -326,18 +326,18 @@ class FairQueue(RequestQueue):
         )
 
     def share(self, tenant: Tenant | None, most: int) -> int:
-        """How many of `most` places are a tenant's, by the weights of those that wait; one at least."""
+        """Return a tenant's share of `most` places, by the weights of the waiting tenants; one at least."""
         account = self.shares.account(tenant)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)
         return max(1, int(most * account.weight / weight))
 
     def waiting(self, tenant: Tenant | None) -> int:
-        """How many requests of a tenant wait."""
+        """Return how many requests of a tenant wait."""
         account = self.shares.accounts.get("" if tenant is None else tenant.name)
         return 0 if account is None else account.queue.count
 
     def waiting_by_tenant(self) -> dict[str, int]:
-        """The same for all tenants of which any wait."""
+        """Return how many requests wait, for all tenants with any."""
         return {name: each.queue.count for name, each in self.shares.accounts.items() if name and each.queue.count}
 
     # In and out
@@ -386,7 +386,7 @@ class FairQueue(RequestQueue):
         self._account(inflight).queue.move(inflight, level, now_ns)
 
     def promote(self, now_ns: int, ageing_ns: int) -> None:
-        """As `LevelQueue.promote`, for the tenant whose turn it is."""
+        """Promote requests as `LevelQueue.promote`, for the tenant with the next turn."""
         if self.count:
             self._first().queue.promote(now_ns, ageing_ns)
 
@@ -463,7 +463,7 @@ class FairQueue(RequestQueue):
                     yield group
 
     def _looked_at(self, group: _Group) -> bool:
-        """Whether any of a group may run now. The rule may read it then."""
+        """Prepare a group for the rule to read; True if any of it may run now."""
         group.whole = len(self._groups) == 1
         if group.lengths is not None:
             seen: Iterable[Inflight] = islice(group, _LENGTHS_LOOKED_AT)
@@ -485,5 +485,5 @@ def _all_of(account: Account) -> Iterator[Inflight]:
 
 
 def rows(inflight: Inflight) -> float:
-    """What a request costs its tenant where nothing is known of run times."""
+    """Return the cost of a request to its tenant where nothing is known of run times."""
     return float(inflight.batch_size or 1)

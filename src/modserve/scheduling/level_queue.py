@@ -38,7 +38,7 @@ RIPE_LOOKED_AT = 8
 """A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
 
 _ORDERED_LOOKED_AT = 1024
-"""As many requests at most make up a batch that overtakes nobody."""
+"""Most requests in a batch that overtakes no other request."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Level:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Group(Together):
-    """Who joins the next batch: those that arrived by `last_arrival`, and no more than `run`, unless that is 0.
+    """Candidates for the next batch: arrivals up to `last_arrival`, and no more than `run`, unless that is 0.
 
     `candidates` keeps both up to date.
     """
@@ -77,9 +77,9 @@ class _Group(Together):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LevelQueue(RequestQueue):
-    """Its calls are those of `FifoQueue`, `move` and `promote`. Only those that list cost more when many wait.
+    """Queue with the calls of `FifoQueue`, `move` and `promote`. Only those that list cost more when many wait.
 
-    Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
+    Groups are ripe when their batch sizes sum to `ripe_size`, or they have `ripe_elements`; 0 for none, both.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class LevelQueue(RequestQueue):
         return group
 
     def _run_of(self, group: _Group) -> tuple[int, int]:
-        """How many run with the first of a group without overtaking any, and the latest arrival among them.
+        """Return how many run with the first of a group without overtaking any, and the latest arrival among them.
 
         They are the first of the group, too, since both are in the order of their levels.
         """
@@ -250,7 +250,7 @@ class LevelQueue(RequestQueue):
         return next(iter(self._levels[min(self._levels)].line))
 
     def joining(self, key: object) -> Iterator[Inflight]:
-        """Those that may join a batch of a group which other queues have begun, without overtaking others for ever."""
+        """Yield requests that may join a group's batch from other queues, without overtaking others for ever."""
         group = self._groups.get(key)
         if group is None:
             return iter(())

@@ -115,7 +115,7 @@ _SURE = 0.25  # the share of that time in which `at_best` has no doubt
 
 
 class RunTimes:
-    """How long executions run, by batch size: exponentially weighted means, and straight lines between them.
+    """Run times of executions by batch size: exponentially weighted means, and straight lines between them.
 
     The first execution of a size only counts until the second: engines often have something to prepare for it.
     """
@@ -146,7 +146,7 @@ class RunTimes:
             self._forget()
 
     def __call__(self, batch_size: int) -> int:
-        """How long a batch of `batch_size` is likely to run, in nanoseconds; 0 while nothing is known.
+        """Return how long a batch of `batch_size` is likely to run, in nanoseconds; 0 while nothing is known.
 
         Sizes below the smallest known one take as long as that. Above the largest the line between the two largest goes
         on; with only one known size, time is in proportion to size.
@@ -165,7 +165,7 @@ class RunTimes:
         return int(means[below] + share * (means[above] - means[below]))
 
     def at_best(self, batch_size: int) -> int:
-        """Like a call, but low where the time is not known, or not sure any more: for refusing by a prediction.
+        """Return a prediction as a call does, but low where the time is unknown or no longer sure: for refusals.
 
         A refused request does not run. So a prediction that is too high would stay so, while the next execution
         corrects one that is too low. A batch above the largest known size is taken to cost no more than that size, and
@@ -225,6 +225,6 @@ def _counted_as(size: int) -> int:
 
 
 def wait_ns(batches: int, batch_ns: int, remaining_ns: Sequence[int]) -> int:
-    """How long a batch waits behind `batches` of `batch_ns` each, if each slot is busy for its `remaining_ns`."""
+    """Return the wait behind `batches` of `batch_ns` each, if each slot is busy for its `remaining_ns`."""
     rounds, left = divmod(batches, len(remaining_ns))
     return sorted(remaining_ns)[left] + rounds * batch_ns

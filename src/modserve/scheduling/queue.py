@@ -41,7 +41,7 @@ _Times = list[tuple[int, int, Inflight]]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
-    """What all queues have in common: `count` is how many requests wait, and those that have to leave at a time.
+    """Common part of all queues: `count` is how many requests wait; some of them have to leave at a time.
 
     `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `expired` and `timed_out` are worth
     a call.
@@ -57,20 +57,20 @@ class RequestQueue:
         self._timeouts: _Times = []
 
     def next_time_ns(self) -> int:
-        """When the first of those that wait has waited too long, for its client or its policy; 0 for never."""
+        """Return when the first waiting request has waited too long, for its client or its policy; 0 for never."""
         times = [entries[0][0] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
         return min(times, default=0)
 
     def expired(self, now_ns: int) -> list[Inflight]:
-        """Those whose client's deadline has passed. They still wait, but this does not list them again."""
+        """Return requests past their client's deadline. They still wait, but this does not list them again."""
         return _passed(self._deadlines, now_ns)
 
     def timed_out(self, now_ns: int) -> list[Inflight]:
-        """Those that have waited for longer than their policy allows. They still wait, but are not listed again."""
+        """Return requests past their policy's time-out. They still wait, but are not listed again."""
         return _passed(self._timeouts, now_ns)
 
     def timeouts(self) -> dict[Inflight, int]:
-        """When those that wait have waited too long for their policy, for those that can."""
+        """Return the times at which waiting requests reach their policy's time-out, for those with one."""
         return {entry[2]: entry[0] for entry in self._timeouts if _waits(entry)}
 
     def _pressing(self) -> list[Inflight]:
@@ -93,7 +93,7 @@ class RequestQueue:
 
 
 class FifoQueue(RequestQueue):
-    """One line of requests that may all share a batch. Levels are ignored: all requests are equally urgent."""
+    """Queue of requests that may all share a batch. Levels are ignored: all requests are equally urgent."""
 
     def __init__(self, *, sums: bool) -> None:
         super().__init__(sums=sums)
@@ -102,7 +102,7 @@ class FifoQueue(RequestQueue):
         self._candidates = (self._together,)
 
     def __iter__(self) -> Iterator[Inflight]:
-        """Everything that waits, the most urgent first."""
+        """Iterate over the waiting requests, the most urgent first."""
         return iter(self._line)
 
     def oldest_ns(self) -> int:
@@ -110,7 +110,7 @@ class FifoQueue(RequestQueue):
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """How many would run before a new request of a level, and the sum of their batch sizes.
+        """Return how many would run before a new request of a level, and the sum of their batch sizes.
 
         They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
         """
@@ -179,7 +179,7 @@ class FifoQueue(RequestQueue):
 
 
 def _any_waits(entries: _Times) -> bool:
-    """Whether any of `entries` is of a request that waits; the first of them is then."""
+    """True if any of `entries` is of a waiting request; the first of them is then."""
     while entries and not _waits(entries[0]):
         heapq.heappop(entries)
     return bool(entries)
@@ -193,6 +193,6 @@ def _passed(entries: _Times, now_ns: int) -> list[Inflight]:
 
 
 def _waits(entry: tuple[int, int, Inflight]) -> bool:
-    """Whether an entry is of a request that waits, and of its present stay."""
+    """True if an entry is of a waiting request, and of its present stay."""
     _, arrival, inflight = entry
     return inflight.level != GONE and inflight.arrival == arrival

@@ -19,7 +19,7 @@ from .queue import GONE, FifoQueue
 from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
-"""How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
+"""Longest time to start batches in one turn of the event loop; the rest goes on in the next."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -59,10 +59,10 @@ class QueuedScheduler(Generic[SlotT]):
         policies = (policy.default_policy, *policy.level_policies.values())
         self._counted = any(each.max_queue_size for each in policies)
         self._waiting: dict[object, int] = {}
-        """How many wait by the priority they came with and their tenant (`_line`), if any queue has a limit."""
+        """Number of waiting requests by original priority and tenant (`_line`), if any queue has a limit."""
         has_timeout = any(each.default_timeout_ns for each in policies)
         self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
-        """Whether `_place` has something to say about every request, not only those with a time-out or a tenant."""
+        """True if `_place` must handle every request, not only those with a time-out or a tenant."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
         ripe_size = ripe_size if policy.max_queue_delay_ns else 0
         self._levels: LevelQueue | FairQueue | None = None
@@ -97,12 +97,12 @@ class QueuedScheduler(Generic[SlotT]):
 
     @property
     def count(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return self._queue.count
 
     @property
     def waiting(self) -> Iterable[Inflight]:
-        """Those that wait, the most urgent first."""
+        """Waiting requests, the most urgent first."""
         return self._queue
 
     def waited_ns(self, now_ns: int) -> int:
@@ -288,6 +288,6 @@ class QueuedScheduler(Generic[SlotT]):
 
 
 def _line(inflight: Inflight, priority: int) -> object:
-    """What the places of a queue are counted by: the priority, and the tenant if there is one."""
+    """Return the key by which places of a queue are counted: the priority, and the tenant if there is one."""
     tenant = inflight.request.tenant
     return priority if tenant is None else (tenant.name, priority)

@@ -19,10 +19,10 @@ class Scheduler(Protocol):
 
     @property
     def count(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
 
     def waited_ns(self, now_ns: int) -> int:
-        """For how long the oldest of those that wait has done so; 0 if none waits."""
+        """Return how long the oldest waiting request has waited; 0 if none waits."""
 
     def dispatch(self) -> None:
         """Start every batch that can start now: called when a slot of the runner may have become free."""
@@ -31,7 +31,7 @@ class Scheduler(Protocol):
         """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
 
     def hurry(self) -> None:
-        """From now on nothing waits for others to share its batch."""
+        """Stop holding requests back to share a batch, from now on."""
 
     def stop(self) -> None:
         """Take nothing new; what waits still runs, and hurries."""
@@ -48,7 +48,7 @@ SlotT = TypeVar("SlotT")
 
 
 class BatchRunner(Protocol[SlotT]):
-    """Where batches run; implemented by `execution/pool.py`."""
+    """Runner of batches; implemented by `execution/pool.py`."""
 
     def reserve(self) -> SlotT | None:
         """A free slot, or None. Call `run` or `release` with each reserved slot."""
@@ -64,13 +64,13 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
 
     @property
     def count(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
 
     def reserve_number(self, number: int) -> SlotT | None:
-        """As `reserve`, for one of them: 0 to `count` - 1."""
+        """Reserve the slot with this number, 0 to `count` - 1, as `reserve` does."""
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
-        """As for any runner. `rows` are the requests in the model's rows, with fillers between, which count nowhere."""
+        """Run a batch as all runners do. `rows` are the requests in the model's rows; fillers count nowhere."""
 
 
 OnDrop: TypeAlias = Callable[[Inflight, ModserveError], None]
@@ -101,7 +101,7 @@ _AGAIN_NS = 1_000_000_000
 
 @dataclass(slots=True, eq=False, repr=False)
 class Alarm:
-    """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
+    """Movable alarm for a single moment. `when_ns` is that moment, 0 for none."""
 
     _clock: Clock
     _ring: Callable[[], None]
@@ -144,7 +144,7 @@ class Alarm:
 
 
 _EARLY_NS = 1_500_000
-"""So much before a moment that is far away the event loop's own timer is to ring."""
+"""Lead with which the event loop's own timer is to ring before a distant moment."""
 _FAR_NS = _EARLY_NS + 2_500_000
 """Moments that are farther away are not yet for the exact timers, since these keep what was cancelled.
 

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SequenceRequest:
-    """What the scheduler remembers of a request until it is over."""
+    """State of a request that the scheduler keeps until it is over."""
 
     sequence: Sequence
     says: Membership
@@ -101,7 +101,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._max_batch_size = config.max_batch_size
         self._rows = candidates if candidates > 0 else max(1, config.max_batch_size)
         self._lanes = {number: self._lane(number) for number in range(runner.count)}
-        """By the numbers of their instances."""
+        """Lanes by the numbers of their instances."""
         self._leaving: dict[int, int] = {}
         """Count of the sequences that are still on instances that get no more."""
         self._places = PlaceShares(self._rows, runner.count)
@@ -133,7 +133,7 @@ class SequenceScheduler(Generic[SlotT]):
     # In
 
     def enqueue(self, inflight: Inflight) -> None:
-        """As for any scheduler. Also raises INVALID_ARG for a request that belongs to no sequence."""
+        """Queue a request as any scheduler does. Also raises INVALID_ARG for a request that belongs to no sequence."""
         request = inflight.request
         says = membership(request)
         if says.id or not self._batching.iterative:

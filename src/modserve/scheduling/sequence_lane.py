@@ -20,7 +20,7 @@ from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
 
 
 class OneSlot(Generic[SlotT]):
-    """One instance of a runner. Implements `scheduler.BatchRunner`; calls `on_run` with a batch about to run."""
+    """Single instance of a runner. Implements `scheduler.BatchRunner`; calls `on_run` with a batch about to run."""
 
     def __init__(self, runner: PinnedRunner[SlotT], number: int, on_run: Callable[[list[Inflight]], None]) -> None:
         self._runner = runner
@@ -63,10 +63,10 @@ class Rows:
 
 
 def direct(heads: Sequence[Inflight | None], strategy: DirectStrategy, now_ns: int) -> Rows | WaitUntil | None:
-    """What to run of `heads`, the next request of each row, or None for nothing. As Triton (core, DirectSequenceBatch).
+    """Choose what to run of `heads`, each row's next request; None for nothing. As Triton (core, DirectSequenceBatch).
 
     All heads run at once, unless there is a delay and less than the minimum of the rows is filled; then they wait until
-    the oldest has waited that long. Of requests that cannot share a batch, those like the oldest run.
+    the oldest has waited that long. If requests cannot share a batch, those like the oldest run.
     """
     ready = [head for head in heads if head is not None]
     if not ready:

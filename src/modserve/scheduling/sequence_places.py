@@ -42,18 +42,18 @@ class Sequence:
     """Rings when the sequence, or a request that waits, may have waited for too long."""
     account: "SequenceAccount" = field(init=False)
     place: tuple[int, int] | None = None
-    """Its row and the number of its instance; None while it waits for one."""
+    """Row and number of its instance; None while it waits for one."""
     placed_ns: int = 0
     """Since when it has its place."""
     waiting: deque[Inflight] = field(default_factory=deque)
-    """Its requests that no lane has, in order."""
+    """Requests of it that no lane has, in order."""
     busy: Inflight | None = None
-    """Its request that the lane or the instance has."""
+    """Request of it that the lane or the instance has."""
     running: bool = False
-    """Whether `busy` runs; otherwise it waits in the lane."""
+    """True if `busy` runs; otherwise it waits in the lane."""
     states: SequenceStates | None = None
     failure: ModserveError | None = None
-    """Why it was ended early."""
+    """Reason that it was ended early."""
     over: bool = False
 
     @property
@@ -76,11 +76,11 @@ class SequenceAccount:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.live = 0
-        """Those that are not over."""
+        """Number of sequences that are not over."""
         self.held = 0
         """Places."""
         self.line: OrderedDict[Sequence, None] = OrderedDict()
-        """Those that wait for a place."""
+        """Sequences that wait for a place."""
         self.used = 0.0
         """Nanoseconds of places over the weight, in the period of contention with this number."""
         self.contention = 0
@@ -95,12 +95,12 @@ class PlaceShares:
         self._free = FreePlaces(rows, count)
         self._accounts: dict[str, SequenceAccount] = {}
         self._turns: list[Turn] = []
-        """Of the tenants that wait, the next one first."""
+        """Turns of the waiting tenants, the next one first."""
         self._turns_so_far = 0
         self._contention = 0
         """Counts the periods in which somebody waits."""
         self._contention_ns = 0
-        """When the present one began."""
+        """Start of the present period of contention."""
         self._floor = 0.0
         """The `used` of whoever got the last place: those that come now have no less."""
         self._sweep_at = _SWEEP_FROM
@@ -195,14 +195,14 @@ class PlaceShares:
         turn[3].turn = None
 
     def _used(self, account: SequenceAccount) -> float:
-        """In the present period of contention."""
+        """Return the account's use of places in the present period of contention."""
         if account.contention != self._contention:
             account.contention = self._contention
             account.used = 0.0
         return account.used
 
     def _account(self, tenant: Tenant | None) -> SequenceAccount:
-        """That of a tenant, which from now on has its present weight; sequences without a tenant share one."""
+        """Return a tenant's account, updated to its present weight; sequences without a tenant share one."""
         name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
         account = self._accounts.get(name)
         if account is None:

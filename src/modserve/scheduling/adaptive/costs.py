@@ -143,12 +143,12 @@ def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:
 
 
 OVERHEAD_NS = 100_000
-"""What a batch costs the server beside its execution: choosing it, the hop to a thread, the settling."""
+"""Time that a batch costs the server besides its execution: choosing it, the hop to a thread, the settling."""
 _MEMORY = 32  # executions in the mean of a cell
 _FADE = 0.9995  # of the weight of a cell, with each execution of any
 _CLIP = 0.35  # an execution that differs by more, as a logarithm, counts as if it differed by so much
 _CHANGED_AFTER, _LATEST = 8, 10
-"""So many of these in a row in one cell and on the same side, or among so many in any, are a change and no chance."""
+"""Number of these in a row in one cell on the same side, or among the latest in any cell, that show a change."""
 _LEVEL_SHARE = 0.03
 _JUMP_AFTER = 6  # executions in a row that are off by at least, and differ from one another by at most:
 _JUMP_LEAST, _JUMP_SPREAD = 0.15, 0.45
@@ -161,7 +161,7 @@ _NEWS = 2  # the same after the first execution of a cell; there are few cells, 
 _RIDGE = 1e-5  # so that points of one length, or of one size, have a curve too
 _TERMS = 5
 _HEARSAY = 0.5
-"""So much the cells count that stand in for cells of more rows, of which none has run."""
+"""Weight of cells that stand in for cells of more rows, none of which has run."""
 _KNOWN_SHAPES = 4096
 _NEW = 8  # executions in which all counts
 _SURPRISE = 1.5  # the first execution of a shape that takes so many times as long as expected prepared something
@@ -183,15 +183,15 @@ class _Cell:
         self.times = 1.0
         self.at = at
         self.off = 0
-        """How many executions in a row were far from the mean; negative for those below it."""
+        """Number of executions in a row that were far from the mean; negative for those below it."""
         self.correction = 0.0
 
 
 class _Preparation:
-    """What the first execution of a shape takes more than the second, for the preparations that some engines make.
+    """Extra time of a shape's first execution over its second, for the preparations that some engines make.
 
-    If that counted, whatever ran seldom would seem dear, and so it would run the less. Where no shape repeats, nothing
-    is known of it.
+    If it counted, rare sizes would appear costly, and so they would run even more rarely. Where no shape repeats, the
+    extra time is unknown.
     """
 
     __slots__ = ("_excess", "_weight", "ns")
@@ -219,7 +219,7 @@ class Costs:
         self._places = [(int(place), place - int(place)) for place in places]
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._shapes: dict[tuple[int, int], int] = {}
-        """What the first execution of each shape took, 0 once there was a second."""
+        """Run time of each shape's first execution, 0 once there was a second."""
         self._preparation = _Preparation()
         self._forgiven: dict[tuple[int, int] | None, int] = {}
         """First executions in a row that did not count, by cell and, under None, in all."""
@@ -232,7 +232,7 @@ class Costs:
         self.count = 0
         """Executions so far."""
         self.changes = 0
-        """How often the engine's times have changed, and not all alike."""
+        """Number of changes in the engine's times that were not all alike."""
         self.version = 0
         self._since = 0
         """The executions before the latest change."""
@@ -301,7 +301,7 @@ class Costs:
         cell.time += share * (difference + shift)
 
     def _jump(self, difference: float) -> float:
-        """By how much the level has changed all at once, which several executions must agree about."""
+        """Apply and return a sudden change of the level, on which several executions must agree; 0 if there is none."""
         off = self._off
         off.append(difference)
         latest = list(off)[-_JUMP_AFTER:]
@@ -331,7 +331,7 @@ class Costs:
             cell.off = 0
 
     def sureness(self, rows: int, length: int) -> float:
-        """How many executions of about this size stand behind a prediction; old ones count less."""
+        """Return the number of executions of about this size behind a prediction; old ones count less."""
         cell = self._cells.get(_cell_of(rows, length))
         return 0.0 if cell is None else float(cell.times * _FADE ** (self.count - cell.at))
 

@@ -31,11 +31,11 @@ from .tuner import Utilisation
 _LESSONS = 1, 4
 """The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
-"""Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
+"""Mean time of batches below which choosing costs too much: as many as fit run together. So does the first."""
 _DEAREST = 64.0
 """No row costs a tenant more than so many rows of a mean length, nor less than that part of one."""
 _SIDE = 32
-"""So many shorter and longer requests are looked at."""
+"""Most shorter and longer requests to consider."""
 
 
 class Measured:
@@ -64,7 +64,7 @@ class Measured:
         self._changes = 0
         self._random = Random(0)
         self._mean_ns = 0.0
-        """How long batches took lately; 0 before the first."""
+        """Mean run time of recent batches; 0 before the first."""
         self._mean_length = 0.0
         self.statistics = ChoiceStatistics(batches=dict.fromkeys(("alone", "equal", "padded"), 0))
         self.load = Utilisation(self.statistics)
@@ -89,14 +89,14 @@ class Measured:
         self._trials.observe(members, ns)
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        """Return how long a batch of these is likely to take, in nanoseconds; 0 before the first."""
         if not self._costs.count:
             return 0
         table = self._times(self._length(max([inflight.length for inflight in members])))
         return int(table[min(sum([inflight.batch_size for inflight in members]), len(table) - 1)])
 
     def cost(self, inflight: Inflight) -> float:
-        """What a request adds to the run time of a large batch, in rows of a mean length."""
+        """Return the run time that a request adds to a large batch, in rows of a mean length."""
         rows = float(inflight.batch_size or 1)
         if not self._costs.count:
             return rows

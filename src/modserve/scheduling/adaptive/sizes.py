@@ -67,7 +67,7 @@ class BatchSizes:
             self._learn()
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        """Return how long a batch of these is likely to take, in nanoseconds; 0 before the first."""
         if not self._costs.count:
             return 0
         rows = rows_of(sum([inflight.batch_size for inflight in members]), self._batch_sizes)

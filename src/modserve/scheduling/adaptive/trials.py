@@ -6,15 +6,15 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 SURE = 4.0
-"""So many executions of about its size make a batch no trial."""
+"""Number of executions of about a batch's size above which it is no trial."""
 _EVERY = 8
-"""So many choices come to one look at a trial, and half as many among the first:"""
+"""Number of choices for each that may be a trial, and half as many among the first:"""
 _FIRST = 64
 _ALLOWED = 0.002
 """The share of the price of all batches that trials may cost."""
 _ALLOWED_AT_FIRST = 1
-"""So many batches at the beginning count in full, not only as that share. With more of them, trials take most of the
-first seconds of an engine whose batches last a tenth of a second."""
+"""Number of first batches whose price counts in full, not only as that share. With more of them, trials take most of
+the first seconds of an engine whose batches last a tenth of a second."""
 _MOST_SAVED = 6
 """Batches whose price trials may cost in a row; its mean is of the latest:"""
 _MEAN_OF = 64
@@ -33,7 +33,7 @@ class Trials:
 
     @property
     def due(self) -> bool:
-        """Whether the present choice may be a trial."""
+        """True if the present choice may be a trial."""
         return not self._turn % _EVERY or (self._turn < _FIRST and not self._turn % (_EVERY // 2))
 
     def earn(self, price: float) -> None:
@@ -63,7 +63,7 @@ class Trials:
             self._charge(ns - expected_ns, waiting)
 
     def start_again(self) -> None:
-        """What was learnt is no longer true: as at the beginning."""
+        """Return to the allowance of the beginning, since what was learnt is no longer true."""
         self._turn = 0
 
     def _charge(self, ns: float, waiting: float) -> None:

@@ -49,7 +49,7 @@ remembered must be longer than these usually are."""
 _LOAD_REST = 8
 """A pause counts as no more than so many executions: what was before it says nothing about the load now."""
 _SOONER = 0.8
-"""So much of the time of one batch may several of its parts take, side by side, to be better."""
+"""Share of one batch's time that several of its parts, run in parallel, may take and still be better."""
 
 
 class Utilisation:
@@ -65,7 +65,7 @@ class Utilisation:
         self._busy_ns = self._all_ns = 0.0
 
     def use(self, places: int, free: Callable[[], int]) -> None:
-        """So many batches run at a time, and `free` says how many could begin beside the one that is chosen."""
+        """Set the number of batches that run at a time; `free` returns how many could begin besides the chosen one."""
         self._places = max(1, places)
         self._free = free
 
@@ -144,12 +144,12 @@ _PAUSE_NS, _PAUSE_SHARE = 1_000_000_000, 20  # longer without a request is a pau
 
 
 class TunerWindow(NamedTuple):
-    """What the tuner measured since the last decision took effect."""
+    """Measurements of the tuner since the last decision took effect."""
 
     slowest: Sequence[int]
     """The tenth of the latencies that were longest, the longest first."""
     requests: int
-    """Of all of these latencies."""
+    """Number of all of these latencies."""
     run_ns: int
     """The longest execution."""
     per_second: float
@@ -158,7 +158,7 @@ class TunerWindow(NamedTuple):
     """Share of the batches that had the largest size allowed."""
 
     def like(self, other: "TunerWindow") -> bool:
-        """Whether both had about the same load, and their batches were full in both or in neither."""
+        """True if both had about the same load, and their batches were full in both or in neither."""
         return _same_load(self.per_second, other.per_second) and (self.filled >= _MANY) == (other.filled >= _MANY)
 
 
@@ -175,7 +175,7 @@ class _Climb(NamedTuple):
     p99_ns: int
 
     def in_vain(self, delay_ns: int, p99_ns: int) -> bool:
-        """Whether the latency has grown by most of what the delay has, and by more than chance."""
+        """True if the latency has grown by most of the increase in the delay, and by more than chance."""
         return p99_ns > _CHANCE * self.p99_ns + _IN_VAIN * (delay_ns - self.delay_ns)
 
 
@@ -379,7 +379,7 @@ class LatencyTuner:
         self._filled: int = 0
         self._late: int = 0
         self._start_ns: int = 0
-        """When the first request came, or the window began if some waited then; 0 before the first request."""
+        """Time of the first request, or of the window's start if requests waited then; 0 before the first request."""
         self._latest_ns: int = 0
         self._pauses: int = 0
         self._paused_ns: int = 0
@@ -455,7 +455,7 @@ def _same_load(one: float, other: float) -> bool:
 
 
 def _p99(windows: Sequence[_Alike]) -> int:
-    """What 99 of 100 of their requests stay below, each counted by its window's weight, with latencies moved."""
+    """Return the 99th percentile of their latencies, each moved and counted by its window's weight."""
     slowest = [(latency + each.moved_ns, each.weight) for each in windows for latency in each.window.slowest]
     slowest.sort(reverse=True)
     left = 0.01 * sum(each.window.requests * each.weight for each in windows)
