@@ -1,4 +1,4 @@
-"""What a model file is by what it begins with, and whether its end is missing, where a few bytes tell that."""
+"""Types of model files by their first bytes, and checks for a missing end, where a few bytes reveal that."""
 
 import io
 import os
@@ -48,7 +48,7 @@ _CONTENTS: tuple[tuple[bytes, str, str], ...] = (
         ".h5 .hdf5",
     ),
 )
-"""How files begin that are often in the place of a model, in lower case; what they are; and where that is right."""
+"""First bytes, in lower case, of files often found in place of a model; their types; and the right suffixes."""
 
 _IN_ZIP = (
     ("constants.pkl", f"TorchScript: name it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt .pt2"),
@@ -61,7 +61,7 @@ _IN_ZIP = (
 
 
 def problem(path: Path) -> str:
-    """Why a model file, or a directory of them, cannot be a model; empty if nothing is wrong at first sight."""
+    """Return why a model file or directory cannot be a model; empty if nothing is wrong at first sight."""
     if path.is_symlink() and not os.path.exists(path):
         return f"'{path}' is a symbolic link to '{os.readlink(path)}', which does not exist"
     try:
@@ -81,7 +81,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_beside(path: Path) -> bool:
-    """Whether a file in a directory may well be empty, or of any kind: vocabularies, code and the like."""
+    """True if a file in a directory may be empty, or of any kind: vocabularies, code and the like."""
     return path.parts[0] in _ASSETS or path.suffix.lower() not in _MODEL_SUFFIXES
 
 
@@ -108,7 +108,7 @@ def _problem(path: Path, *, of_model: bool = True) -> str:
 
 
 def _foreign(path: Path, head: bytes) -> str:
-    """What a file is, by its beginning, if that is not what its name says."""
+    """Return a file's type by its first bytes, if that contradicts its name."""
     suffix = path.suffix.lower()
     for beginning, what, right in _CONTENTS:
         if head.lower().startswith(beginning.lower()):
@@ -131,8 +131,8 @@ def _zip_contents(path: Path, suffix: str) -> str:
 
 
 Cut = Callable[[io.BufferedReader, bytes, int], str]
-"""From a file, its first bytes and its size to what is missing of it; empty if nothing is. Raises ValueError or
-IndexError for what is no such file."""
+"""Function from a file, its first bytes and its size to what is missing of it; empty if nothing is. Raises ValueError
+or IndexError for a file of another type."""
 
 
 def _cut(suffix: str, head: bytes) -> Cut | None:
@@ -204,7 +204,7 @@ _CUT_BY_SUFFIX: dict[str, Cut] = {
 
 
 def beside(path: Path) -> str:
-    """As `problem`, for the other files of a version: weights that lie beside the model's graph."""
+    """Return the `problem` of a version's other files: weights next to the model's graph."""
     try:
         files = [file for file in sorted(path.parent.iterdir()) if file.is_file() and file != path][:_MOST_FILES]
         for file in files:

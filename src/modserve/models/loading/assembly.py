@@ -120,7 +120,7 @@ def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
 
 
 def threads_for(backend: Backend, count: int, cores: int) -> int:
-    """On how many threads `count` instances are made."""
+    """Return the number of threads on which `count` instances are made."""
     if getattr(backend, "parallel_instances", False) is not True:
         return 1
     return min(count, cores, _MOST_AT_A_TIME)
@@ -209,7 +209,7 @@ def assemble_model(
 
 
 def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
-    """The same without what stands before a model: the cache, and the order of responses.
+    """Make a model as `assemble_model`, without its wrappers: the cache, and the order of responses.
 
     Raises INVALID_ARG if an instance needs more of a resource than there is.
     """
@@ -225,7 +225,7 @@ def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter
 
 
 def queue_config(config: ModelConfig) -> QueueConfig:
-    """How requests get to the instances of a model."""
+    """Return the queue configuration for requests to the instances of a model."""
     signature = Signature(config)
     if config.sequence_batching is not None:
         return QueueConfig(signature.accept)

@@ -1,4 +1,4 @@
-"""Which changes of a configuration are applied to a model that serves, without opening its files again, and how.
+"""Changes of a configuration that apply to a serving model without opening its files again, and their effects.
 
 | field | how |
 |---|---|
@@ -36,12 +36,12 @@ _OF_GROUPS: Final = frozenset({"name", "count", "kind", "gpus", "rate_limiter"})
 
 @dataclass(frozen=True)
 class Revision:
-    """What a loading thread has made ready for a model that serves."""
+    """Revision that a loading thread has prepared for a model that serves."""
 
     fields: tuple[str, ...]
     opened: OpenedModel
     specs: dict[int, InstanceSpec]
-    """Of the instances that stay, by number."""
+    """Specs of the instances that stay, by number."""
     removed: tuple[int, ...]
     added: Sequence[tuple[InstanceSpec, Executor]]
 

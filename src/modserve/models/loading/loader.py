@@ -1,4 +1,4 @@
-"""From a model directory to a model that takes requests."""
+"""Loader: turns a model directory into a model that takes requests."""
 
 import asyncio
 import functools
@@ -73,7 +73,7 @@ class Loader:
         )
 
     def _load_of(self, design: Design) -> Callable[[Path, int], Awaitable[Servable]]:
-        """What loads a version: at once, or with its first request."""
+        """Return the function that loads a version: at once, or with its first request."""
         load, residency = functools.partial(self._load_version, design), self._options.residency
         if residency is not None:
             look = functools.partial(self._reader.look, design.draft)
@@ -186,6 +186,6 @@ def _discard(loading: "futures.Future[OpenedModel | LoadedEnsemble]") -> None:
 
 
 def _discard_revision(revising: "futures.Future[Revision | None]") -> None:
-    """The same for a change."""
+    """Close what a change has made, as `_discard` does."""
     if not revising.cancelled() and revising.exception() is None and (revision := revising.result()) is not None:
         close_instances([(spec.name, instance) for spec, instance in revision.added])

@@ -28,11 +28,11 @@ class StandaloneModel(NamedTuple):
     """The files of the version."""
     filename: str
     in_repository: bool
-    """Whether the folder is that of a version."""
+    """True if the folder is that of a version."""
     backend: str
-    """What runs such files, unless the configuration says otherwise."""
+    """Backend for such files, unless the configuration names another."""
     is_folder: bool = False
-    """Whether the files beside it belong to the model, too: else only those with its name."""
+    """True if all files next to it belong to the model: else only those with its name."""
 
     @property
     def path(self) -> Path:
@@ -46,10 +46,10 @@ class StandaloneModel(NamedTuple):
 
 
 def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
-    """What `path` is: a file of a known format, or a folder that has one, such as a SavedModel.
+    """Identify `path`: a file of a known format, or a folder that has one, such as a SavedModel.
 
-    Raises INVALID_ARG for what is not there, for what no engine takes, and for Python that defines no model: serving it
-    would run any script. `installed` are the backends that are there.
+    Raises INVALID_ARG for a missing path, for a file that no engine takes, and for Python that defines no model:
+    serving it would run any script. `installed` are the backends that are there.
     """
     path = path.absolute()
     if not os.path.exists(path):  # which takes names that are too long
@@ -101,14 +101,14 @@ def _check_that_it_is_a_model(file: Path) -> None:
 
 
 def is_model_directory(path: Path) -> bool:
-    """Whether a directory is one of a model, as in a repository: it has a configuration, or versions."""
+    """True if a directory is a model's, as in a repository: it has a configuration, or versions."""
     return os.path.isfile(path / CONFIG_FILE) or any(
         _subdirectories(path, lambda name: parse_directory(name) is not None)
     )
 
 
 def is_repository(path: Path) -> bool:
-    """Whether a directory has directories of models in it."""
+    """True if a directory has directories of models in it."""
     return any(is_model_directory(each) for each in _subdirectories(path, may_be_model))
 
 

@@ -1,4 +1,4 @@
-"""From a model's files to an engine with its instances: the part of a load that blocks, on a loading thread."""
+"""Opening of a model's files as an engine with instances: the part of a load that blocks, on a loading thread."""
 
 import functools
 import logging
@@ -229,7 +229,7 @@ class Opener:
         description: ModelDescription | None = None,
         path: Path | None = None,
     ) -> model_config.Complete:
-        """As `_completed`, and its warnings are in the log."""
+        """Return `_completed`, and log its warnings."""
         complete = self._completed(draft, backend, description, path)
         self._tell(draft, complete)
         return complete
@@ -299,7 +299,7 @@ def close_untaken(
 
 
 def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
-    """As `close_untaken`, for instances of an engine that stays."""
+    """Close instances as `close_untaken`, for an engine that stays."""
     try:
         with ExitStack() as stack:
             for _, instance in instances:

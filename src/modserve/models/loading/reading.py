@@ -152,7 +152,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """What the server's settings say about loading."""
+    """Loading options from the server's settings."""
 
     cores: int
     """The CPU cores to share out over all CPU instances."""
@@ -161,21 +161,21 @@ class LoaderOptions:
     shared_options: Collection[str] = ()
     """The names of options that are set for all backends, also for those that do not know them."""
     caches: VersionCaches = field(default_factory=VersionCaches)
-    """For the models that ask for it."""
+    """Caches for the models that ask for it."""
     limiter: RateLimiter | None = None
     metrics: MetricStore = field(default_factory=MetricStore)
-    """Of engines."""
+    """Metrics of engines."""
     measured: bool = False
     """Backend `auto` runs models whose configuration names no backend."""
     on_notes: Callable[[str, model_config.SourceText, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
     guard: Guard = field(default_factory=Guard)
     warm_up: WarmUpMode = WarmUpMode.CONFIG
-    """Which models run samples before they take requests."""
+    """Mode that selects the models that run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
     residency: Residency | None = None
-    """When models come into memory; None: all of them when they are loaded."""
+    """Rules for when models come into memory; None: all of them when they are loaded."""
     execution_timeout_ns: int = 0
     """After which an execution is given up, unless a model says otherwise; 0: never."""
     growth: Growth | None = None
@@ -184,15 +184,15 @@ class LoaderOptions:
 
 @dataclass(frozen=True)
 class Design:
-    """What all versions of a load share, from one reading of the configuration."""
+    """Design that all versions of a load share, from one reading of the configuration."""
 
     draft: model_config.Draft
     versions: tuple[int, ...]
     needs: Needs
     cpu_instances: int
-    """Of all the versions."""
+    """Number of CPU instances of all the versions."""
     only_reads: bool
-    """Whether the backend only reads the model's files."""
+    """True if the backend only reads the model's files."""
 
 
 class ModelReader:
@@ -255,7 +255,7 @@ class ModelReader:
         return [*failures, *(files or ()), *(contents or ())]
 
     def look(self, draft: model_config.Draft, path: Path, version: int) -> list[ModserveError]:
-        """What is wrong with the files of a version, as far as that shows before an engine opens them."""
+        """Return what is wrong with the files of a version, as far as that shows before an engine opens them."""
         backend, config = self.backend(draft)
         filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
         refusal = self._refusal(draft, backend)
@@ -284,7 +284,7 @@ class ModelReader:
         return versions
 
     def _count_cpu(self, draft: model_config.Draft) -> int:
-        """How many instances of a version run on the CPU. Raises INVALID_ARG for GPUs that are not there."""
+        """Count the instances of a version that run on the CPU. Raises INVALID_ARG for GPUs that are not there."""
         backend, config = self.backend(draft)
         for index, group in enumerate(config.instance_groups):
             try:

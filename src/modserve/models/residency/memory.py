@@ -65,7 +65,7 @@ class Files(NamedTuple):
 
 
 def files_of(directory: Path) -> Files:
-    """All that lies below a directory."""
+    """Return the size and the latest change of all files below a directory."""
     size = changed_ns = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -162,7 +162,7 @@ class MeasuredLoad:
         self.elsewhere = 0
         """Bytes of the processes that run the model."""
         self.own = False
-        """It has added nothing to this process."""
+        """True if it has added nothing to this process."""
         self.grown = 0.0
         self.on_measured: Callable[[int], None] | None = None
         """Gets the bytes that the model holds; None for a load that failed."""
@@ -257,7 +257,7 @@ def _nothing() -> None: ...
 _log = logging.getLogger(__name__)
 
 PATIENCE_NS = 1_000_000_000
-"""How long a model waits for others to be idle by themselves."""
+"""Longest wait of a model for others to become idle by themselves."""
 BLOCKED_NS = 3 * PATIENCE_NS
 WAIT_NS = 30_000_000_000
 _MOST_NAMED = 5
@@ -281,15 +281,15 @@ class Occupant(Protocol):
 
     @property
     def movable(self) -> bool:
-        """Whether it is in memory, and not pinned nor about to leave."""
+        """True if it is in memory, not pinned and not about to leave."""
 
     @property
     def at_work(self) -> str:
-        """What it is doing, for people; empty if nothing."""
+        """Present activity, for people; empty if none."""
 
     @property
     def borrowed(self) -> bool:
-        """Whether others hold it, and may use it at any moment."""
+        """True if other holders may use it at any moment."""
 
     @property
     def calls(self) -> bool:
@@ -297,11 +297,11 @@ class Occupant(Protocol):
 
     @property
     def interruptible(self) -> bool:
-        """Whether what is at work ends by itself if it gets no new requests: no sequences, nothing that is borrowed."""
+        """True if its work ends by itself without new requests: no sequences, no loans."""
 
     @property
     def holds(self) -> str:
-        """Why it stays in memory, for people."""
+        """Reason that it stays in memory, for people."""
 
     async def relieved(self) -> None:
         """Return when it is not at work any more; if it is not, when nobody borrows it any more."""
@@ -338,7 +338,7 @@ class ModelMemory:
         self._loading: dict[Occupant, int] = {}
         """Occupants that are being loaded, each with the bytes of others that were loaded meanwhile."""
         self._queue: dict[Occupant, int] = {}
-        """Those that wait for room, the first one first, each with when it is blocked."""
+        """Occupants that wait for room, the first one first, each with the end of its block."""
         self._changed = asyncio.Event()
         self._tasks = Background("model_memory")
 
@@ -350,7 +350,7 @@ class ModelMemory:
         return sum(each.held for each in self._occupants)
 
     def has(self, name: str) -> bool:
-        """Whether a version of a model is in memory."""
+        """True if a version of a model is in memory."""
         return any(each.id.name == name for each in self._occupants)
 
     @property
@@ -426,7 +426,7 @@ class ModelMemory:
         return servable
 
     async def _fits_now(self, occupant: Occupant) -> bool:
-        """Whether what was loaded may stay, perhaps since others leave."""
+        """Evict others until a loaded model fits; False if it cannot stay."""
         while self._excess(occupant, occupant.held) > 0:
             if occupant.held > self.limit:
                 return False
@@ -479,7 +479,7 @@ class ModelMemory:
                 each.hold_back(False)
 
     def _is_first(self, occupant: Occupant) -> bool:
-        """Whether nobody waits for room before an occupant, but those that are blocked."""
+        """True if no occupant waits for room ahead of this one, except blocked ones."""
         now_ns = self._clock.now_ns()
         return (
             next((each for each, end_ns in self._queue.items() if each is occupant or now_ns < end_ns), None)
@@ -487,7 +487,7 @@ class ModelMemory:
         )
 
     def _is_hopeless(self, occupant: Occupant, size: int) -> bool:
-        """Whether what is pinned leaves too little room, and nothing is on its way."""
+        """True if pinned models leave too little room, and no other model is on its way in or out."""
         others = [each for each in self._occupants if each is not occupant and each.held and not each.movable]
         if not all(each.holds for each in others):
             return False
@@ -536,12 +536,12 @@ class ModelMemory:
     # Who has to leave
 
     def _others(self, occupant: Occupant) -> list[Occupant]:
-        """Those that could leave for an occupant once they have nothing to do, the least recently used first."""
+        """Return the occupants that could leave for this one once idle, the least recently used first."""
         others = [each for each in self._occupants if each is not occupant and each.movable]
         return sorted(others, key=lambda each: each.last_used_ns)
 
     def _excess(self, occupant: Occupant, size: int) -> int:
-        """By how much the limit would be exceeded with an occupant of this size; 0 or less if it fits."""
+        """Return the bytes by which an occupant of this size would exceed the limit; 0 or less if it fits."""
         return self.held - occupant.held + size - self.limit if self.limit else 0
 
     def _choose(self, occupant: Occupant, size: int) -> list[Occupant]:

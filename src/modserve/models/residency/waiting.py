@@ -179,7 +179,7 @@ MOST = 1024
 
 
 class WaitingRequests:
-    """Of one model, in the order in which they came. On the event loop's thread.
+    """Waiting requests of one model, in order of arrival. On the event loop's thread.
 
     `on_empty` is called when the last one has left by itself: its client cancelled it, or it waited too long.
     """
@@ -193,13 +193,13 @@ class WaitingRequests:
         self._alarm = Alarm(clock, self._look)
         self._emptied = asyncio.Event()
         self.waited_ns = 0
-        """How long those that wait no more have waited."""
+        """Total time of the waits that are over."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def longest_ns(self, now_ns: int) -> int:
-        """For how long the oldest of those that wait has done so; 0 if none waits."""
+        """Return how long the oldest waiting request has waited; 0 if none waits."""
         return next((now_ns - inflight.queue_start_ns for inflight in self._waiting), 0)
 
     def add(self, inflight: Inflight, policy: QueuePolicy) -> None:
@@ -270,7 +270,7 @@ class WaitingRequests:
             inflight.settle(error)
 
     def _leave(self, inflight: Inflight) -> bool:
-        """Whether it was still there."""
+        """Remove a request; True if it was still there."""
         if self._waiting.pop(inflight, None) is None:
             return False
         inflight.on_cancel = None

@@ -26,7 +26,7 @@ from modserve.scheduling.scheduler import Alarm, Clock
 from .wrappers import ModelWrapper
 
 _FlightKey: TypeAlias = tuple[bytes, object, int]
-"""What requests of a flight have in common: the key of their response, and how they wait in a queue."""
+"""Common key of the requests of a flight: the key of their response, and how they wait in a queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class _Flight:
     place: _FlightKey
     looked_ns: int
     waiting: dict[Inflight, Alarm | None] = field(default_factory=dict)
-    """Those made here whose response is not there yet, in the order in which they came, with their deadlines."""
+    """Requests made here without a response so far, in order of arrival, with their deadlines."""
 
 
 class CachedModel(ModelWrapper):
@@ -129,7 +129,7 @@ class CachedModel(ModelWrapper):
         return inflight
 
     def _leave(self, flight: _Flight, inflight: Inflight) -> None:
-        """It waits no more."""
+        """Remove a request from the waiting ones."""
         alarm = flight.waiting.pop(inflight)
         if alarm is not None:
             alarm.end()
@@ -160,7 +160,7 @@ class CachedModel(ModelWrapper):
             self._fail(inflight, error)
 
     def _leaving(self, flight: _Flight) -> Iterator[Inflight]:
-        """All who wait, who leave one by one: what becomes of one may cancel others."""
+        """Remove and yield the waiting requests one by one, since the outcome of one may cancel others."""
         while flight.waiting:
             inflight = next(iter(flight.waiting))
             self._leave(flight, inflight)
@@ -293,7 +293,7 @@ class _Relay:
 
 
 def _of_client(outcome: Outcome) -> bool:
-    """Whether a failure is of one client only: it has gone, or waits no longer."""
+    """True if a failure is of one client only: it has gone, or waits no longer."""
     if not isinstance(outcome, ModserveError):
         return False
     return outcome.code is Code.CANCELLED or outcome.message == "Request timeout expired"

@@ -33,7 +33,7 @@ def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
 
 @dataclass(slots=True)
 class _Version:
-    """What is known of a version that was loaded."""
+    """Record of a version that was loaded."""
 
     path: Path
     config: bytes
@@ -77,7 +77,7 @@ class VersionCaches:
         return _identity(model_id, path, config, [self._server, *parts])
 
     def _of_model(self, name: str) -> list[bytes]:
-        """What identifies the versions of a model that an ensemble needs; something unique if that is not known."""
+        """Return the identities of the versions of a model that an ensemble needs; a unique value if unknown."""
         identities = []
         for model_id, version in sorted(self._versions.items(), key=lambda each: each[0]):
             if model_id.name != name:
@@ -136,7 +136,7 @@ def _marks(path: Path, version: int) -> object:
 
 
 def _files(path: Path, version: int) -> list[Path]:
-    """All files but those of other versions. Raises OSError if there is no such directory."""
+    """Return all files except those of other versions. Raises OSError if there is no such directory."""
     files = []
     for directory, folders, names in os.walk(path, onerror=_raise, followlinks=True):
         if Path(directory) == path:

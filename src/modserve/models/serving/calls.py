@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class CallControl(Protocol):
-    """What engines may do to the models of the server; implemented by `server.Server`."""
+    """Calls by which engines control the models of the server; implemented by `server.Server`."""
 
     @property
     def memory(self) -> MemoryBudget: ...
@@ -225,7 +225,7 @@ class RunningCall:
             self._calls.on_loop(self._taken)
 
     def begin(self) -> None:
-        """On the event loop's thread; never raises, and settles nothing before it returns."""
+        """Begin the call on the event loop's thread; never raises, and settles nothing before it returns."""
         if self._over:
             return
         request, parents, self._parents = self._request, self._parents, []

@@ -109,7 +109,7 @@ class EnsembleModel:
 
 @dataclass(frozen=True)
 class LoadedEnsemble:
-    """What is known of an ensemble without its models."""
+    """Data of an ensemble without its models."""
 
     complete: model_config.Complete
     labels: Mapping[str, tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""One loaded model version: checks requests, queues them, and knows when all are settled."""
+"""Single loaded model version: checks requests, queues them, and knows when all are settled."""
 
 import asyncio
 import logging
@@ -38,9 +38,9 @@ from .warm_up import warm_up
 _log = logging.getLogger(__name__)
 
 _ABANDONED_NS = 5_000_000_000
-"""How long a model that is to end waits for executions that nobody else waits for."""
+"""Time that an ending model waits for executions with no requests waiting for them."""
 _LOOK_S = 0.5
-"""It looks so often whether there are others."""
+"""Interval of checks for such executions."""
 
 
 class Model:
@@ -61,7 +61,7 @@ class Model:
     ) -> None:
         self.id = model_id
         self.unready_reason: str | None = None
-        """Why it takes no requests at the moment, although it is loaded: it has no instance left."""
+        """Reason that it takes no requests at the moment, although it is loaded: it has no instance left."""
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = opened.statistics
@@ -69,7 +69,7 @@ class Model:
         self.labels = opened.labels
         self.engine_report = opened.engine_report
         self.opened = replace(opened, instances=())
-        """What it was made of, but for the instances, which come and go."""
+        """Opened model that it was made of, without the instances, which come and go."""
         self.outstanding = 0
         self._apart = False
         """Requests run alone although the configuration has a dynamic batcher: their rows were mixed."""
@@ -149,7 +149,7 @@ class Model:
         self._scheduler.enqueue(inflight)
 
     def _refuse(self, inflight: Inflight) -> None:
-        """In place of `Scheduler.enqueue` where no instance is left."""
+        """Refuse a request, in place of `Scheduler.enqueue`, where no instance is left."""
         trouble = self.pool.trouble
         raise unavailable(f"{inflight.request.label}{'' if trouble is None else trouble.message}")
 
@@ -161,9 +161,9 @@ class Model:
         return self.outstanding > 0 and not (abandoned_ns >= _ABANDONED_NS and self._is_abandoned())
 
     def _is_abandoned(self) -> bool:
-        """Whether all requests at hand are with engines that go on with them although nobody waits any more.
+        """True if all requests at hand are with engines that continue them although their clients have left.
 
-        Such an engine may hang. To close it is the only way to end it then, if there is one.
+        Such an engine may hang. Closing it is then the only way to end it, if there is one.
         """
         return not self.statistics.pending and not self.pool.awaited
 
@@ -201,7 +201,7 @@ class Model:
         self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
 
     async def warm(self, instances: Sequence[Instance], opened: OpenedModel) -> None:
-        """The same for instances that are to be added, with the samples of a new configuration."""
+        """Warm up instances that are to be added, with the samples of a new configuration."""
         numbers = [instance.number for instance in instances]
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 

@@ -73,7 +73,7 @@ class OpenedModel:
     samples: Sequence[Sample] = ()
     """Samples that the instances run before the model takes requests."""
     make_samples: MakeSamples | None = None
-    """The same for an instance that is made anew, much later; None: it takes requests at once."""
+    """Maker of samples for an instance revived much later; None: it takes requests at once."""
     warmed_at_a_time: int = 1
     """The instances that run them side by side."""
     description: ModelDescription | None = None

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 
 class Service(enum.Enum):
-    """What becomes of a request that comes now."""
+    """Fate of a request that arrives now."""
 
     OPEN = "it queues"
     STRANDED = "it is refused, since no instance is left; what waits goes on waiting until an attempt to make one fails"
@@ -31,12 +31,12 @@ class Service(enum.Enum):
 
     @property
     def takes(self) -> bool:
-        """Whether the queue is asked."""
+        """True if the queue is asked."""
         return self not in (Service.STRANDED, Service.DRAINING_STRANDED)
 
     @property
     def drains(self) -> bool:
-        """Whether a new queue is stopped from the start."""
+        """True if a new queue is stopped from the start."""
         return self in (Service.DRAINING, Service.DRAINING_STRANDED)
 
 

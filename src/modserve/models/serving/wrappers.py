@@ -88,7 +88,7 @@ def find(servable: Servable, kind: type[WrapperT]) -> WrapperT | None:
 
 
 class OrderedModel(ModelWrapper):
-    """Its responses leave in the order of the requests: ``preserve_ordering`` of the dynamic batcher."""
+    """Model with responses in the order of the requests: ``preserve_ordering`` of the dynamic batcher."""
 
     def __init__(self, servable: Servable, order: ResponseOrder) -> None:
         super().__init__(servable)
