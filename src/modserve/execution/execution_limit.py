@@ -1,4 +1,4 @@
-"""Notices instances whose executions take too long, by the event loop's clock."""
+"""Detection of instances with executions that take too long, by the event loop's clock."""
 
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
@@ -10,7 +10,7 @@ from .revival import RevivalClock, Timer
 
 _TASK = "execution_limit"
 _AGAIN_NS = 1_000_000_000
-"""Until an instance that could not be given up is looked at again."""
+"""Time until the next check of an instance that could not be given up."""
 GUARD_NS = 600_000_000_000
 """A limit from here on is a guard against engines that hang, and no reason to keep short executions off the event
 loop's thread, where no limit can end them."""

@@ -61,7 +61,7 @@ class InstanceSet:
         self._instances: dict[int, Instance] = {}
         """Instances by number."""
         self._once_lost: set[int] = set()
-        """Numbers of instances that were lost; they may have been made anew since, and warm up by themselves then."""
+        """Numbers of instances that were lost; they may have been revived since, and then warm up by themselves."""
         self._next_number = 0
         self._free: deque[Instance] = deque()
         self.leaving: list[Instance] = []
@@ -160,7 +160,7 @@ class InstanceSet:
         return self._settlement.learner
 
     def learn(self, learner: Learner | None, make_samples: MakeSamples | None) -> None:
-        """Replace what learns from executions, and what instances run that are made anew."""
+        """Replace the learner from executions, and the samples that revived instances run."""
         self._settlement.learner, self._make_samples = learner, make_samples
 
     def _put_in_service(self, instance: Instance) -> None:
@@ -190,7 +190,7 @@ class InstanceSet:
         self.see_off()
 
     def see_off(self) -> None:
-        """Hand over those of the leaving that have nothing left to do. Called when requests were settled, too."""
+        """Hand over the leaving instances that have nothing left to do. Also called when requests were settled."""
         if self.leaving:
             for instance in [each for each in self.leaving if not each.awaited]:
                 self.leaving.remove(instance)
@@ -229,7 +229,7 @@ class InstanceSet:
                 self._settlement.fail_open(running, error)
 
     def _tell_of_loss(self, number: int, error: ModserveError, *, again: bool) -> None:
-        """An instance was lost, or could not be made anew once more."""
+        """Report that an instance was lost, or that another revival failed."""
         if all(each.gone for each in self._instances.values()):
             self._set_trouble(error)
         try:
@@ -323,7 +323,7 @@ class InstanceSet:
             instance.end()
 
     def stop_reviving(self) -> None:
-        """No instance is made anew any more. Before `close`, which may be called on another thread."""
+        """Stop all revivals. Call before `close`, which may be called on another thread."""
         if self._revival is not None:
             self._revival.end()
 

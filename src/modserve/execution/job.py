@@ -71,7 +71,7 @@ class Job:
         self.expected_ns = 0
         """Expected duration; only known where a place may be prefetched."""
         self.cpu_ns = 0
-        """The processor's time that it took on the instance's thread; 0 if nobody needs to know."""
+        """CPU time that it took on the instance's thread; 0 if it is not needed."""
         self.refused = False
         """The engine did not take the whole, and may take the members one by one."""
         self.rows = members if rows is None else rows
@@ -223,7 +223,7 @@ class Work:
         return InstanceLostError(f"{self._who} was lost: {error.message}")
 
     def failed(self, job: Job, error: BaseException) -> None:
-        """Whatever an engine raises ends here, as its requests' failure."""
+        """Fail the job's requests with the error that an engine raised."""
         job.error = self.lost(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
         if error is not job.error:
             job.error.__cause__ = error

@@ -1,4 +1,4 @@
-"""The pool of a model whose instances need resources: an instance is lent only when its resources are free."""
+"""Pool of a model with instances that need resources: an instance is lent only when its resources are free."""
 
 from collections.abc import Collection, Mapping
 
@@ -18,7 +18,7 @@ class LimitedPool:
     """
 
     def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Mapping[int, ResourceTurn]) -> None:
-        """Raises INVALID_ARG if an instance needs more of a resource than there is."""
+        """Add the turns to the limiter. Raises INVALID_ARG if an instance needs more of a resource than there is."""
         limiter.add(list(turns.values()))
         self._pool = pool
         self._limiter = limiter
@@ -34,7 +34,7 @@ class LimitedPool:
         return [*self._turns.values(), *self._leaving.values()]
 
     def change(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """These instances need something else from now on, or are new, all at once; `promise` came before.
+        """Change the needs of these instances, or add new ones, all at once; `promise` came before.
 
         An execution keeps what it has until it is over.
         """
@@ -61,7 +61,7 @@ class LimitedPool:
         self._limiter.promise(list(turns.values()), self._all())
 
     def break_promise(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """There will be no `change`."""
+        """Withdraw a promise: there will be no `change`."""
         self._limiter.break_promise(list(turns.values()))
 
     def left(self, number: int) -> None:

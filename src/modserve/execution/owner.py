@@ -26,7 +26,7 @@ class PoolOwner(Protocol):
         """The engine wants to execute a request once more. Models with sequences only."""
 
     def mixes_rows(self) -> None:
-        """A batch that nobody has configured gave other rows than its requests alone: they are to run alone."""
+        """Run requests alone from now on: a batch that was not configured gave other rows than they do."""
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         """An instance is lost; `in_vain`: no attempt to replace it has helped, or none is made."""

@@ -92,7 +92,7 @@ class PaddedLayout:
         return out
 
     def _cut(self, name: str, column: Sequence[Tensor], members: Sequence[Inflight]) -> list[Tensor]:
-        """Without what stands for the padding. An output is as long as the batch was."""
+        """Cut the padding off the parts of an output, which are as long as the batch was."""
         axis = 1 + self._padding.unpad[name]
         length = self._length(members)
         cut: list[Tensor] = []

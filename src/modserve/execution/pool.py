@@ -35,7 +35,7 @@ _REFUSED = "refused"
 class InstancePool(InstanceSet):
     """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
-    If it `may_inline`, batches run on the event loop's own thread on those instances whose rule says that they are
+    If it `may_inline`, batches run on the event loop's own thread on instances with a rule that says that they are
     too short to be worth a hop. The `learner` observes each execution that succeeded; with one, and `prefetches`,
     places of long executions are given out before they are over.
 
@@ -217,7 +217,7 @@ class InstancePool(InstanceSet):
                 instance.places -= 1
 
     def _offer_prefetch(self, instance: Instance, job: Job) -> None:
-        """The instance has a place to give before `job` is over, unless nobody wants it now."""
+        """Offer a place of the instance before `job` is over; withdraw it if it is not taken."""
         if instance.gone or job.timing.compute_end_ns:
             return
         before = instance.job
@@ -233,7 +233,7 @@ class InstancePool(InstanceSet):
                 instance.prefetched -= 1
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
-        """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""
+        """Run the waiting requests of a batch that the engine refused one by one, on the same instance."""
         assert job.error is not None, "set when the engine refused: this is a bug"
         if job.late:
             self._settlement.refuse_late(job.late)

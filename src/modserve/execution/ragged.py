@@ -107,9 +107,9 @@ class RaggedLayout:
 
 
 def _filled_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
-    """The shape of an output whose variable dimensions are those that the source has in their place.
+    """Return the shape of an output with its variable dimensions taken from the source.
 
-    They are those of the shape the model sees; the client then sees the configured dims, as of any output.
+    The dimensions are those that the model sees; the client sees the configured ones, as of any output.
     """
     model = spec.dims if spec.reshape is None else spec.reshape
     full = (-1, *model) if batching else model

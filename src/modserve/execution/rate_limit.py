@@ -2,7 +2,7 @@
 
 An execution begins when all resources that its instance needs are free. Waiting instances take turns: an instance of
 priority 2 gets half as many as one of priority 1, counted from when it began to wait, so that a new or idle model
-neither waits for long nor holds back the others to catch up. An instance whose turn it is but that cannot begin yet is
+neither waits for long nor holds back the others to catch up. The next instance in turn that cannot begin yet is
 not overtaken by later ones that need one of the same resources; otherwise an instance that needs much could wait
 forever.
 """
@@ -42,12 +42,12 @@ class ResourceTurn:
     weight: int = 1
     """The priority: larger numbers get fewer turns."""
     on_grant: Callable[[], None] = lambda: None
-    """Called when it may begin. If it is still GRANTED afterwards, nobody wants it now."""
+    """Called when it may begin. If it is still GRANTED afterwards, it is not needed now."""
     state: TurnState = TurnState.IDLE
     clock: int = 0
     """Virtual time, advanced by the weight with each turn; the lowest comes first."""
     since: int = field(default=0)
-    """Among those with the same clock, who came first."""
+    """Order of arrival, among turns with the same clock."""
     held: Mapping[_Key, int] = field(default_factory=dict)
     """Resources held while GRANTED or RUNNING: the needs of that time, which may have changed meanwhile."""
 
@@ -114,7 +114,7 @@ class RateLimiter:
         self._promised = [turn for turn in self._promised if id(turn) not in gone]
 
     def replace(self, former: Sequence[ResourceTurn], now: Sequence[ResourceTurn]) -> None:
-        """Turns of a version go and come, all at once. Those in both may have other needs than before."""
+        """Replace turns of a version, all at once. Turns in both may have other needs than before."""
         staying = set(map(id, now))
         gone = [turn for turn in former if id(turn) not in staying]
         known = set(map(id, former))
@@ -161,7 +161,7 @@ class RateLimiter:
         )
 
     def remove(self, turns: Sequence[ResourceTurn]) -> None:
-        """They run no more."""
+        """Remove turns that run no more."""
         gone = set(map(id, turns))
         for turn in turns:
             self.end(turn)
@@ -218,7 +218,7 @@ class RateLimiter:
             (self._soon or asyncio.get_running_loop().call_soon)(self._look)
 
     def _look(self) -> None:
-        """Give the resources that are free to those whose turn it is."""
+        """Grant the free resources to the waiting turns, in order."""
         self._due = False
         held: set[_Key] = set()
         granted = []

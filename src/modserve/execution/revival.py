@@ -18,11 +18,11 @@ from modserve.core.runtime.failures import count_failure, guarded
 FIRST_WAIT_NS = 1_000_000_000
 LONGEST_WAIT_NS = 60_000_000_000
 STEADY_NS = 60_000_000_000
-"""An instance that has lived so long begins anew with the shortest wait."""
+"""Lifetime after which an instance starts again from the shortest wait."""
 _TASK = "revival"
 
 Make: TypeAlias = Callable[[int, Callable[[], None]], Future[Executor]]
-"""Makes the instance with a number anew on a loading thread, after it has called a function there that may block."""
+"""Makes a new instance with a number on a loading thread, after it has called a function there that may block."""
 
 
 class Timer(Protocol):
@@ -93,7 +93,7 @@ class Revival:
         self._timers.clear()
 
     def close(self) -> None:
-        """After `end`: wait for attempts under way and close what they make. Blocks; any thread."""
+        """Wait, after `end`, for attempts under way and close what they make. Blocks; any thread."""
         for attempt in self._attempts.values():
             try:
                 engine = attempt.result()

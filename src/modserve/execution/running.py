@@ -56,7 +56,7 @@ class RequestReport(NamedTuple):
 
 
 class RequestProgress:
-    """The event loop's side: how far a request has come. `home` has those that the engine may still respond to."""
+    """The event loop's side: how far a request has come. `home` has the requests that the engine may still answer."""
 
     def __init__(self, inflight: Inflight, home: "dict[RequestProgress, None]") -> None:
         self.inflight = inflight

@@ -240,7 +240,7 @@ class Settlement:
         self._owner.settled(len(members))
 
     def misbehaved(self, doing: str) -> None:
-        """Something raised that must not: whoever has part in it, the requests go on."""
+        """Log an exception that must not be raised; the requests go on."""
         _log.exception("model '%s': %s failed", self._model.name, doing)
 
     def _log_failure(self, error: ModserveError, members: list[Inflight]) -> None:

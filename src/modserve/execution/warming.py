@@ -25,9 +25,9 @@ CLOSE_REASON = "warm-up"
 
 
 class Sample(NamedTuple):
-    """Requests that are executed together, `times` times. `requests` makes them anew, for a sink.
+    """Requests that are executed together, `times` times. `requests` makes them again, for a sink.
 
-    What is `made_up` for a model that has no samples of its own may not be what the model takes: its failure is no more
+    A sample that is `made_up`, for a model without its own, may not fit the model: its failure is no more
     than a warning.
     """
 

@@ -24,7 +24,7 @@ _MEMBER = b"\x1f\x8b"
 
 
 class UnsupportedEncodingError(ModserveError):
-    """A request body in a coding that is not read; the response has those that are in ``Accept-Encoding``."""
+    """Request body in an unsupported coding; the response lists the supported ones in ``Accept-Encoding``."""
 
     def __init__(self) -> None:
         super().__init__(Code.UNSUPPORTED, "Unsupported compression type")

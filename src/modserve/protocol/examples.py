@@ -108,7 +108,7 @@ def parameters(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def needed(config: ModelConfig) -> Sequence[TensorSpec]:
-    """The inputs of an example: those that the model cannot do without, or the first one if it needs none."""
+    """Return the inputs of an example: the model's required ones, or the first one if it requires none."""
     return [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
 
 

@@ -53,7 +53,7 @@ class DeadlinePassedError(ModserveError):
 
 
 class NoModelMemoryError(ModserveError):
-    """There is no memory for a model or its work, said to a platform that can unload others."""
+    """Lack of memory for a model or its work, reported to a platform that can unload others."""
 
 
 _NO_MEMORY_TEXT = re.compile(

@@ -17,7 +17,7 @@ _RESERVED = frozenset(
 
 
 def matching(pattern: re.Pattern[str] | None, headers: Iterable[tuple[str, str]]) -> Forwarded:
-    """The headers in whose names the pattern occurs. What was sent several times is one value, joined by commas."""
+    """Return the headers with names that contain the pattern. Repeated ones become one value, joined by commas."""
     if pattern is None:
         return ()
     values: dict[str, str] = {}

@@ -20,10 +20,10 @@ class MessageLimits:
     parsed_parts: int = 500_000
     """Commas, colons and opening brackets of JSON that is parsed in one go, in which no other thread runs.
 
-    That of the generate extension, and of KServe v1 beside whole tensors of numbers.
+    For JSON of the generate extension, and of KServe v1 besides whole tensors of numbers.
     """
     control_json_parts: int = 100_000
-    """Commas and brackets in the JSON of a call other than inference, whose long texts have few of them."""
+    """Commas and brackets in the JSON of a call other than inference, with few of them in long texts."""
 
 
 LIMITS = MessageLimits()
@@ -58,7 +58,7 @@ def count_parts(text: bytes) -> int:
 
 
 def check_parts(parts: int, besides: str = "") -> None:
-    """Raises INVALID_ARG for JSON of too many parts; `besides` is what does not count."""
+    """Raises INVALID_ARG for JSON of too many parts; `besides` names the parts that do not count."""
     if parts > LIMITS.parsed_parts:
         raise invalid(
             f"the request has {parts} values, keys, lists and objects{besides}, at most {LIMITS.parsed_parts} are "

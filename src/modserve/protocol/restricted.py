@@ -14,8 +14,8 @@ CategoryT = TypeVar("CategoryT", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """RPCs by name, and path templates; those of models are also served below ``/versions/{version}``,
-    those of v1 models below ``/labels/{label}`` as well."""
+    """RPCs by name, and path templates; paths of models are also served below ``/versions/{version}``,
+    paths of v1 models below ``/labels/{label}`` as well."""
 
     rpcs: tuple[str, ...]
     paths: tuple[str, ...] = ()
@@ -127,8 +127,8 @@ ADMIN_PATHS = OPEN_PATHS | {
     for calls in CATEGORIES.values()
     for template in (_templates(calls) if calls.for_operators else calls.admin_paths)
 }
-"""Path templates that only the admin port serves, if there is one: what changes the server or its models, Triton's
-groups as a whole, and pages for operators. Shared memory is registered by those who infer with it."""
+"""Path templates that only the admin port serves, if there is one: changes of the server or its models, Triton's
+groups as a whole, and pages for operators. Clients that infer with shared memory register it."""
 ADMIN_RPCS = frozenset(rpc for calls in CATEGORIES.values() if calls.for_operators for rpc in calls.rpcs)
 """RPCs that are not served if there is an admin port, which does not serve gRPC."""
 

@@ -1,7 +1,7 @@
 """Programs that send a model the request of `examples`: with curl, with our client and with NVIDIA's.
 
-They call ``http://localhost:8000``, and ``localhost:8001`` for what NVIDIA's client can do over gRPC only. Whoever
-shows them replaces that by the address of the server.
+They call ``http://localhost:8000``, and ``localhost:8001`` for what NVIDIA's client can do over gRPC only. Callers
+replace that by the address of the server.
 """
 
 import json

@@ -23,13 +23,13 @@ def _rounded(report: LoadReport) -> list[tuple[str, float]]:
 
 
 def text(report: LoadReport) -> str:
-    """``TEXT name=value, …``, as Envoy reads it; those of the application begin with ``named_metrics.``."""
+    """``TEXT name=value, …``, as Envoy reads it; the application's begin with ``named_metrics.``."""
     named = [(f"named_metrics.{name}", value) for name, value in report.named_metrics.items()]
     return "TEXT " + ", ".join(f"{name}={_decimal(value)}" for name, value in (*_rounded(report), *named))
 
 
 def _decimal(value: float) -> str:
-    """Without an exponent, which not every reader knows."""
+    """Format a number without an exponent, which not every reader knows."""
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 

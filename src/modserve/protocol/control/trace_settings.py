@@ -136,7 +136,7 @@ def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
 
 
 def _check_mode(text: str, mode: str) -> None:
-    """Raises UNSUPPORTED for one that is not in use. Triton takes whatever is said, and changes nothing."""
+    """Raises UNSUPPORTED for a mode that is not in use. Triton accepts any mode, and changes nothing."""
     if text != mode:
         raise unsupported(
             f"trace mode can not be updated through network protocol, got: {text}, expected '{mode}', which it is"

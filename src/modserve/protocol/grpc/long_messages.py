@@ -35,7 +35,7 @@ class Tensors:
 
 
 class ManyFieldsError(ValueError):
-    """There are too many fields."""
+    """Too many fields in a message."""
 
 
 def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | None:
@@ -95,7 +95,7 @@ class _Splitter:
         return parts
 
     def _fields(self, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Each field's tag, and the positions where it begins, and where its value begins and ends."""
+        """Yield each field's tag, its start, and the start and end of its value."""
         data = self._data
         while position < end:
             start = position

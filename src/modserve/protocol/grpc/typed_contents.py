@@ -29,7 +29,7 @@ FIELDS = {
 _ORDER = tuple(FIELDS)
 
 ELEMENT_MEMORY = 64
-"""Bytes that an element of BYTES takes beside its own, once an engine reads it."""
+"""Bytes that an element of BYTES takes besides its own, once an engine reads it."""
 
 _FIXED = {"fp32_contents": (5, 4), "fp64_contents": (1, 8)}
 """The wire type of a single element, and its size."""
@@ -49,7 +49,7 @@ _LONGEST = 10
 
 
 class ElementsError(ValueError):
-    """There are other elements than announced: `count` of them."""
+    """Number of elements, `count`, that differs from the announced one."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} elements")
@@ -70,7 +70,7 @@ def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Ca
     `take` is called with the bytes that are needed next.
 
     Raises INVALID_ARG as `narrowed` does, `FieldError`, `ElementsError`, and DecodeError for what is no such message.
-    Of too many elements of BYTES the raw form has one more than announced, so that whoever checks it says so.
+    For too many elements of BYTES the raw form has one more than announced, so that its check fails.
     """
     try:
         if datatype is dtypes.BYTES:

@@ -1,7 +1,7 @@
 """The generate extension: one flat JSON object for a request, one for a response (Triton's HTTP only).
 
 Keys that are names of inputs become tensors, all others parameters of the request, and those in ``parameters`` alike;
-``id`` is the request's id, and a parameter too. They are the model's: `priority` and those of sequences act, in models
+``id`` is the request's id, and a parameter too. They are the model's: `priority` and sequence parameters act, in models
 that have such; `timeout`, which means other things to language models, does not.
 """
 
@@ -37,7 +37,7 @@ def check_encoding(encoding: str | None) -> None:
 
 
 def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int) -> InferenceRequest:
-    """The request in `body`, whose tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
+    """Decode the request in `body`; its tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
     if len(body) > LIMITS.parsed_parts:
         limits.check_parts(limits.count_parts(body))
     document = control_body.read(body, most_parts=None)

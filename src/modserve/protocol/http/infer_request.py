@@ -56,7 +56,7 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
 
 
 _SMALL: Final = 16 * 1024
-"""Bytes of a body whose tensors are copied out of it, which costs less than a view of each does."""
+"""Most bytes of a body to copy the tensors from, which costs less than a view of each."""
 
 
 def decode_request(
@@ -70,11 +70,11 @@ def decode_request(
     heads: JsonHeads | None = None,
     nulls: bool = False,
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """An inference request, and how its response is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
+    """Decode an inference request and its response form. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
 
     `json_length` is that of `header_length`; `deadline_ns` is the client's, 0 without one. `lend` is called for
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
-    whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have. With
+    even if an error is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have. With
     `nulls`, which goes without `heads`, null is NaN.
     """
     text = bytes(body if json_length is None else body[:json_length])
@@ -263,7 +263,7 @@ def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None
 def _inputs(
     document: JsonObject, request_id: str, max_json_tensor: int, nulls: bool
 ) -> tuple[tuple[HttpInput, ...], tuple[tuple[HttpInput, RegionSlice], ...]]:
-    """The inputs, and those of them apart that are in shared memory."""
+    """Return the inputs, and separately the inputs in shared memory."""
     value = document.get("inputs")
     if type(value) is not list:
         if "inputs" not in document:

@@ -39,7 +39,7 @@ class Body:
     """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's.
 
     `encoding` is how the parts are compressed; `header_length` is the JSON's before that. `server_timing` is what the
-    response has cost; empty if that is not sent. Nobody changes one.
+    response has cost; empty if that is not sent. Immutable.
     """
 
     parts: list[Buffer]
@@ -111,7 +111,7 @@ def encode_response(
     texts: JsonTexts | None = None,
     pieces: Pieces | None = None,
 ) -> Body:
-    """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
+    """Encode a response; the JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
 
     `pieces` are those of `JsonTexts.look_up`. Without them `texts` remembers these, for responses like this one.
     """
@@ -177,7 +177,7 @@ def text_only(error: ModserveError) -> ModserveError:
 
 
 def encode_stream_response(response: InferenceResponse, response_form: ResponseForm, final: bool) -> bytes:
-    """A response with all its data as JSON, whatever `response_form` says of binary. Raises INVALID_ARG."""
+    """Encode a response with all its data as JSON, even if `response_form` is binary. Raises INVALID_ARG."""
     marked = replace(response, parameters={**response.parameters, _FINAL: final})
     try:
         return b"".join(encode_response(marked, ResponseForm(places=response_form.places)).parts)

@@ -6,7 +6,7 @@ which clients write at the beginning or the end. The rest is looked up: all of i
 their numbers if they are JSON. Each part that is cut out is parsed, so it is a whole JSON value, and the rest has been
 parsed without it: together, they are the same document.
 
-Whatever is not as expected is left to the usual way, which reads the whole and says what is wrong.
+Unexpected requests are left to the usual way, which reads the whole and reports what is wrong.
 """
 
 import math
@@ -64,7 +64,7 @@ class RequestDescription(NamedTuple):
     """The inputs and outputs that the JSON of a request describes."""
 
     inputs: tuple[HttpInput, ...]
-    """Without those whose numbers are in `spans`."""
+    """Inputs, except those with numbers in `spans`."""
     places: tuple[tuple[HttpInput, RegionSlice], ...]
     """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
@@ -145,7 +145,7 @@ def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
 
 
 def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Tensor] | None:
-    """The inputs of a request whose description begins like this one; None if it is of another kind, or wrong."""
+    """Read the inputs of a request whose description begins like this; None if it is wrong or of another kind."""
     text, start, stop = request.text, request.numbers, request.stop
     inputs: dict[str, Tensor] = {}
     for name, datatype, shape, packer, suffix in known.spans:
@@ -235,7 +235,7 @@ def _lasting(request: CutRequest, description: RequestDescription) -> RequestDes
 def _in_order(around: Sequence[bytes]) -> bool:
     """True if these texts are an object without id and parameters, and the data of the inputs goes between them.
 
-    Marks in its place show it. Nobody can know them beforehand, so none of the client's own texts is one.
+    Marks in its place show it. They are unpredictable, so none of the client's own texts is one.
     """
     marks = [secrets.token_hex(8) for _ in around[1:]]
     marked = b"".join(b'%b"%b"' % (text, mark.encode()) for text, mark in zip(around, marks, strict=False)) + around[-1]

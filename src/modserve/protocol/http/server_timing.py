@@ -14,7 +14,7 @@ PARAMETER = "server_timing"
 
 
 def value(inflight: Inflight) -> str:
-    """Queue, compute input, infer and output times in milliseconds, and the size of the batch it ran in.
+    """Return queue, compute input, infer and output times in milliseconds, and the size of its batch.
 
     The compute times are those of the whole batch, until now if an engine that answers each request by itself has not
     done with the others. Empty for a request that has not run.

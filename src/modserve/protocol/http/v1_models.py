@@ -23,7 +23,7 @@ _STATES = {
 }
 _ERROR_CODES = {code.value: spelling.grpc_name for code, spelling in STATUS.items()}
 _DTYPES = {"FP16": "DT_HALF", "BF16": "DT_BFLOAT16", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE", "BYTES": "DT_STRING"}
-"""TensorFlow's names of the datatypes whose name there is not ``DT_`` and ours."""
+"""TensorFlow's names of the datatypes that are not named ``DT_`` and ours there."""
 
 _METHODS = {
     "explain": "no model here has an explainer",

@@ -31,7 +31,7 @@ SIGNATURE = "serving_default"
 _BASE64 = "b64"
 
 _MOST_NAMES = 16
-"""Inputs whose names are looked for in long bodies: each time in the whole of it."""
+"""Most input names to search for in long bodies: each search reads the whole body."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
 _TAKES = {**json_data.TAKES, "string": 'strings, or {"b64": "<base64>"} for bytes of any kind'}
@@ -86,7 +86,7 @@ def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mappi
 
 
 def memory(body: bytes) -> int:
-    """About how many bytes reading `body` takes, beside its own."""
+    """Estimate the bytes that reading `body` takes, besides its own."""
     if limits.count_parts(body) > limits.LIMITS.parsed_parts:
         return limits.MOST_TENSOR_BYTES * len(body)
     return limits.parsed_size(body)
@@ -279,7 +279,7 @@ def _too_deep(place: _Place) -> ModserveError:
 
 
 def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
-    """Raises INVALID_ARG for an element of the wrong type. So many come `before` these."""
+    """Raises INVALID_ARG for an element of the wrong type. `before` elements precede these."""
     wrong = set(map(type, flat)) - _ELEMENT_TYPES[spec.datatype.json_kind]
     if wrong:
         index = next(index for index, element in enumerate(flat) if type(element) in wrong)

@@ -19,7 +19,7 @@ from modserve.core.tensors.tensor import Array, Tensor
 
 _BASE64 = "b64"
 _BINARY_SUFFIX = "_bytes"
-"""BYTES outputs whose names end so come as base64, as in TensorFlow Serving."""
+"""Suffix of the names of BYTES outputs that are sent as base64, as in TensorFlow Serving."""
 
 _AT_A_TIME = 32 * 1024
 """Elements that are written in one go."""
@@ -47,9 +47,9 @@ def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
 
 
 def _column(name: str, tensors: Sequence[Tensor]) -> Any:
-    """An output of all parts as one JSON-able value: an array of numbers, or nested lists of strings.
+    """Return an output of all parts as one JSON-able value: an array of numbers, or nested lists of strings.
 
-    Parts whose rows differ in shape give a list of rows.
+    Parts with rows of different shapes give a list of rows.
     """
     arrays = [_written(name, tensor) for tensor in tensors]
     if len(arrays) == 1:
@@ -114,7 +114,7 @@ def _text(value: Any, finite: bool) -> bytes:
 
 
 def _without_numpy(column: Any) -> Any:
-    """Without numpy."""
+    """Convert a column to values without numpy."""
     if isinstance(column, np.ndarray):
         return column.tolist()
     return [_without_numpy(each) for each in column] if isinstance(column, list) else column

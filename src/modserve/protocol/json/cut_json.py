@@ -40,7 +40,7 @@ class ArrayCutter:
 
 
 def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> object:
-    """The document, where some arrays are a `LongArray`; `kept` are the places of those that are not cut out.
+    """Parse the document, with some arrays as a `LongArray`; `kept` are the places of arrays not to cut out.
 
     Raises INVALID_ARG.
     """

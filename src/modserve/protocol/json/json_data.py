@@ -249,7 +249,7 @@ def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
 
 
 def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, nulls: bool, before: int) -> list[object]:
-    """The elements, of lists within `flat` as well. Raises INVALID_ARG for those of the wrong type."""
+    """Check the elements, of lists within `flat` as well. Raises INVALID_ARG for elements of the wrong type."""
     types = set(map(type, flat))
     if list in types:
         flat = list(_leaves(flat, depth))

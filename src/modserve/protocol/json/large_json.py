@@ -1,6 +1,6 @@
 """Long JSON requests, of which the inputs' `data` are cut out first and parsed in pieces.
 
-A way beside `json_text.parse_object`, with the same results, that takes little more memory than the tensors. The size
+An alternative to `json_text.parse_object`, with the same results and little more memory than the tensors. The size
 of all other JSON is limited, as it is parsed as a whole.
 """
 

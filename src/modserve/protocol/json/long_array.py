@@ -1,7 +1,7 @@
 """A long JSON array, parsed piece by piece.
 
 The Python objects of a whole array take up to thirty times the memory of its text, and no other thread runs while they
-are made. Here they exist for one piece at a time. A piece ends before a comma that separates two elements, at whatever
+are made. Here they exist for one piece at a time. A piece ends before a comma that separates two elements, at any
 depth: with the brackets that are open there put before and behind it, it is an array of its own.
 """
 
@@ -20,7 +20,7 @@ _BLANK = b" \t\r\n"
 
 
 class _Piece(NamedTuple):
-    """Bytes `start` to `stop` of the text. So many arrays are open before it, and after it.
+    """Bytes `start` to `stop` of the text, with the numbers of arrays that are open before and after it.
 
     `parts` are its elements and empty arrays, unless it is malformed.
     """
@@ -33,7 +33,7 @@ class _Piece(NamedTuple):
 
 
 class LongArray:
-    """An array in `text`, whose parts have not been looked at but for strings and brackets."""
+    """Array in `text`, scanned only for strings and brackets so far."""
 
     __slots__ = ("_pieces", "_text")
 
@@ -115,7 +115,7 @@ class LongArray:
 
 
 class UnevenError(ValueError):
-    """Arrays of one depth whose lengths or depths differ. `element` is the first element after which that shows."""
+    """Arrays of one depth with different lengths or depths. `element` is the first one after which that shows."""
 
     def __init__(self, element: int) -> None:
         super().__init__(f"uneven before element {element}")

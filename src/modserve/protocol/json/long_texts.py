@@ -1,7 +1,7 @@
 """JSON of which long texts are cut out first: what is left is parsed as a whole, and they are read in pieces.
 
-Parsing holds the interpreter for as long as it takes, and so does whatever reads a long text in one go: the event loop
-waits, on whichever thread it is done.
+Parsing holds the interpreter for as long as it takes, and so does reading a long text in one go: the event loop
+waits, on any thread.
 """
 
 import secrets
