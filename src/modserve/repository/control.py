@@ -63,7 +63,7 @@ class ModelControl:
         self._targets: dict[str, Blueprint] = {}
         """Blueprints of the models to serve."""
         self._by_name: set[str] = set()
-        """The models that somebody requested by name, or by requesting all."""
+        """Models that a client requested by name, or by requesting all."""
         self._seen: dict[str, Listing | None] = {}
         """Listings of the latest poll; None for a model to scan again."""
         self.outages = Outages()
@@ -229,7 +229,7 @@ class ModelControl:
         return name in self._targets and self._targets[name].listing.config is not None
 
     async def _operate(self, operation: Coroutine[None, None, None]) -> None:
-        """Run an operation to its end, whatever becomes of the caller."""
+        """Run an operation to its end, even if the caller is cancelled."""
         await _end_of(self._tasks.start(operation))
 
     def _check_explicit(self) -> None:
@@ -266,7 +266,7 @@ class ModelControl:
             await self.keep_rollback(name)
 
     async def _look(self, look: Callable[[], Awaitable[SeenT]]) -> SeenT:
-        """Look at repositories while nobody decides what is rolled back: they may not have what is being written."""
+        """Look at repositories while no rollback is decided: they may not have what is being written."""
         routings = self._table.routings
         while True:
             await self._keeps.idle()
@@ -345,7 +345,7 @@ class ModelControl:
     # What there is
 
     async def index(self) -> list[IndexEntry]:
-        """The index of the models, with those in the repositories that were never loaded."""
+        """Return the index of the models, including models in the repositories that were never loaded."""
         counts: Counter[str] = Counter()
         try:
             counts = await self._names()

@@ -81,7 +81,7 @@ class LocalRepository:
         return await asyncio.to_thread(self._remarks)
 
     def _names(self) -> list[str]:
-        """The folders, but for those with names that clients could not call: bytes that are not UTF-8."""
+        """List the folders, except names that clients could not call: bytes that are not UTF-8."""
         return [
             path.name for path in self._entries() if may_be_model(path.name) and is_unicode(path.name) and path.is_dir()
         ]
@@ -220,7 +220,7 @@ class FileModel:
 
     path: Path
     folder: Path
-    """Source of the version's directory: weights may lie beside the file."""
+    """Source of the version's directory: weights may lie next to the file."""
     content: bytes
     """The text of its configuration."""
 
@@ -265,9 +265,9 @@ class FileRepository:
 
 
 def _marks(model: FileModel) -> tuple[tuple[str, int, int], ...]:
-    """The state of the file, of what is below it, and of files beside it whose names begin alike, such as its weights.
+    """Return the state of the file, of what is below it, and of its neighbours with similar names, such as weights.
 
-    All that lies beside it is too much: the folder may be anybody's.
+    Other files are left out: the folder may be used for anything else.
     """
     stem = model.path.name.partition(".")[0]
     files: list[tuple[str, os.stat_result]] = []
@@ -291,7 +291,7 @@ def _link(name: str, folder: Path) -> "tempfile.TemporaryDirectory[str]":
 
 
 class DirectoryRepository(LocalRepository):
-    """A directory of one model; `path` is the directory around it, whose others do not count."""
+    """Directory of one model; `path` is the directory around it. Other directories there do not count."""
 
     def __init__(self, directory: Path, *, outside_links: bool = False) -> None:
         super().__init__(directory.parent, outside_links=outside_links)

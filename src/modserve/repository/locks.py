@@ -45,7 +45,7 @@ class NameLocks:
 
 
 class Loans:
-    """Counts the handles of each servable: whoever closes one waits until all of them are released.
+    """Counts the handles of each servable: closing one waits until all of them are released.
 
     What stands before a model may change while it is lent; it is the model that counts.
     """
@@ -76,7 +76,7 @@ class Loans:
             self._returned = None
 
     async def returned(self, servable: Servable) -> None:
-        """Wait until no handle is left. Called once nobody can borrow the servable again."""
+        """Wait until no handle is left. Called once the servable can no longer be borrowed."""
         while self.lent(servable):
             if self._returned is None:
                 self._returned = asyncio.Event()

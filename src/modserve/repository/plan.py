@@ -17,9 +17,9 @@ The rules for a model in its turn:
 - Otherwise all selected versions are loaded that are not in service as the repository has them, all of them if the
   model is renewed. If it is not, a version may be changed in place of which only the configuration differs. When all
   have succeeded, the versions that are not selected are retired.
-- *Together*: all loaded versions are taken or none. It is always so beside versions that serve.
+- *Together*: all loaded versions are taken or none. This always holds where other versions serve.
 
-Dependencies between models: pure rules over a graph from each model to those that it is made of.
+Dependencies between models: pure rules over a graph from each model to its parts.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -108,7 +108,7 @@ class Update:
     needs: Graph
     """Models that each of these models is to be made of."""
     turns: Mapping[str, set[str]]
-    """The models that the update may concern, each with those of them that have their turn before it."""
+    """Models that the update may concern, each with the ones among them that have their turn before it."""
 
     def blueprint(self, name: str) -> Blueprint | None:
         return self.requested[name] if name in self.requested else self.former(name).blueprint
@@ -170,7 +170,7 @@ def begin(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | No
 
 
 def retirements(update: Update, models: Mapping[str, ModelRow]) -> list[Action]:
-    """Before models go, their dependents go."""
+    """Return the actions that retire the dependents of models before these are retired."""
     gone = {name for name in update.turns if update.blueprint(name) is None}
     links = graph(models, update.requested)
     actions = []

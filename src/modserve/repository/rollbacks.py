@@ -1,6 +1,6 @@
-"""The file in a model's directory that says which of its versions were rolled back: a restart keeps to it.
+"""File in a model's directory with the versions that were rolled back: a restart keeps to it.
 
-All servers of a repository read it, and one writes it: as a whole, so that nobody reads half of it.
+All servers of a repository read it, and one writes it: as a whole, so that no reader gets half of it.
 """
 
 import json

@@ -115,7 +115,7 @@ def together(looks: Sequence[Mapping[str, Listing]]) -> Scan:
 
 
 def changes(before: Mapping[str, Listing | None], now: Mapping[str, Listing]) -> dict[str, Listing | None]:
-    """The models that are new or different, with their present listing; None for those that are gone.
+    """Return the models that are new or different, with their present listing; None for removed ones.
 
     A file counts as different by its mark, anywhere in the model's directory. A model for which `before` has None is
     different in any case.

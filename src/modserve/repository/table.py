@@ -68,7 +68,7 @@ class ModelRow:
     front: Servable | None = None
     """Servable for requests that name no version: `latest`, or the routing between the READY versions."""
     failed_loads: dict[int, int] = field(default_factory=dict)
-    """Failed loads by version; 0: of the model, none of whose versions could be tried."""
+    """Failed loads by version; 0: of the model, if no version could be tried."""
     finishing: list[Servable] = field(default_factory=list)
     """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
 
@@ -132,7 +132,7 @@ MOST_REMEMBERED = 10_000
 class ModelTable:
     """The models of one server. Lives on the event loop's thread.
 
-    A version that loads or has failed beside others of its model, which were there before, keeps the server from being
+    A version that loads or has failed after others of its model were there keeps the server from being
     ready only if it is `strict`, as in Triton: the new version takes nothing away.
     """
 
@@ -234,7 +234,7 @@ class ModelTable:
         return self.models[id.name].folder(id.version) if id.name in self.models else None
 
     def check_routing(self, name: str, document: object) -> None:
-        """Raises INVALID_ARG for a routing to versions that are neither READY nor loading. Raises as `latest` does."""
+        """Check a routing. Raises INVALID_ARG for versions neither READY nor loading. Raises as `latest` does."""
         self.latest(name)
         rows = self.models[name].versions.items()
         present = [number for number, row in rows if row.servable or row.state.state is LifecycleState.LOADING]
@@ -338,7 +338,7 @@ class ModelTable:
     # What is about to be loaded
 
     def expect(self, names: Iterable[str] | None) -> None:
-        """Some models will be loaded, and count as loading until then; None while nobody knows which models."""
+        """Count models as loading that will be loaded; None while they are unknown."""
         self._expected = None if names is None else set(names)
 
     def announce(self, names: Collection[str]) -> None:
@@ -388,7 +388,7 @@ class ModelTable:
             self.models.setdefault(name, ModelRow()).blueprint = blueprint
 
     def begin(self, name: str, versions: Iterable[int]) -> None:
-        """Some versions are being loaded. Those that serve remain READY."""
+        """Mark versions as being loaded. Serving versions remain READY."""
         model = self.models[name]
         for version in versions:
             row = model.versions.setdefault(version, VersionRow(added=model.latest is not None))
@@ -471,7 +471,7 @@ class ModelTable:
             del rows[version]
 
     def tidy(self, names: Iterable[str]) -> None:
-        """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
+        """Drop the given models with nothing to list, and the oldest ones if too many are idle."""
         for name in names:
             model = self.models.get(name)
             if model is None or name in self.locks.busy:

@@ -53,7 +53,7 @@ class Gate:
         """Raises `OverloadedError` if the request would come too late behind `count` others, whose sizes sum to `size`.
 
         Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. A
-        request may always come in while a slot is free and nobody waits: the prediction may be wrong, and would stay so
+        request may always come in while a slot is free and none waits: the prediction may be wrong, and would stay so
         if nothing ran any more.
         """
         allowed_ns = self._options.latency_goal_ns

@@ -73,10 +73,10 @@ class BatchPolicy:
         policies = (self.bounds.default_policy, *self.bounds.level_policies.values())
         predicts = self.bounds.max_queue_delay_ns or config.admission.by_deadline
         self._least_ns = 0 if predicts or any(each.max_queue_size for each in policies) else _LONG_NS
-        """Shorter executions are not observed: nobody decides by them."""
+        """Shortest execution to observe; shorter ones decide nothing."""
 
     def use(self, slots: Slots) -> None:
-        """These run the batches."""
+        """Use these slots to run the batches."""
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         ns = timing.compute_end_ns - timing.compute_start_ns

@@ -43,7 +43,7 @@ class Reason(enum.Enum):
 
 @dataclass(init=False, slots=True)
 class Dispatch:
-    """Run the first `count` requests as one batch, or the `members`, if it has any, which are so many."""
+    """Decision to run the first `count` requests as one batch, or the `members`, if any, which are `count`."""
 
     count: int
     reason: Reason
@@ -57,7 +57,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """There is nothing to run before `when_ns`, unless more requests arrive."""
+    """Decision to run nothing before `when_ns`, unless more requests arrive."""
 
     when_ns: int
 
@@ -76,7 +76,7 @@ class Together:
     right unless `stale`: call `renew` then. Most rules without a delay or a limit of elements never read the extremes,
     and queues for such rules leave them stale.
 
-    `whole` is False if iterating leaves out some of those that are in the sums. `closed` is True if no request that
+    `whole` is False if iterating leaves out some requests that are in the sums. `closed` is True if no request that
     arrives from now on can join the next batch. `lengths` has the same requests by length, if the rule chooses by that.
     """
 
@@ -129,7 +129,7 @@ Rule: TypeAlias = Callable[[Together, int], Decision]
 
 
 def direct(together: Together, now_ns: int) -> Decision:
-    """Each request runs on its own: models without dynamic batching."""
+    """Run each request on its own: the rule of models without dynamic batching."""
     return _ALONE
 
 

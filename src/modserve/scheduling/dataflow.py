@@ -33,7 +33,7 @@ class Absence(enum.Enum):
 class Value:
     """A tensor of the ensemble. `batch_size` is that of the request it came with, 0 without a batch dimension.
 
-    `sequence` has the sequence parameters that go with it, if they are others than those of the request.
+    `sequence` has the sequence parameters that go with it, if they differ from the request's.
     """
 
     tensor: Tensor
@@ -95,7 +95,7 @@ def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
 
 
 class Wave:
-    """The tensors that belong together: those of a request, or those that follow from one response of a decoupled step.
+    """Tensors that belong together: of a request, or derived from one response of a decoupled step.
 
     `order` is the place of its response among all responses to the request: that of the wave it came from, and the
     number of the response in it. `held` is how many of its steps wait until their limit lets them begin.
@@ -233,9 +233,9 @@ def _difference(value: Value, output: str, config: ModelConfig) -> str:
 
 
 def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
-    """A tensor for one that takes `dims`, behind a batch dimension if `batching`.
+    """Fit a tensor to an input of `dims`, behind a batch dimension if `batching`.
 
-    Between those that batch and those that do not, a batch dimension of 1 is added or taken away where the shapes only
+    Between models with and without batching, a batch dimension of 1 is added or taken away where the shapes only
     fit so (core, EnsembleContext::ReshapeTensorDims).
     """
     shape = tensor.shape

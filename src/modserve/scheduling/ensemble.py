@@ -344,7 +344,7 @@ class EnsembleRun:
         self._producers: dict[Wave, StepExecution] = {}
         """Decoupled steps behind the waves in which a step waits for the limit, by wave."""
         self._held: list[tuple[int, int, StepExecution]] = []
-        """A heap of those that had to wait for the limit, by when they have waited too long."""
+        """Heap of the steps held by the limit, by the time at which they have waited too long."""
         self._count = itertools.count()
         self._reads_inputs = False
         self._start_ns = 0
@@ -435,7 +435,7 @@ class EnsembleRun:
         self._flush()
 
     def _cause(self, step: StepExecution, error: ModserveError) -> ModserveError:
-        """The error of a step, or that of a step before it, whose output is not what its configuration promises."""
+        """Return the error of a step, or of an earlier step with an output that contradicts its configuration."""
         if error.code is not Code.INVALID_ARG:
             return error
         text = dataflow.wrong_input(self.plan, step.index, step.inputs, self._config_of)
@@ -528,7 +528,7 @@ class EnsembleRun:
         heapq.heappush(self._complete, (wave.order, response))
 
     def _flush(self) -> None:
-        """Give the client the responses whose turn it is. Re-entrancy: it may then cancel the request."""
+        """Give the client its next responses in order. Re-entrancy: it may then cancel the request."""
         while (response := self._due()) is not None:
             last = not self._config.decoupled or not (self._complete or self._steps)
             if self._config.decoupled:

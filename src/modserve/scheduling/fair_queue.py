@@ -2,7 +2,7 @@
 
 Each tenant has a `LevelQueue` of its own, which says in what order its requests run, by priority and arrival. Above
 them is an account for each tenant, which says whose turn it is. The most urgent request of that tenant runs next, with
-those that may share its batch, of all tenants in their turns. So a batch fills across tenants, and everybody pays for
+those that may share its batch, of all tenants in their turns. So a batch fills across tenants, and each pays for
 what runs. Requests without a tenant share an account.
 
 What is counted for all tenants together: the sums of a group (the requests with the same `shape_key`), the order of
@@ -23,7 +23,7 @@ tenants as for one, for any weights and costs, and a tenant with large requests 
 small ones.
 
 A tenant that comes back does so in the present round: nobody saves up. But a debt stays until its rounds are over, so
-it does not help to leave and come back either. When nobody waits, everybody has had what they asked for, and all debts
+it does not help to leave and come back either. When no request waits, each has had what it asked for, and all debts
 end.
 
     round 7:  a (credit 1)   c (credit 1)
@@ -86,7 +86,7 @@ class Calendar:
         return next(iter(self._accounts[self._rounds[0]]))
 
     def add(self, account: Account) -> None:
-        """An account whose round does not change while it is here, but by `Shares.charge`."""
+        """Add an account. Its round must not change while it is here, except by `Shares.charge`."""
         account.calendars[self] = None
         self.enter(account)
 
@@ -111,7 +111,7 @@ class Calendar:
     def in_turn(
         self, requests: Callable[[Account], Iterator[RequestT]], cost: Callable[[RequestT], float]
     ) -> Iterator[RequestT]:
-        """The requests of all accounts in the order in which they are served if nothing comes in between.
+        """Yield the requests of all accounts in the order in which they are served if nothing comes in between.
 
         `requests` are those of an account, the most urgent first. Nothing here may change while this is iterated over.
         """
@@ -131,7 +131,7 @@ class Calendar:
 
 
 class _Visit(Generic[RequestT]):
-    """An account while the order is being worked out: those of its requests that are left, and the credit."""
+    """Account while the order is being computed: its requests that are left, and its credit."""
 
     __slots__ = ("account", "credit", "requests")
 
@@ -160,14 +160,14 @@ def _turn(
 
 
 def rounds_of_debt(credit: float, weight: float) -> int:
-    """After how many rounds an account without credit has some again."""
+    """Return the number of rounds after which an account without credit has some again."""
     return int(-credit / weight) + 1
 
 
 class Shares(Generic[AccountT]):
     """The accounts of all tenants at one model.
 
-    `make` opens an account. Those that are not active are kept while they have a debt.
+    `make` opens an account. Inactive accounts are kept while they have a debt.
     """
 
     def __init__(self, make: Callable[[str, float], AccountT]) -> None:
@@ -177,7 +177,7 @@ class Shares(Generic[AccountT]):
         """Calendar of all active accounts."""
         self.active = 0
         self.weight = 0.0
-        """The sum of the weights of those that are active."""
+        """Sum of the weights of the active accounts."""
         self.round = 0
         self._sweep_at = _SWEEP_FROM
 
@@ -242,7 +242,7 @@ class Shares(Generic[AccountT]):
 
 
 _LENGTHS_LOOKED_AT = 128
-"""A rule that chooses by length sees so many requests of a group, those whose turn comes first."""
+"""Number of a group's next requests that a rule that chooses by length sees."""
 
 
 class TenantAccount(Account):

@@ -66,9 +66,9 @@ class LengthIndex:
             yield from levels[level]
 
     def around(self, head: Inflight, most: int) -> tuple[list[Inflight], list[int], int]:
-        """`head` and those nearest to it in length, in the order of their lengths; these; and the place of `head`.
+        """Return `head` and its nearest in length, in the order of their lengths; these; and the place of `head`.
 
-        At most so many shorter ones, as many of its length, and as many longer ones, the most urgent of each length.
+        At most `most` shorter ones, as many of its length, and as many longer ones, the most urgent of each length.
         """
         order = self._order
         length = self.padded(head.length)
@@ -217,7 +217,7 @@ class RunTimes:
 
 
 def _counted_as(size: int) -> int:
-    """The size under which a batch is counted: bounded in number, whatever sizes come."""
+    """Return the size under which a batch is counted: bounded in number for any sizes."""
     if size <= _EXACT:
         return max(1, size)
     step = 1 << (size.bit_length() - 5)

@@ -3,7 +3,7 @@
 A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are three
 queues with one interface. A model gets one of the first two when it is loaded:
 
-- `FifoQueue`, for models without priorities whose requests can all share a batch, or which run each request alone:
+- `FifoQueue`, for models without priorities if all requests can share a batch, or each request runs alone:
   one line, first in, first out.
 - `LevelQueue` (level_queue.py), for all others.
 - `FairQueue` (fair_queue.py), from the first request of a tenant on.
@@ -106,7 +106,7 @@ class FifoQueue(RequestQueue):
         return iter(self._line)
 
     def oldest_ns(self) -> int:
-        """Arrival of the first of those that wait. The queue must not be empty."""
+        """Return the arrival of the first waiting request. The queue must not be empty."""
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class FifoQueue(RequestQueue):
         self._uncount((inflight,))
 
     def candidates(self) -> Iterable[Together]:
-        """The groups whose batch may be the next to run; the rule decides about them in this order.
+        """Return the groups that may form the next batch; the rule decides about them in this order.
 
         The queue must not be empty. A group is valid until the queue changes.
         """

@@ -24,10 +24,10 @@ TURN_NS = 1_000_000
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueuedScheduler(Generic[SlotT]):
-    """Requests wait by priority and arrival until a slot is free and `rule` sends them.
+    """Scheduler with a queue: requests wait by priority and arrival until a slot is free and `rule` sends them.
 
-    A slot is reserved first and the batch formed then, as late as possible: what arrives in the same turn of the event
-    loop is seen together, and a batch grows until somebody can run it.
+    A slot is reserved first and the batch formed then, as late as possible: all that arrives in one turn of the event
+    loop is seen together, and a batch grows until an instance can run it.
     """
 
     def __init__(

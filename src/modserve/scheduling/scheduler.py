@@ -96,7 +96,7 @@ class Clock(Protocol):
 _TASK = "scheduling"
 register_task(_TASK)
 _AGAIN_NS = 1_000_000_000
-"""Until an alarm whose callback has failed rings again."""
+"""Time until an alarm with a failed callback rings again."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

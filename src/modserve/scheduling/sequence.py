@@ -63,7 +63,7 @@ class SequenceRequest:
 
 
 class SequenceScheduler(Generic[SlotT]):
-    """A `scheduling.Scheduler` for a runner with numbered slots, whose owner calls `change`, `batch_done` and others.
+    """`scheduling.Scheduler` for a runner with numbered slots. Its owner calls `change`, `batch_done` and others.
 
     `state_files`: initial states by input. `on_end` is called when a sequence ends, `on_left` with the number of an
     instance that `change` removed, when the last sequence there has ended.
@@ -230,7 +230,7 @@ class SequenceScheduler(Generic[SlotT]):
             self._idle(self._members.pop(inflight).sequence, now_ns)
 
     def run_again(self, inflight: Inflight) -> None:
-        """A request whose execution is over has to run once more."""
+        """Queue a request again that has to run once more after its execution."""
         member = self._members[inflight]
         now_ns = self._clock.now_ns()
         member.says = Membership(member.says.id, tenant=member.says.tenant)
@@ -331,7 +331,7 @@ class SequenceScheduler(Generic[SlotT]):
     # Times
 
     def _look(self, sequence: Sequence) -> None:
-        """End a sequence whose client is too slow, or whose request has waited too long for a place or its turn."""
+        """End a sequence if its client is too slow, or a request has waited too long for a place or its turn."""
         now_ns = self._clock.now_ns()
         late_ns = min(filter(None, [inflight.begin_by_ns for inflight in sequence.waiting]), default=0)
         if late_ns and late_ns <= now_ns:

@@ -91,7 +91,7 @@ class DirectLane(Generic[SlotT]):
     """The rows of one instance: at most one request waits in each.
 
     Runs batches in which every request is in its row; rows before the last that have nothing to run get fillers, which
-    `make_filler` makes for a batch with a request. Nobody waits for them; their control inputs say what they are.
+    `make_filler` makes for a batch with a request. No client waits for them; their control inputs mark them.
     """
 
     def __init__(

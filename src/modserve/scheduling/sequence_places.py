@@ -1,16 +1,16 @@
-"""Sequences and their places: who waits for one, and who gets one that becomes free. A pure rule, in time that is told.
+"""Assignment of places to sequences: a pure rule, with the time as an argument.
 
 A sequence gets a free place when it begins; if there is none it waits in the line of its tenant. A place that becomes
 free goes to the waiting tenant that holds the fewest for its weight. Sequences last, some much longer than others: what
 tenants share is the places that they hold, not how often they get one. Of those that hold equally many, the one goes
 first that has held places for the shortest time over its weight, counted since others wait. Sequences of one tenant get
-places in the order in which they began. Nobody loses a place to another tenant before its sequence ends.
+places in the order in which they began. No sequence loses its place to another tenant before it ends.
 
-As with `fair_shares`, nobody saves up time, and all debts end when nobody waits.
+As with `fair_shares`, time is not saved up, and all debts end when no sequence waits.
 
     free:  none      a: holds 3, weight 2      b: holds 1, weight 1, waits      c: holds 0, weight 1, waits, is next
 
-A tenant with a `concurrency` has at most so many sequences, with those that wait. A further one is refused: the request
+A tenant with a `concurrency` has at most that many sequences, with waiting ones. A further one is refused: the request
 that began it would count as one in flight for as long as it waits, and so keep the sequences that have places from
 going on.
 """
@@ -44,7 +44,7 @@ class Sequence:
     place: tuple[int, int] | None = None
     """Row and number of its instance; None while it waits for one."""
     placed_ns: int = 0
-    """Since when it has its place."""
+    """Time since which it has its place."""
     waiting: deque[Inflight] = field(default_factory=deque)
     """Requests of it that no lane has, in order."""
     busy: Inflight | None = None
@@ -98,15 +98,15 @@ class PlaceShares:
         """Turns of the waiting tenants, the next one first."""
         self._turns_so_far = 0
         self._contention = 0
-        """Counts the periods in which somebody waits."""
+        """Counts the periods in which a sequence waits."""
         self._contention_ns = 0
         """Start of the present period of contention."""
         self._floor = 0.0
-        """The `used` of whoever got the last place: those that come now have no less."""
+        """Value of `used` of the account that got the last place: later ones have no less."""
         self._sweep_at = _SWEEP_FROM
 
     def check(self, tenant: Tenant | None, label: str, model: str) -> None:
-        """Raises `OverloadedError` if a tenant has as many sequences as it may."""
+        """Check a tenant's limit. Raises `OverloadedError` if it has as many sequences as it may."""
         if tenant is None or tenant.concurrency is None:
             return
         account = self._accounts.get(tenant.name)
@@ -127,7 +127,7 @@ class PlaceShares:
         return placed
 
     def remove(self, number: int) -> None:
-        """An instance gets no more sequences; those that have a place there keep it."""
+        """Close an instance to further sequences; sequences with a place there keep it."""
         self._free.remove(number)
 
     def begin(self, sequence: Sequence, tenant: Tenant | None, now_ns: int) -> None:

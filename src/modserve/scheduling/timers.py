@@ -1,7 +1,7 @@
 """Timers that are exact to some microseconds. Event loops have timers of their own, but those count milliseconds.
 
 On Linux: one ``timerfd`` for each clock of an event loop (timerfd_create(2)), which the loop watches as it watches
-sockets. A timer rings when it is due and never before, so that nobody has to poll the clock.
+sockets. A timer rings when it is due and never before, so that no caller has to poll the clock.
 """
 
 import asyncio

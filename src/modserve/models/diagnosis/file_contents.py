@@ -73,7 +73,7 @@ def problem(path: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those in a directory and in the directories in it."""
+    """Return a file, or the files in a directory and in its subdirectories."""
     if path.is_file():
         return [path]
     files = [file for pattern in ("*", "*/*") for file in sorted(path.glob(pattern)) if file.is_file()]

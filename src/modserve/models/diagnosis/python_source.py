@@ -79,7 +79,7 @@ def _decorates(statement: ast.stmt, statements: list[ast.stmt]) -> bool:
 
 
 def _imported(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
-    """The names of the package, and those of the decorator."""
+    """Return the names of the package, and the names of the decorator."""
     packages, names = set(), set()
     for statement in statements:
         if isinstance(statement, ast.Import):

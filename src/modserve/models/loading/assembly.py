@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 _MOST_AT_A_TIME = 8
 """Instances of a version that are made at the same time, for backends that allow it."""
 _CLOSING_S = 10.0
-"""Time that a lost instance may take to close before another one is made beside it."""
+"""Time that a lost instance may take to close before its replacement is made."""
 
 
 def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
@@ -129,10 +129,10 @@ def threads_for(backend: Backend, count: int, cores: int) -> int:
 def make_instances(
     engine: BackendModel, specs: Sequence[InstanceSpec], threads: int, made: list[tuple[str, Executor]]
 ) -> None:
-    """Append the instances of a version to `made`, in the order of `specs`, so many at a time as there are `threads`.
+    """Append the instances of a version to `made`, in the order of `specs`, `threads` at a time.
 
-    Raises what the first one raises that cannot be made. `made` has all then that are to be closed; those that were
-    being made at the time are waited for, and those that had not been begun are left out.
+    Raises the error of the first one that cannot be made. `made` then has all that are to be closed; those that were
+    being made at the time are waited for, and the rest is not begun.
     """
     if threads <= 1:
         for spec in specs:

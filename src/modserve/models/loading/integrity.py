@@ -41,7 +41,7 @@ class Guard:
     def admit(
         self, draft: model_config.Draft, backend: Backend | None, directory: Path, version: int, file: Path
     ) -> Callable[[], None]:
-        """Raises INVALID_ARG for a version that is not to be opened; `backend` is None for an ensemble. Blocking.
+        """Check a version. Raises INVALID_ARG if it must not be opened; `backend` is None for an ensemble. Blocking.
 
         The result is to be called when it has been opened: it raises UNAVAILABLE if its files changed meanwhile.
         """
@@ -150,7 +150,7 @@ def _mismatch(
 
 
 def _files(directory: Path, version: int) -> Iterator[str]:
-    """The files of a version, and those that all versions share."""
+    """Yield the files of a version, and the files that all versions share."""
     for entry in walk(directory):
         path = entry.path.replace(os.sep, "/")
         if not entry.is_directory and _is_of(path, version) and path not in (LIST, f"{version}/{LIST}"):
@@ -172,8 +172,8 @@ def _without_digest(name: str, version: int, directory: Path, absent: list[str])
 def _irregular(folder: Path, file: Path, *, alone: bool) -> Iterator[tuple[Path, str]]:
     """Yield the pipes and devices of a version that an engine could open and then wait for ever, with the reason.
 
-    `alone`: look at the model's file only, since a model in Python may keep anything beside it. The same holds for a
-    file that is in no repository, whose version folder is a link.
+    `alone`: look at the model's file only, since a model in Python may keep anything next to it. The same holds for a
+    file in no repository; its version folder is a link.
     """
     with suppress(OSError):
         if fault := regular_file.fault(file.stat().st_mode):
@@ -190,9 +190,9 @@ def _irregular(folder: Path, file: Path, *, alone: bool) -> Iterator[tuple[Path,
 
 
 def _marks(directory: Path, version: int, file: Path, *, alone: bool) -> Marks:
-    """The state of what an engine opens: the model's file or folder, and unless `alone`, the files beside it.
+    """Return the marks of what an engine opens: the model's file or folder, and unless `alone`, the files next to it.
 
-    The folder of a file that is in no repository may be anybody's: there, files whose names begin alike count.
+    The folder of a file in no repository may have any other files: there, only files with similar names count.
     """
     marks: Marks = {}
     if file.is_file():

@@ -180,7 +180,7 @@ class Loader:
 
 
 def _discard(loading: "futures.Future[OpenedModel | LoadedEnsemble]") -> None:
-    """Close what a load has made that nobody takes. Runs on the thread of the load."""
+    """Close what an abandoned load has made. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), OpenedModel):
         close_untaken(loaded.engine, loaded.instances, loaded.on_closed)
 

@@ -18,7 +18,7 @@ _ALONE: Mapping[str, Mapping[str, object]] = {
         "parameters": {"predict_proba": {"string_value": "true"}}
     },  # of more use than the class; no matter to others
 }
-"""Settings of a model by backend, where nobody has configured it."""
+"""Settings of a model without a configuration, by backend."""
 
 
 class StandaloneModel(NamedTuple):
@@ -123,9 +123,9 @@ def _ends_alike(one: str, other: str) -> bool:
 
 @contextmanager
 def repository_of(file: StandaloneModel) -> Iterator[Path]:
-    """A repository with this model alone, without a configuration. Its version 1 is a link to the file's folder.
+    """Make a repository with this model alone, without a configuration. Its version 1 is a link to the file's folder.
 
-    The whole folder, since weights may lie beside the graph; the configuration has to name the file.
+    The whole folder, since weights may lie next to the graph; the configuration has to name the file.
     """
     with tempfile.TemporaryDirectory(prefix="modserve-") as directory:
         model = Path(directory) / file.name

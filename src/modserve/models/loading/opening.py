@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Opener:
-    """Opens model versions. Instances that are lost later are made anew on `executor`.
+    """Opens model versions. Instances that are lost later are revived on `executor`.
 
     `on_health` is called when a model may have become ready, or not ready, by itself.
     """
@@ -58,7 +58,7 @@ class Opener:
         self._executor = executor
         self._on_health = on_health
         self._checked: set[str] = set()
-        """The backends whose options have been looked at."""
+        """Backends with checked options."""
 
     def open(
         self,
@@ -209,7 +209,7 @@ class Opener:
         path: Path,
         version: int,
     ) -> ModelDescription | None:
-        """The description, with what a trial says against batches that nobody has configured."""
+        """Return the description, with a trial's objections to batches that are not configured."""
         complete = self._completed(draft, backend, description, path)
         config = complete.config
         merges = config.dynamic_batching or config.sequence_batching
@@ -287,7 +287,7 @@ class Opener:
 def close_untaken(
     engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]
 ) -> None:
-    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
+    """Close what an abandoned load has made; if a part fails to close, the rest is closed. Never raises."""
     try:
         with ExitStack() as stack:
             stack.callback(on_closed)

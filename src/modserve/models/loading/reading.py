@@ -1,6 +1,6 @@
 """Reads a model's listing into its design: the configuration is checked once, before an engine opens anything.
 
-The files beside a model that its configuration names: labels of classes, states of new sequences.
+The other files that a model's configuration names: labels of classes, states of new sequences.
 
 The files of a model, looked at before any engine opens them: what a load would fail for.
 """
@@ -159,7 +159,7 @@ class LoaderOptions:
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shared_options: Collection[str] = ()
-    """The names of options that are set for all backends, also for those that do not know them."""
+    """Names of the options that are set for all backends, even if a backend does not know them."""
     caches: VersionCaches = field(default_factory=VersionCaches)
     """Caches for the models that ask for it."""
     limiter: RateLimiter | None = None
@@ -168,7 +168,7 @@ class LoaderOptions:
     measured: bool = False
     """Backend `auto` runs models whose configuration names no backend."""
     on_notes: Callable[[str, model_config.SourceText, Sequence[model_config.Problem]], None] = lambda *notes: None
-    """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    """Called with a model's name and the parts of its configuration with no effect, or another one than it seems."""
     guard: Guard = field(default_factory=Guard)
     warm_up: WarmUpMode = WarmUpMode.CONFIG
     """Mode that selects the models that run samples before they take requests."""
@@ -177,9 +177,9 @@ class LoaderOptions:
     residency: Residency | None = None
     """Rules for when models come into memory; None: all of them when they are loaded."""
     execution_timeout_ns: int = 0
-    """After which an execution is given up, unless a model says otherwise; 0: never."""
+    """Time after which an execution is given up, unless a model sets another; 0: never."""
     growth: Growth | None = None
-    """Measures the models that stay in memory; None: nobody does."""
+    """Measures the models that stay in memory; None: they are not measured."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class ModelReader:
         return replace(draft, backends=self._registry.known, measured=self._options.measured, filenames=filenames)
 
     def _check(self, draft: model_config.Draft, listing: Listing, files: Path | None = None) -> None:
-        """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
+        """Check a configuration as far as possible without the engine. Raises INVALID_ARG for errors in it."""
         on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
         try:
             model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes, files=files)
@@ -351,7 +351,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-    """The border between foreign code and the server: what is raised beyond it is a `ModserveError`, whatever it was.
+    """Run foreign code at the border of the server: any exception from it is raised as a `ModserveError`.
 
     Runs on a loading thread, where SystemExit means no more than that a backend cannot go on.
     """

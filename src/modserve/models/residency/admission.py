@@ -71,7 +71,7 @@ class Residency:
         return functools.partial(self._admit, draft, load, look)
 
     async def _admit(self, draft: Draft, load: LoadVersion, look: Look, path: Path, version: int) -> Servable:
-        """Raises what is wrong with its files, that they are larger than the limit, and what an eager load raises."""
+        """Admit a version. Raises errors of its files, of files above the limit, and of an eager load."""
         self._clock = self._clock or LoopClock(asyncio.get_running_loop())
         memory = self._memory = self._memory or ModelMemory(self.limit, self._clock, self._meter, wait_ns=self._wait_ns)
         for failure in await asyncio.to_thread(look, path, version):
@@ -118,7 +118,7 @@ async def _make(load: LoadVersion, path: Path, version: int, files: Files, stati
 async def _load_ensemble(
     needs: Needs, load: LoadVersion, borrow: Borrow, path: Path, version: int, *rest: Any
 ) -> Servable:
-    """An ensemble is checked against its models: those that only their engine can describe are loaded for it."""
+    """Load an ensemble and check it against its models. Models that only their engine can describe are loaded."""
     for name, versions in needs.items():
         for needed in versions:
             try:

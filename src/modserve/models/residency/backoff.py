@@ -1,4 +1,4 @@
-"""A model whose load has failed is not tried again at once, but later and later."""
+"""Backoff after failed loads: each further attempt comes later."""
 
 from collections.abc import Callable
 

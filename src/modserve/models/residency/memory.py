@@ -4,20 +4,20 @@ What counts. Each occupant counts with `held`: what it was measured to need whil
 loaded what it is expected to need: what it needed the last time, or the size of its files. The sum of all is kept at or
 below the limit, but for a first load that turns out larger than expected: then others leave, or it does.
 
-Who leaves. Those without work in flight, the least recently used first, and only if enough of them can leave for the
+Who leaves. Models without work in flight, the least recently used first, and only if enough of them can leave for the
 new one to fit. Never an occupant that is pinned, has work in flight or open sequences. One that another model borrows
 (an ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would
-help nobody, since those that borrow wait for the memory themselves.
+be useless, since the borrowers wait for the memory themselves.
 
-Who comes. Those that wait for room get it in the order in which they came: a model that has to leave and is wanted
-again at once waits behind the one that it has left for. Who has waited for `BLOCKED_NS` holds up nobody any more.
+Who comes. Waiting models get room in the order in which they came: a model that has to leave and is wanted
+again at once waits behind the one that it has left for. After a wait of `BLOCKED_NS` a model holds up no other.
 
 Where all are busy at every moment, none would ever leave. So after `PATIENCE_NS` the least recently used ones are held
 back: new requests for them wait, and when what they have in flight is over they leave. After `wait_ns` the one that
 wanted room fails, and they go on.
 
 Loads run one after the other, so that the growth of the process is the size of what was loaded. One that calls another
-model, as a warm-up may do, lets others run beside it: the other may have to be loaded first, and is not counted twice.
+model, as a warm-up may do, lets others run meanwhile: the other may have to be loaded first, and is not counted twice.
 
 Sizes of models: in files, and in memory.
 
@@ -88,7 +88,7 @@ def own_bytes(proc: Path = _PROC) -> int:
 
 
 def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
-    """The processes that a process has started, with those that these have started."""
+    """Return the processes that a process has started, and their descendants."""
     parents: dict[int, list[int]] = {}
     try:
         numbers = [int(name) for name in os.listdir(proc) if name.isdecimal()]
@@ -247,7 +247,7 @@ def _report(loads: Sequence[MeasuredLoad]) -> None:
 
 
 def _with_children(pid: int) -> int:
-    """The share of memory of a process, and of those that it has started."""
+    """Return the share of memory of a process and its descendants."""
     return share_of(pid) + sum(share_of(each) for each in children(pid))
 
 
@@ -304,7 +304,7 @@ class Occupant(Protocol):
         """Reason that it stays in memory, for people."""
 
     async def relieved(self) -> None:
-        """Return when it is not at work any more; if it is not, when nobody borrows it any more."""
+        """Wait until it is not at work any more; if it is not, until it is no longer borrowed."""
 
     def hold_back(self, on: bool) -> None:
         """Let new requests wait, or let them through again."""
@@ -362,7 +362,7 @@ class ModelMemory:
         return self._tasks.start(work)
 
     def changed(self) -> None:
-        """Somebody may have room now."""
+        """Wake the waiting occupants: there may be room now."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -553,7 +553,7 @@ class ModelMemory:
         return chosen
 
     def _prefix(self, candidates: Sequence[Occupant], occupant: Occupant, size: int) -> list[Occupant]:
-        """The first candidates whose memory is enough; none if that of all is not."""
+        """Return the first candidates with enough memory in total; none if all of them have too little."""
         excess, chosen = self._excess(occupant, size), list[Occupant]()
         for each in candidates:
             if excess <= 0:

@@ -86,7 +86,7 @@ class OnDemandModel:
         self._gave_up = False
         """True if the task was cancelled because no requests were left; later requests need another one."""
         self._watchers = 0
-        """Number of those that wait for the model without a request."""
+        """Number of waiters for the model without a request."""
         self._leaving: asyncio.Task[None] | None = None
         self._stopped = False
         self.described = False

@@ -15,7 +15,7 @@ The stages of a model that comes into memory and leaves it, and which event lead
 - Requests that wait: at every stage but RESIDENT. Something always ends that: one of the two tasks, or the budget,
   which holds a model back only while it makes room for another one.
 
-Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
+Draining is independent of this: it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
 occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
 
 The work of a loaded model, and how it comes and goes by its own rules.
@@ -112,7 +112,7 @@ class Borrowers(NamedTuple):
 
 
 def at_work(servable: object) -> str:
-    """Return the activity of a servable, for people. A `Finisher` knows of requests that nobody waits for."""
+    """Return the activity of a servable, for people. A `Finisher` knows of abandoned requests."""
     idle = isinstance(servable, Finisher) and not servable.busy
     if not idle and (count := outstanding(servable)):
         return f"{count} requests in flight" if count > 1 else "1 request in flight"
@@ -169,7 +169,7 @@ class IdleWatch:
 
 
 def mark_seen(task: "asyncio.Task[None]") -> None:
-    """Take note of a task's failure, which whoever waits has been told; asyncio would report it as never retrieved."""
+    """Retrieve a task's failure, which the waiters have received; asyncio would report it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
@@ -189,7 +189,7 @@ class WaitingRequests:
         self._statistics = statistics
         self._on_empty = on_empty
         self._waiting: dict[Inflight, int] = {}
-        """Each with when it has waited too long; 0 for never."""
+        """Waiting requests, each with the time at which it has waited too long; 0 for never."""
         self._alarm = Alarm(clock, self._look)
         self._emptied = asyncio.Event()
         self.waited_ns = 0
@@ -203,7 +203,7 @@ class WaitingRequests:
         return next((now_ns - inflight.queue_start_ns for inflight in self._waiting), 0)
 
     def add(self, inflight: Inflight, policy: QueuePolicy) -> None:
-        """Raises UNAVAILABLE if as many wait as may, by the policy of the model's queue."""
+        """Queue a request. Raises UNAVAILABLE if the limit of the model's queue policy is reached."""
         most = policy.max_queue_size or MOST
         if len(self._waiting) >= most:
             request = inflight.request
@@ -240,7 +240,7 @@ class WaitingRequests:
         self._alarm.cancel()
 
     async def emptied(self) -> None:
-        """Return when nobody waits."""
+        """Wait until no request waits."""
         while self._waiting:
             await self._emptied.wait()
 
@@ -287,13 +287,13 @@ class WaitingRequests:
 
 
 def waiting_inflight(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-    """The bookkeeping of a request that nobody has checked yet: its model does, when it is there."""
+    """Return the `Inflight` of an unchecked request: its model checks it when it is loaded."""
     return Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
 
 
 @dataclass(slots=True, eq=False)
 class _Relay:
-    """Implements `core.requests.response.ResponseSink`: the model's outcomes are those of the request that waited."""
+    """Implements `core.requests.response.ResponseSink`: passes the model's outcomes to the request that waited."""
 
     outer: Inflight
     inner: Inflight | None = None

@@ -1,7 +1,7 @@
-"""A model whose responses are kept: a request like one before does not run, one like another under way waits.
+"""Models with cached responses: a request like one before does not run, one like another under way waits.
 
-What is alike and under way is a *flight*. Its first request runs, or looks for its response where that takes a wait;
-those that join it hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others
+Similar requests under way are a *flight*. Its first request runs, or looks for its response where that takes a wait;
+later ones hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others
 run: one after the other if it was only the first client's doing (it has gone, its time was up), else all at once, as if
 each had come alone. Requests with another priority or patience are no part of it: they would wait in another way.
 """
@@ -40,7 +40,7 @@ class _Flight:
 class CachedModel(ModelWrapper):
     """Keeps the responses of a model or an ensemble that has one for each request: the same request does not run again.
 
-    Of an ensemble the response of the whole is kept, and a hit runs none of its models. Those that wait for the
+    For an ensemble the response of the whole is kept, and a hit runs none of its models. Requests that wait for the
     response of another request count as hits. Each tenant has responses of its own, unless the model shares them.
     """
 
@@ -205,7 +205,7 @@ class CachedModel(ModelWrapper):
             self._hit(inflight, response, flight.looked_ns)
 
     def _next(self, flight: _Flight) -> None:
-        """Let the first of those that wait run; the flight ends if there is none."""
+        """Let the first waiting request run; the flight ends if there is none."""
         inflight = next(iter(flight.waiting), None)
         if inflight is None:
             del self._flights[flight.place]

@@ -40,7 +40,7 @@ class _Version:
     marks: object
     """The state of its files when it was loaded."""
     identity: bytes | None = None
-    """None until somebody needs it."""
+    """Identity, or None until it is needed."""
 
 
 class VersionCaches:
@@ -95,7 +95,7 @@ class VersionCaches:
             del self._versions[model_id]
 
     def ending(self) -> None:
-        """The server ends: what it shares stays for those that go on."""
+        """Leave shared responses in place for other servers; this one ends."""
         if isinstance(self._cache, SharedCache):
             self._cache.ending = True
 
@@ -105,9 +105,9 @@ class VersionCaches:
 
 
 def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[bytes]) -> bytes:
-    """128 bits of a hash of all that the responses of a version depend on, as far as that can be read.
+    """Return 128 bits of a hash of all that the responses of a version depend on, as far as that can be read.
 
-    The files of the version and those that all versions share; `parts` stand for the server and other models. Blocks.
+    The files of the version and the shared ones of all versions; `parts` stand for the server and other models. Blocks.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in (config, *parts):

@@ -2,7 +2,7 @@
 
 A call is made on any thread, and begins on the event loop's: there it borrows the model and submits the request, and
 there its responses come. It holds the borrowed model until its last response, or until it is refused; after that it
-refers to nobody. Each request knows the models that wait for it (`Inflight.callers`), so that none waits for itself.
+holds no references. Each request knows the models that wait for it (`Inflight.callers`), so that none waits for itself.
 """
 
 import asyncio

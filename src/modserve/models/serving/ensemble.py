@@ -116,7 +116,7 @@ class LoadedEnsemble:
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders whose models call no others."""
+    """Implement `Borrow` for loaders of models that call no others."""
     raise not_found(f"model '{name}' cannot be called by other models here")
 
 

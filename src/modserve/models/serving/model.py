@@ -47,8 +47,8 @@ class Model:
     """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, and `execution.owner.PoolOwner`.
 
     On the event loop's thread. `service` has its states. It closes the engine and the instances that it is made with;
-    if making it fails, that is left to the caller. With a `limiter`, its instances share resources with those of other
-    models: INVALID_ARG is raised if one needs more than there is.
+    if making it fails, that is left to the caller. With a `limiter`, its instances share resources with other
+    models' instances: INVALID_ARG is raised if one needs more than there is.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Model:
         return by_number
 
     def break_promise(self, needs: Mapping[int, ResourceTurn]) -> None:
-        """There will be no `change` to what was promised."""
+        """Withdraw a promise: there will be no `change` to these needs."""
         if self._limited is not None:
             self._limited.break_promise(needs)
 
@@ -235,9 +235,9 @@ class Model:
         removed: Collection[int] = (),
         needs: Mapping[int, ResourceTurn] | None = None,
     ) -> None:
-        """Another configuration over the same engine: with other instances, and a new queue if `queue_config` is given.
+        """Apply another configuration to the same engine: other instances, and a new queue if `queue_config` is given.
 
-        What waits in the old queue runs first, and nothing of it fails. `needs` are those of all instances, by number;
+        Requests in the old queue run first, and none of them fails. `needs` are those of all instances, by number;
         None: they are as before, or there is no limiter.
         """
         self.opened, self.config, self.config_message = opened, opened.config, opened.message
@@ -264,7 +264,7 @@ class Model:
         self.pool.change((), numbers)
 
     def _reassign(self, added: Collection[Instance], removed: Collection[int]) -> Collection[int]:
-        """Instances come and go. The numbers of those that may leave at once."""
+        """Reassign instances that come and go. Returns the numbers of instances that may leave at once."""
         return removed
 
     def _replace_queue(self, queue_config: QueueConfig) -> BatchPolicy | None:

@@ -1,4 +1,4 @@
-"""Asks the instances of a model whether it is ready: those that have `check_ready`."""
+"""Readiness checks of a model by its instances with `check_ready`."""
 
 import asyncio
 import logging
@@ -59,7 +59,7 @@ class ReadinessCheck:
         return not running.cancelled() and running.result()
 
     def close(self) -> None:
-        """End what is under way; whoever waits hears that the model is not ready."""
+        """End what is under way; waiters get the answer that the model is not ready."""
         for task in (self._running, *self._under_way.values()):
             if task is not None:
                 task.cancel()
@@ -116,7 +116,7 @@ class ReadinessCheck:
 
 
 async def _ask(check: Callable[[], Awaitable[object]]) -> bool:
-    """Raises what the engine raises, and TypeError for what is no bool."""
+    """Ask an instance. Raises what the engine raises, and TypeError if the answer is no bool."""
     ready = await check()
     if not isinstance(ready, bool):
         raise TypeError(f"'check_ready' returned {ready!r}, expected True or False")

@@ -1,4 +1,4 @@
-"""A loaded model version whose requests belong to sequences."""
+"""Loaded model version with requests in sequences."""
 
 from collections.abc import Collection
 from functools import partial

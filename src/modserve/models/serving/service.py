@@ -3,11 +3,11 @@
 `Model` owns its state and is the only one that changes it, by `after`. What belongs to it knows nothing of states:
 
 - *Queues.* One takes requests. A change in place that makes a new one stops the old one, which is *former* until
-  nothing waits there. Former queues exist in every state, run what they have first, and are told of free instances in
+  it is empty. Former queues exist in every state, run what they have first, and are told of free instances in
   the order in which they were replaced; the present queue comes last.
 - *Instances.* The pool has them, and tells the model of losses and recoveries. Those that a change removed leave when
   they have nothing left to do, in any state, and closing the model waits for that.
-- *Drain.* The queues refuse what is new themselves, since sequences that have begun may continue. So the state decides
+- *Drain.* The queues refuse new requests themselves, since sequences that have begun may continue. So the state decides
   only whether the queue is asked at all: without an instance it is not, and requests are refused at once.
 
 What stands before a model has states of its own, which are not mixed with these: the response cache keeps responses or

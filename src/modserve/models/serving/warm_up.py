@@ -134,7 +134,7 @@ class _Requests:
             self._states = StateTable(sequences.states, config.batching, initial_states)
 
     def __call__(self, sink: ResponseSink) -> list[Inflight]:
-        """Raises INVALID_ARG for what the model does not take."""
+        """Make the requests. Raises INVALID_ARG for requests that the model does not take."""
         return [self._request(sink, row) for row in range(self._count)]
 
     def _request(self, sink: ResponseSink, row: int) -> Inflight:

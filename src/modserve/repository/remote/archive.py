@@ -1,6 +1,6 @@
 """A repository in an archive on a web server. Only the standard library is needed.
 
-Reads archives, whoever made them: only plain files come out, under paths that stay below the repository.
+Reads untrusted archives: only plain files come out, under paths that stay below the repository.
 """
 
 import asyncio

@@ -28,7 +28,7 @@ _MOST_WORDS = 200
 
 
 def open_store(place: RemotePlace, timeout_s: float) -> "ObjectStore":
-    """Blocking. Raises INVALID_ARG where the library, a profile or a credential file cannot be used."""
+    """Open a bucket. Blocking. Raises INVALID_ARG if the library, a profile or a credential file cannot be used."""
     try:
         from obstore.store import AzureStore, GCSStore, S3Store
     except ImportError as error:

@@ -3,12 +3,12 @@
 The folder, in which everything appears by renaming and is whole from then on:
 
 - ``content/<sha256>``: what files contain, read-only. Permissions do not stop a model of root's that writes to its own
-  files, which are links to these: their time of modification shows it, and they are fetched anew.
+  files, which are links to these: their time of modification shows it, and they are fetched again.
 - ``records/<source>``: which content a file of a store has (`files.RemoteFile.source`), with its size.
 - ``references/<repository>/<model>``: the sources of which a model consists, as the last look has seen it.
 - ``models/<number>/<model>/``: a model's directory, of hard links to contents, as long as a process holds its lock.
 - ``rolled_back/<repository>/<model>/``: the file of `rollbacks`, where the store takes none.
-- ``incoming/<source>``: a download, as far as it has come; whoever holds its lock writes it, and may continue it.
+- ``incoming/<source>``: a download, as far as it has come; the holder of its lock writes it, and may continue it.
 
 Locks are those of the system (``flock``), which a process that dies lets go. What is old goes in `clean`: directories
 that no process holds, records that no repository refers to any more, contents without a record and without a directory.
@@ -34,12 +34,12 @@ from typing import BinaryIO, Final
 from modserve.core.errors import ModserveError, internal
 
 UNCHANGED_NS: Final = 946_684_800_000_000_000
-"""The time of modification of every content: another one shows that somebody has written to it since."""
+"""Time of modification of every content: another one shows that it has been written to since."""
 _READ_BYTES = 1 << 20
 
 
 class Claim:
-    """A download that nobody else writes meanwhile. Its methods may be called from any thread."""
+    """Exclusive right to write a download. Its methods may be called from any thread."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path = path
@@ -204,7 +204,7 @@ class DownloadCache:
         return digest or claim
 
     def claim(self, source: str) -> Claim | None:
-        """Become the one who downloads a file; None while somebody else does."""
+        """Claim the download of a file; None while another process has it."""
         path = self._incoming / source
         with self._used():
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -319,7 +319,7 @@ class DownloadCache:
         return bool(others)
 
     def clean(self) -> None:
-        """Remove what nobody needs any more."""
+        """Remove what is no longer needed."""
         with self._used(fcntl.LOCK_EX):
             for directory in _entries(self._models):
                 with _idle(directory / ".lock") as idle:

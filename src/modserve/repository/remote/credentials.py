@@ -85,7 +85,7 @@ class S3Access(NamedTuple):
 
 
 def s3_access(place: RemotePlace, known: Credentials) -> S3Access:
-    """Blocking. Raises INVALID_ARG for a profile without boto3, or one that is not there."""
+    """Return the access for a place. Blocking. Raises INVALID_ARG for a profile without boto3, or a missing one."""
     region = {"region": known["region"]} if "region" in known else {}
     if "key_id" in known and "secret_key" in known:
         token = {"session_token": known["session_token"]} if "session_token" in known else {}

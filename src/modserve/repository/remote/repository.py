@@ -55,7 +55,7 @@ _FRESH_S = 2.0
 """Time for which the names of the latest look are used."""
 _LONGEST_PAUSE_S = 600.0
 _REFER_S = 86_400.0
-"""After so long the cache hears again what is needed."""
+"""Time after which the cache is told again what is needed."""
 _PLACING_ATTEMPTS = 3
 
 
@@ -89,7 +89,7 @@ class RemoteRepository:
         self._looked = self._failed = float("-inf")
         self._beside: Sequence[str] = ()
         self._last: dict[str, Listing] = {}
-        """The last listing of each model whose configuration could be read."""
+        """Last listing of each model with a readable configuration."""
         self._failures: dict[tuple[str, int | None], _Failure] = {}
         self._cleaning = asyncio.Lock()
         self._referred: dict[str, tuple[frozenset[str], float]] = {}
@@ -331,7 +331,7 @@ class RemoteRepository:
         return {path: task.result() for path, task in tasks.items()}
 
     async def _clean(self) -> None:
-        """Remove from the cache what nobody needs; what is wrong with that is of no concern to the models."""
+        """Remove from the cache what is no longer needed; failures of this do not concern the models."""
         async with self._cleaning:
             try:
                 await self._transfer.blocking(self._transfer.cache.clean)

@@ -23,7 +23,7 @@ from .failures import StoreError, broken
 MOST_CONFIG_BYTES = 16 << 20
 _MOST_PART_BYTES = 255
 _COMPILED = "__pycache__"
-"""Files that Python writes beside a model's modules are no part of the model."""
+"""Directory that Python writes next to a model's modules; it is no part of the model."""
 
 
 class RemoteFile(NamedTuple):
@@ -103,7 +103,7 @@ def refusal(problem: str) -> str:
 
 
 def models_of(files: Iterable[RemoteFile]) -> dict[str, ModelFiles]:
-    """The models that some files make up, by name; what lies beside their folders is left out.
+    """Return the models that some files make up, by name; files outside their folders are left out.
 
     What consoles make for an empty folder, an object without bytes of the folder's name, stands for the folder.
     """
@@ -180,9 +180,9 @@ class Patience:
     """Longest time without a byte from the store."""
     attempts: int = 4
     pause_s: float = 0.5
-    """Before the second attempt; twice as long before each further one."""
+    """Pause before the second attempt; twice as long before each further one."""
     look_pause_s: float = 10.0
-    """Before polling tries again what has failed; twice as long after each further failure."""
+    """Pause before polling retries a failure; twice as long after each further failure."""
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Transfer:
     async def bring(self, place: RemotePlace, file: RemoteFile, open_at: Open, on_bytes: OnBytes) -> str:
         """Have the content of a file in the cache, and return its digest. Raises StoreError, or INTERNAL for the cache.
 
-        Of several that want the same file, in whatever process, one downloads it. `on_bytes` hears how many more bytes
+        If several tasks of any process want the same file, one downloads it. `on_bytes` hears how many more bytes
         are here, or no longer.
         """
         while (claim := await self._take(file)) is None:  # noqa: ASYNC110 - a lock of the system, of any process

@@ -76,7 +76,7 @@ def elements(counts: Mapping[int, float], bounds: Sequence[int]) -> float:
 
 
 def best_bounds(counts: Mapping[int, float], most: int) -> tuple[int, ...]:
-    """The ends of the ranges, at most so many, with the fewest elements; each but the first must be worth it.
+    """Return the ends of up to `most` ranges, with the fewest elements; each but the first must be worth it.
 
     `counts` tells how often a length occurs. The last range ends at the longest.
     """
@@ -441,7 +441,7 @@ def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
 
 
 def _solved(rows: list[list[float]]) -> list[float]:
-    """The solution of linear equations whose matrix is positive definite; the last column is the right side."""
+    """Solve linear equations with a positive definite matrix; the last column is the right side."""
     count = len(rows)
     for i in range(count):
         for j in range(i + 1, count):

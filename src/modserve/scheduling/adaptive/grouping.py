@@ -1,8 +1,8 @@
-"""Calculates which waiting requests are cheapest to run together with the most urgent one. It is a pure function.
+"""Grouping of the waiting requests that are cheapest to run with the most urgent one, as a pure function.
 
 The requests are sorted by length and cut into groups with the smallest total price. The price of a group is the time
 that a batch of its rows takes at the length of its longest request, times the number of requests that wait for the end
-of that batch: its members, half of the other waiting requests (the groups run in any order), and those that arrive
+of that batch: its members, half of the other waiting requests (the groups run in any order), and requests that arrive
 before all groups are done. At low load few arrive, and latency counts. At full load so many arrive that only time
 counts, and therefore throughput.
 """

@@ -5,7 +5,7 @@ members are the cheapest ones by `grouping`, at the prices of `costs`.
 
 The first batches are lessons: of one request until a run time is known, then of up to four until there are two. They
 cost little whatever the engine is like, and give prices to begin with. With a queue delay they are as large as it made
-them: who set it knows that batches pay.
+them: setting one implies that batches pay.
 
 The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
 is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
@@ -33,7 +33,7 @@ _LESSONS = 1, 4
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
 """Mean time of batches below which choosing costs too much: as many as fit run together. So does the first."""
 _DEAREST = 64.0
-"""No row costs a tenant more than so many rows of a mean length, nor less than that part of one."""
+"""Most rows of a mean length that a row may cost a tenant; its inverse is the least."""
 _SIDE = 32
 """Most shorter and longer requests to consider."""
 

@@ -1,4 +1,4 @@
-"""The size up to which a batch pays, by measured run times: for models whose requests are all of one length.
+"""Size up to which a batch pays, by measured run times: for models with requests of one length.
 
 A batch that takes as long as its requests one by one gains nothing, and its first request waits for the last. The best
 size depends on the number of waiting requests and on the load, as `grouping` says. Few sizes are compared, and only
@@ -41,7 +41,7 @@ class BatchSizes:
         self._steps = [step for step in self._batch_sizes or _STEPS if step < most] + [most]
         self._crowds = [*self._steps, 2 * most, 4 * most, 8 * most]
         self._best: list[int] = []
-        """The best size by place in `_crowds`, for so many rows that wait. Empty while nothing is decided."""
+        """Best size by place in `_crowds`, for that number of waiting rows. Empty while nothing is decided."""
         self.statistics = ChoiceStatistics()
         self.load = Utilisation(self.statistics)
         self._trials = Trials(self.statistics)

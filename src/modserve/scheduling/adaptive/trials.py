@@ -21,7 +21,7 @@ _MEAN_OF = 64
 
 
 class Trials:
-    """Prices are those of `grouping`: nanoseconds, times how many wait for them to pass."""
+    """Account of trials. Prices are in nanoseconds times the number of waiting requests, as in `grouping`."""
 
     def __init__(self, statistics: ChoiceStatistics) -> None:
         self._statistics = statistics
@@ -46,7 +46,7 @@ class Trials:
     def begin(self, excess: float, time: float, waiting: float, first: Inflight) -> bool:
         """Pay for a trial that costs `excess` more than the best choice, or return False.
 
-        It is likely to take `time`, for whose end so many wait; `first` is its first member.
+        It is likely to take `time`, and `waiting` requests wait for its end; `first` is its first member.
         """
         if excess > self._balance:
             return False

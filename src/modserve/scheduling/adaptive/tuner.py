@@ -47,7 +47,7 @@ _LOAD_KEPT = 0.92
 """The share of what was seen before that counts with each new window. Choices are made in busy times only; so what is
 remembered must be longer than these usually are."""
 _LOAD_REST = 8
-"""A pause counts as no more than so many executions: what was before it says nothing about the load now."""
+"""Most executions that a pause counts as: what was before it says nothing about the load now."""
 _SOONER = 0.8
 """Share of one batch's time that several of its parts, run in parallel, may take and still be better."""
 
@@ -92,11 +92,11 @@ class Utilisation:
                 self._statistics.utilisation = self._busy_ns / self._all_ns
 
     def weight(self, waiting: int, largest: int) -> float:
-        """Weight of times for `grouping`. A long queue counts as full load, whatever was before it came."""
+        """Weight of times for `grouping`. A long queue counts as full load, whatever the load was before."""
         return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
 
     def share(self, waiting: int, times: Sequence[float]) -> int:
-        """Return how many of so many rows are for one place, if several are free: all, unless parts of them end sooner.
+        """Return how many of `waiting` rows are for one place, if several are free: all, unless parts end sooner.
 
         `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
         """
@@ -245,7 +245,7 @@ class Controller:
         return self._with_slack(window, p99_ns)
 
     def _alike(self) -> list[_Alike]:
-        """The latest windows whose load and delay were about those of the last one."""
+        """Return the latest windows with about the load and delay of the last one."""
         last = self._latest[0][1]
         alike: list[_Alike] = []
         for delay_ns, window in self._latest:
