@@ -25,7 +25,7 @@ _SMALL = 16 * 1024
 
 
 def merge(members: Sequence[Inflight]) -> dict[str, Array]:
-    """The inputs of one execution: one request's arrays as they are, those of several joined on the first dimension."""
+    """Return an execution's inputs: one request's arrays as they are, several joined on the first dimension."""
     first = members[0]
     if len(members) == 1:
         arrays: dict[str, Array] = {}
@@ -36,7 +36,7 @@ def merge(members: Sequence[Inflight]) -> dict[str, Array]:
 
 
 def on_devices(inflight: Inflight, devices: Container[tuple[int, int]]) -> dict[str, Any] | None:
-    """The inputs of an execution for one request, those that are on one of `devices` as they are; None if none is."""
+    """Return the inputs of an execution for one request, inputs on one of `devices` as they are; None if none is."""
     tensors = inflight.inputs
     there = {name: one.source for name, one in tensors.items() if type(one) is DeviceTensor and one.device in devices}
     if not there:
@@ -45,7 +45,7 @@ def on_devices(inflight: Inflight, devices: Container[tuple[int, int]]) -> dict[
 
 
 def join(tensors: Sequence[Tensor]) -> Array:
-    """Tensors that differ in the first dimension only, as one array; that of a single one as it is."""
+    """Join tensors that differ in the first dimension only to one array; a single one's is not copied."""
     first = tensors[0]
     if len(tensors) == 1:
         return first.array
@@ -80,12 +80,12 @@ def checked(outputs: object, config: ModelConfig) -> Values:
 
 
 def on_host(outputs: Values) -> Mapping[str, Array]:
-    """The outputs of an engine as arrays, those that are tensors too."""
+    """Return the outputs of an engine as arrays, even if some are tensors."""
     return {name: value.array if isinstance(value, Tensor) else value for name, value in outputs.items()}
 
 
 def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
-    """The outputs of an engine that uses their memory again. Raises as `checked`."""
+    """Copy the outputs of an engine that uses their memory again. Raises as `checked`."""
     return {name: as_array(name, value, config).copy() for name, value in checked(outputs, config).items()}
 
 
@@ -209,7 +209,7 @@ def single(
 
 
 def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
-    """An output on the host, unless who gets it takes it on a device."""
+    """Return an output on the host, unless its receiver takes it on a device."""
     if name in member.device_outputs:
         return output
     return Tensor.from_array(output.array, output.datatype)
@@ -262,7 +262,7 @@ def _has_dims(shape: Shape, rows: int | None, spec: TensorSpec, config: ModelCon
 
 
 def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelConfig) -> Tensor:
-    """A tensor in the shape that the configuration promises. Raises INTERNAL where its bytes do not fit its shape."""
+    """Return a tensor in the configured shape. Raises INTERNAL where its bytes do not fit its shape."""
     shape = output.shape
     received = output.received
     if received is not None:
@@ -358,7 +358,7 @@ def _check_rows(name: str, shape: Shape, rows: int | None, config: ModelConfig) 
 
 
 def _as_configured(spec: TensorSpec, item: Shape, full: Shape, config: ModelConfig) -> Shape:
-    """The shape clients see of an output that the configuration reshapes: variable dimensions keep their order."""
+    """Return the shape that clients see of a reshaped output: variable dimensions keep their order."""
     assert spec.reshape is not None, "only called for reshaped outputs: this is a bug"
     if len(item) != len(spec.reshape) or any(w not in (-1, g) for w, g in zip(spec.reshape, item, strict=True)):
         raise internal(

@@ -55,7 +55,7 @@ class ExecutionLimit(Generic[InstanceT]):
             self._timer = self._clock.call_at(self._clock.now_ns() + self.limit_ns, self._look)
 
     def ended(self, job: Job) -> bool:
-        """A job is over, as its instance says. False if it was over before, since it took too long."""
+        """Record that a job is over. False if it was over before, since it took too long."""
         return self._jobs.pop(job, None) is not None
 
     def of(self, instance: InstanceT) -> list[Job]:
@@ -63,7 +63,7 @@ class ExecutionLimit(Generic[InstanceT]):
         return [job for job, its in self._jobs.items() if its is instance]
 
     def end(self) -> None:
-        """The pool is closed: nothing is to be noticed any more."""
+        """Stop watching; the pool is closed."""
         if self._timer is not None:
             self._timer.cancel()
 

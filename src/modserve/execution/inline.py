@@ -63,7 +63,7 @@ class InlineRule:
         self._next_pause = _FIRST_PAUSE
 
     def ran_on_thread(self, ns: int, cpu_ns: int) -> None:
-        """An execution on the instance's thread took `ns`, and `cpu_ns` of a processor's time."""
+        """Record an execution on the instance's thread of `ns`, and `cpu_ns` of CPU time."""
         if self._pause:
             self._pause -= 1
             return
@@ -76,7 +76,7 @@ class InlineRule:
             self._restart()
 
     def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
-        """An execution on the event loop's thread took `ns`, and at least `cpu_ns` of a processor's time."""
+        """Record an execution on the event loop's thread of `ns`, and at least `cpu_ns` of CPU time."""
         self._seen += 1
         if ns > LONG_NS:
             waited = cpu_ns < ns // 2 and ns <= _WAIT_NS

@@ -125,14 +125,14 @@ class InstanceSet:
         on_end(ran)
 
     def lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
-        """Data that was made up has been too much for an instance: others are made, and serve without it."""
+        """Handle instances lost to generated warm-up data: others are made, and serve without it."""
         self._make_samples = None
         self._lose(self._instances[number], error)
 
     # Instances are added and removed
 
     def new_instance(self, name: str, engine: Executor) -> Instance:
-        """An instance that takes nothing until it is in service: by `change`, or `dismiss` ends it."""
+        """Return an instance that takes nothing until `change` puts it in service, or `dismiss` ends it."""
         number = self._next_number
         self._next_number += 1
         instance = self._instances[number] = self._instance(number, name, engine)
@@ -199,7 +199,7 @@ class InstanceSet:
     # Instances are lost and made anew
 
     def _lose(self, instance: Instance, error: InstanceLostError) -> None:
-        """An instance is gone: what it still owes fails, and another one is made."""
+        """Take a lost instance out of service: fail what it still owes, and start a revival."""
         if (warming := self._warming.get(instance)) is not None:
             warming.lost(error)
             return

@@ -99,7 +99,7 @@ class Job:
             self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in self.late])
 
     def of_members(self, rows: list[InferenceResponse]) -> list[InferenceResponse]:
-        """The responses to the members, of those to all rows."""
+        """Select the members' responses from the responses to all rows."""
         members = set(self.members)
         return [response for row, response in zip(self.rows, rows, strict=True) if row in members]
 
@@ -125,7 +125,7 @@ class Work:
         self._memory = None if allocate is None else EngineMemory(allocate, model.name)
 
     def begin(self, job: Job) -> bool:
-        """The job's turn has come; whether there is anything left to run."""
+        """Begin the job's turn; return whether there is anything left to run."""
         timing = job.timing
         timing.compute_start_ns = time.monotonic_ns()
         if self._drops_late and job.rows is job.members:
@@ -178,7 +178,7 @@ class Work:
         job.responses = responses if rows is job.members else job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
-        """The members as an engine gets them that responds to each by itself."""
+        """Return the members in the form for an engine that responds to each by itself."""
         job.running = [RequestProgress(inflight, self.open) for inflight in job.rows]
         if job.rows is not job.members:
             members = set(job.members)
@@ -194,7 +194,7 @@ class Work:
         return job.requests
 
     def respond(self, job: Job, finals: Sequence[FinalResponse]) -> None:
-        """The engine has the final responses to all requests at once: together where that is possible."""
+        """Take the engine's final responses to all requests at once: together where that is possible."""
         if len(finals) != len(job.requests):
             raise internal(f"{self._who} returned {len(finals)} responses for {len(job.requests)} requests")
         if self._responds_at_once and job.rows is job.members and not [each for each in job.running if each.ended]:

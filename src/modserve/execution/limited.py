@@ -27,7 +27,7 @@ class LimitedPool:
         """Turns of instances that were removed and finish their jobs."""
 
     def close(self) -> None:
-        """The model needs nothing any more."""
+        """Give up all turns; the model needs nothing any more."""
         self._limiter.remove(self._all())
 
     def _all(self) -> list[ResourceTurn]:
@@ -65,7 +65,7 @@ class LimitedPool:
         self._limiter.break_promise(list(turns.values()))
 
     def left(self, number: int) -> None:
-        """A removed instance has nothing left to do."""
+        """Give up the turn of a removed instance that has nothing left to do."""
         turn = self._leaving.pop(number, None)
         if turn is not None:
             self._limiter.remove([turn])

@@ -193,7 +193,7 @@ class LoopInstance(Instance):
             self._starting = False
 
     def done(self, execution: "_Execution", outcome: "Outcome") -> None:
-        """The engine has ended an execution, on any thread."""
+        """Report, on any thread, that the engine has ended an execution."""
         self._post(partial(self._ended, execution, outcome, time.monotonic_ns()))
 
     def _ended(self, execution: "_Execution", outcome: "Outcome", now_ns: int) -> None:
@@ -230,7 +230,7 @@ class LoopInstance(Instance):
             self._over(execution)
 
     def _over(self, execution: "_Execution") -> None:
-        """An execution leaves, unless it has left already."""
+        """Remove an execution, unless it has left already."""
         if execution not in self._executions:
             return
         del self._executions[execution]

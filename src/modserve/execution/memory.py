@@ -38,7 +38,7 @@ class EngineMemory:
         return inputs
 
     def moved(self, merged: Mapping[str, Array]) -> dict[str, Array]:
-        """Inputs that were merged elsewhere, copied. Raises as `merge`."""
+        """Copy inputs that were merged elsewhere. Raises as `merge`."""
         inputs = dict(merged)
         for name, array in merged.items():
             datatype = dtypes.from_numpy(array.dtype)

@@ -56,5 +56,5 @@ def placements(model: str, groups: Iterable[InstanceGroup], gpu_count: int) -> l
 
 
 def thread_share(cores: int, cpu_instances: int) -> int:
-    """The CPU threads of one instance when `cores` are shared out over all CPU instances of the server; at least 1."""
+    """Return the CPU threads of one instance if all CPU instances of the server share `cores`; at least 1."""
     return max(1, cores // max(1, cpu_instances))

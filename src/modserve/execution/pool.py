@@ -274,12 +274,12 @@ class InstancePool(InstanceSet):
         return max([instance.silent_ns(now_ns) or 0 for instance in self._up()], default=0)
 
     def stop_watching(self) -> None:
-        """The pool is closed."""
+        """Stop watching executions; the pool is closed."""
         if self._limit is not None:
             self._limit.end()
 
     def _give_up(self, instance: Instance) -> None:
-        """An execution takes too long: the instance is lost, with all that it has at hand."""
+        """Give up an instance with an execution that takes too long; all that it has at hand is lost."""
         limit = self._limit
         assert limit is not None, "it has noticed: this is a bug"
         names = "'--execution-timeout-secs' or 'limits.execution_timeout_ms'"

@@ -28,7 +28,7 @@ def _counts(shapes: Sequence[Shape]) -> list[int]:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """A row for each item of each request. Where there is no batch dimension the first one counts as such."""
+    """Return a row for each item of each request. Without a batch dimension, the first one counts as such."""
     rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
     return np.array(rows, np.int64).reshape(len(rows), len(shapes[0]) - 1)
 

@@ -94,7 +94,7 @@ class RateLimiter:
     # Models come and go
 
     def add(self, turns: Sequence[ResourceTurn]) -> None:
-        """The instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
+        """Add the instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
         self._check_all(turns, self._turns)
         self._turns += turns
         self._most = self._limits(self._turns)
@@ -109,7 +109,7 @@ class RateLimiter:
         self._promised += turns
 
     def break_promise(self, turns: Sequence[ResourceTurn]) -> None:
-        """The change does not happen, or has."""
+        """Withdraw a promise, as the change does not happen, or has happened."""
         gone = set(map(id, turns))
         self._promised = [turn for turn in self._promised if id(turn) not in gone]
 

@@ -69,13 +69,13 @@ class Revival:
         return f"Revival({len(self._timers)} waiting, {len(self._attempts)} under way)"
 
     def lost(self, number: int, close: Callable[[], None]) -> int:
-        """An instance is gone, which `close` closes, blocking. The nanoseconds until the first attempt."""
+        """Revive a lost instance, which `close` closes, blocking. Returns the nanoseconds until the first attempt."""
         if number in self._since and self._clock.now_ns() - self._since[number] >= STEADY_NS:
             self._waits.pop(number, None)
         return self._try_later(number, close)
 
     def forget(self, number: int) -> bool:
-        """A lost instance is no longer wanted. Whether it is still to be closed.
+        """Give up the revival of an instance. Returns whether it is still to be closed.
 
         If not, `close` of it was called or is about to be; what comes of an attempt under way goes to `take`.
         """
@@ -86,7 +86,7 @@ class Revival:
         return timer is not None
 
     def end(self) -> None:
-        """No further attempts; what comes of one that is under way is closed by `close`."""
+        """Stop further attempts; `close` closes what comes of one that is under way."""
         self._ended = True
         for timer in self._timers.values():
             timer.cancel()

@@ -77,7 +77,7 @@ class Settlement:
             self._respond(job)
 
     def _settle_running(self, job: Job) -> None:
-        """The execution is over; requests that have had their final response are, too."""
+        """Settle an execution that is over, and its requests that have had their final response."""
         if job.error is None:
             try:
                 self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
@@ -95,7 +95,7 @@ class Settlement:
                 self.fail_open(running, job.error, job.timing.compute_start_ns)
 
     def fail_open(self, running: RequestProgress, error: ModserveError, start_ns: int = 0) -> None:
-        """The engine will not respond to a request any more."""
+        """Fail a request to which the engine will not respond any more."""
         now_ns = time.monotonic_ns()
         self.deliver(running, RequestReport(error, True, start_ns or now_ns, now_ns, now_ns))
 
@@ -144,7 +144,7 @@ class Settlement:
             self._ended(running)
 
     def _ended(self, running: RequestProgress) -> None:
-        """The engine says no more of a request."""
+        """Record that the engine reports no more on a request."""
         running.ended = True
         running.home.pop(running, None)
         if running.executed:

@@ -80,7 +80,7 @@ class WarmUpRun:
         self._next()
 
     def lost(self, error: InstanceLostError) -> None:
-        """The instance is gone."""
+        """Fail the warm-up; the instance is gone."""
         self._fail(error)
 
     def _next(self) -> None:
@@ -104,7 +104,7 @@ class WarmUpRun:
         self._instance.start(job)
 
     def _done(self, job: Job) -> None:
-        """The engine has executed a job; engines that respond to each request by itself may still be at it."""
+        """Go on after an executed job, unless an engine that responds to each request by itself is still at it."""
         if self._ended:
             return
         self._executed = True
@@ -117,7 +117,7 @@ class WarmUpRun:
             self._go_on()
 
     def settled(self, round_: int, outcome: Outcome, final: bool) -> None:
-        """A request has had a response."""
+        """Record the outcome of a request."""
         if round_ != self._round or self._ended:
             return
         if isinstance(outcome, ModserveError) and self._error is None:

@@ -38,7 +38,7 @@ def classified(response: InferenceResponse, counts: Mapping[str, int], servable:
 
 
 def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: bool) -> Tensor:
-    """The `count` highest elements as BYTES ``<value>:<index>[:<label>]``, best first: of each row if `batching`.
+    """Return the `count` highest elements as BYTES ``<value>:<index>[:<label>]``, best first; per row if `batching`.
 
     Equal values stand in the order of their indices; NaN ranks as -Infinity. Elements without a label, or with an
     empty one, go without. Raises INVALID_ARG for datatypes that Triton does not rank, and for too many elements.

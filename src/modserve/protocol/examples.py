@@ -91,7 +91,7 @@ def sequences(config: ModelConfig, models: Models) -> list[SequenceBatching]:
 
 
 def composing(config: ModelConfig, models: Models) -> list[ModelConfig]:
-    """A model, and all that an ensemble is made of."""
+    """Return a model, and all models that an ensemble is made of."""
     if config.ensemble is None:
         return [config]
     steps = [models[step.model] for step in config.ensemble.steps if step.model in models]

@@ -47,7 +47,7 @@ def too_many_tensors(kind: str, count: int) -> ModserveError:
 
 
 def check_parameters(count: int) -> None:
-    """Raises INVALID_ARG for too many parameters."""
+    """Check the count. Raises INVALID_ARG for too many parameters."""
     if count > LIMITS.parameters:
         raise invalid(f"the request has {count} parameters, at most {LIMITS.parameters} are possible")
 
@@ -58,7 +58,7 @@ def count_parts(text: bytes) -> int:
 
 
 def check_parts(parts: int, besides: str = "") -> None:
-    """Raises INVALID_ARG for JSON of too many parts; `besides` names the parts that do not count."""
+    """Check the size. Raises INVALID_ARG for JSON of too many parts; `besides` names parts that do not count."""
     if parts > LIMITS.parsed_parts:
         raise invalid(
             f"the request has {parts} values, keys, lists and objects{besides}, at most {LIMITS.parsed_parts} are "
@@ -67,7 +67,7 @@ def check_parts(parts: int, besides: str = "") -> None:
 
 
 def parsed_size(text: bytes) -> int:
-    """About how many bytes the Python objects of a JSON document take, text and bytes of its elements included."""
+    """Estimate the bytes of a JSON document's Python objects, including text and bytes of its elements."""
     return len(text) + sum(count * size for count, size in zip(_counted(text, b",[{"), _SIZES, strict=True))
 
 

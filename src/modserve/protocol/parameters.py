@@ -8,7 +8,7 @@ _MAX_INTEGER = 2**63 - 1
 
 
 def check_name(name: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Raises INVALID_ARG for the reserved names that start with ``triton_``, but for the `allowed` ones."""
+    """Check a name. Raises INVALID_ARG for reserved names that start with ``triton_``, except the `allowed` ones."""
     if name.startswith("triton_") and name not in allowed:
         if allowed:
             raise invalid(

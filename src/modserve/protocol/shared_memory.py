@@ -19,7 +19,7 @@ _HIGHEST = 2**64 - 1
 
 
 def input_tensor(datatype: Datatype, shape: Shape, place: RegionSlice, lease: RegionLease) -> Tensor:
-    """An input that is in a region. Raises as `RegionLease.read` does.
+    """Read an input from a region. Raises as `RegionLease.read` does.
 
     BYTES are copied: their lengths are checked first and followed later, and the client could change them in between.
     """
@@ -55,7 +55,7 @@ def refused(kind: str, name: str) -> ModserveError:
 
 
 def json_place(options: JsonObject) -> RegionSlice:
-    """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
+    """Return the place that a tensor's parameters name. Raises INVALID_ARG; the size defaults to 0, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
         raise mistyped(REGION, "string", region)

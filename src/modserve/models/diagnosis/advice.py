@@ -65,7 +65,7 @@ def backend_name(name: str, installed: Collection[str]) -> str:
 
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
-    """Warnings for backends that have options on the command line, and are not there."""
+    """Return warnings for missing backends that have options on the command line."""
     warnings = []
     for name in configured:
         if name and name not in installed:
@@ -196,7 +196,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 
 
 def _by_suffix(installed: Collection[str]) -> dict[str, str]:
-    """The ends of names → the name that such a file has to have, for files that may have any name before it."""
+    """Return the required file name by suffix, for files that may have any name before the suffix."""
     return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
 
 

@@ -86,7 +86,7 @@ def _is_beside(path: Path) -> bool:
 
 
 def _problem(path: Path, *, of_model: bool = True) -> str:
-    """`of_model` is False for a file that may be of any kind: only what is never right counts, a pointer of Git LFS."""
+    """Return a file's problem. If not `of_model`, it may be of any kind: only a pointer of Git LFS counts."""
     try:
         size = path.stat().st_size
         if not size:
@@ -144,13 +144,13 @@ def _cut(suffix: str, head: bytes) -> Cut | None:
 
 
 def _cut_zip(file: io.BufferedReader, head: bytes, size: int) -> str:
-    """A zip archive ends with a record that says where its directory is, behind which is at most a comment."""
+    """Check for the record at the end of a zip archive with its directory's place; only a comment may follow it."""
     file.seek(max(0, size - 65_557))
     return "" if b"PK\x05\x06" in file.read() else "the directory at the end of a zip archive is missing"
 
 
 def _cut_hdf5(file: io.BufferedReader, head: bytes, size: int) -> str:
-    """The superblock has the end of the file: HDF5 File Format Specification, II.A."""
+    """Compare the size with the end of file in the superblock: HDF5 File Format Specification, II.A."""
     version = head[8]
     if version < 2:
         width, place = head[13], 24 if version == 0 else 28
@@ -163,7 +163,7 @@ def _cut_hdf5(file: io.BufferedReader, head: bytes, size: int) -> str:
 
 
 def _cut_protobuf(file: io.BufferedReader, head: bytes, size: int) -> str:
-    """The fields of a message that stand one after the other, each of which may have its length before it."""
+    """Walk the fields of a message, one after the other, up to the end of the file."""
     position = 0
     for _ in range(_MOST_FIELDS):
         if position >= size:

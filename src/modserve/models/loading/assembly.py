@@ -108,7 +108,7 @@ def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placem
 
 
 def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
-    """A new instance that the server can use. Raises what the engine raises, and as `_check`, having closed it."""
+    """Make an instance that the server can use. Raises the engine's errors, and `_check`'s after closing it."""
     instance = new_instance(engine, spec)
     try:
         _check(spec.config, instance)
@@ -157,7 +157,7 @@ def make_instances(
 def make_replacement(
     engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
 ) -> Executor:
-    """An instance in the place of a lost one, which `close` closes first. On a loading thread.
+    """Make an instance in the place of a lost one, which `close` closes first. On a loading thread.
 
     `admit` raises where the files are not what they should be: an engine may read them again.
     """
@@ -278,7 +278,7 @@ def wrapped(
 
 
 def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
-    """Accept requests that only share a batch if `key` is the same for them, not only their shapes."""
+    """Return an `accept` for requests that share a batch only if both `key` and their shapes agree."""
 
     def accept_grouped(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = accept(request, sink, now_ns)

@@ -81,7 +81,7 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
 
 
 def _own_name(path: Path) -> str:
-    """The file's without its ending, or the folder's; of a snapshot in the cache of Hugging Face, the model's."""
+    """Return the name without a suffix, or the folder's; for a snapshot in the cache of Hugging Face, the model's."""
     if not path.is_dir() or path.suffix == ".savedmodel":
         return path.stem
     source = path.parent.parent.name

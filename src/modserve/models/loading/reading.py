@@ -41,7 +41,7 @@ INITIAL_STATE_FOLDER = "initial_state"
 def read_labels(
     directory: Path, config: ModelConfig, warn: Callable[[str], None] = lambda text: None
 ) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file. Raises as `_read`. Warns of files that are not UTF-8."""
+    """Read the lines of each output's label file. Raises as `_read`. Warns of files that are not UTF-8."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.outputs:
         if not output.label_filename:
@@ -64,7 +64,7 @@ def read_labels(
 
 
 def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The states of new sequences that come from files, by input. Raises as `_read`."""
+    """Read the states of new sequences that come from files, by input. Raises as `_read`."""
     states: dict[str, Tensor] = {}
     for state in config.sequence_batching.states if config.sequence_batching is not None else ():
         initial = state.initial
@@ -78,7 +78,7 @@ def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tenso
 
 
 def _read(path: Path, label: str) -> bytes:
-    """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
+    """Read a file that the configuration names. Raises INTERNAL, as Triton does, if that fails."""
     try:
         return regular_file.read_bytes(path)
     except OSError as error:
@@ -295,7 +295,7 @@ class ModelReader:
         return count_cpu(place(config, backend))
 
     def read(self, listing: Listing) -> model_config.Draft:
-        """The configuration as it is written. Raises `UnreadableModelError`."""
+        """Read the configuration as it is written. Raises `UnreadableModelError`."""
         path = listing.path / listing.config_file
         try:
             if listing.refusal is not None:

@@ -144,7 +144,7 @@ class Meter:
         return MemorySample(self.own(), self.processes())
 
     def after(self, before: MemorySample) -> int:
-        """Bytes that this process has grown by, and that the processes have which were not there before."""
+        """Return the growth of this process, and the bytes of processes that were not there before."""
         self.trim()
         grown = max(0, self.own() - before.own)
         return grown + sum(self.share(pid) for pid in self.processes() - before.processes)
@@ -198,7 +198,7 @@ class Growth:
     def end(
         self, load: MeasuredLoad, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
     ) -> Callable[[], None]:
-        """The load is over; `processes` run the model, if this one does not.
+        """End a load; `processes` run the model, if this one does not.
 
         What is returned gives all sizes that are known by now to the `on_measured` of their loads.
         """
@@ -509,7 +509,7 @@ class ModelMemory:
     # Out of memory
 
     def forget(self, occupant: Occupant) -> None:
-        """An occupant has nothing in memory any more."""
+        """Remove an occupant that has nothing in memory any more."""
         occupant.held = 0
         self._occupants.pop(occupant, None)
         self.changed()
@@ -545,7 +545,7 @@ class ModelMemory:
         return self.held - occupant.held + size - self.limit if self.limit else 0
 
     def _choose(self, occupant: Occupant, size: int) -> list[Occupant]:
-        """The occupants that leave now, so that an occupant of this size fits; none if not enough of them can."""
+        """Choose the occupants to evict so that an occupant of this size fits; none if too few can leave."""
         idle = [each for each in self._others(occupant) if not each.at_work]
         chosen = self._prefix([each for each in idle if not each.borrowed], occupant, size)
         if not chosen and not any(each.at_work for each in self._occupants):

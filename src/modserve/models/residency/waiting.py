@@ -222,7 +222,7 @@ class WaitingRequests:
             self._alarm.by(end_ns)
 
     def hand_over(self, servable: Servable) -> None:
-        """The model is there: submit all of them to it."""
+        """Submit all waiting requests to the model, which is loaded."""
         for inflight in list(self._waiting):
             if not self._leave(inflight):
                 continue  # re-entrancy: a sink may cancel other requests when it hears of a failure

@@ -180,14 +180,14 @@ class CachedModel(ModelWrapper):
             self._land(flight, kept)
 
     def kept(self, flight: _Flight, response: InferenceResponse) -> None:
-        """The model has responded to a request that was not in the cache."""
+        """Cache the model's response to a request that was not in the cache."""
         start_ns = time.monotonic_ns()
         if not self._stopped:
             self._cache.put(self, flight.place[0], response)
         self.statistics.record_cache_miss(flight.looked_ns + time.monotonic_ns() - start_ns)
 
     def ended(self, flight: _Flight, outcome: Outcome, of_client: bool) -> None:
-        """The request that ran has its outcome; `of_client`: what it failed by says nothing of the others."""
+        """End a flight's run by its outcome; `of_client`: its failure says nothing about the other requests."""
         if self._flights.get(flight.place) is not flight:
             return
         if isinstance(outcome, InferenceResponse):
@@ -287,7 +287,7 @@ class _Relay:
             self._model.ended(self._flight, outcome, _of_client(outcome))
 
     def cancel(self, outer: Inflight) -> None:
-        """The client has gone."""
+        """Cancel the run, since the client has gone."""
         if self.inner is not None:
             self.inner.cancel()
 

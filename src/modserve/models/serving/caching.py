@@ -24,7 +24,7 @@ _CHUNK = 1024 * 1024
 
 
 def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
-    """The cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
+    """Make the cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
     if (redis := settings.redis) is not None:
         store = shared_cache.connect(redis)
         return SharedCache(store, redis.socket_timeout_s, settings.ttl_s, settings.entry_size)
@@ -59,7 +59,7 @@ class VersionCaches:
     async def of(
         self, model_id: ModelId, path: Path, draft: Draft, needs: Iterable[str], executor: futures.Executor
     ) -> Cache | None:
-        """The cache of a version with its files at `path`, which is made of the models `needs`. Raises nothing."""
+        """Return the cache of a version with files at `path`, made of the models `needs`. Raises nothing."""
         if not isinstance(self._cache, SharedCache):
             return self._cache
         loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ class VersionCaches:
         return identities or [os.urandom(16)]
 
     def forget(self, name: str) -> None:
-        """The model has gone."""
+        """Forget the versions of a model that has gone."""
         for model_id in [each for each in self._versions if each.name == name]:
             del self._versions[model_id]
 

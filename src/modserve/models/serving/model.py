@@ -321,7 +321,7 @@ class Model:
             self._engine.close()
 
     def _on_drop(self, inflight: Inflight, error: ModserveError) -> None:
-        """A request leaves the queue without having run."""
+        """Count a request that leaves the queue without having run."""
         self.statistics.pending -= 1
         try:
             self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())

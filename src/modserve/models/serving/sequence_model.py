@@ -48,7 +48,7 @@ class SequenceModel(Model):
         """Sequences stay where they are: there is nothing in the configuration of their queue that changes in place."""
 
     def _lane_left(self, number: int) -> None:
-        """The last sequence on a removed instance is over: it leaves, once its execution is over in every respect."""
+        """Let a removed instance leave after its last sequence, once its execution is over in every respect."""
         self._clock.call_soon(partial(self._let_go, number))
 
     def _let_go(self, number: int) -> None:

@@ -56,7 +56,7 @@ def change_by_message(request: pb.LogSettingsRequest) -> Mapping[str, Any]:
 
 
 def _change(values: Mapping[str, Any], read: Callable[[str, Any, type], Any], format_option: str) -> Mapping[str, Any]:
-    """`read` returns the value of a named setting of some type; `format_option` is the name in Triton's text."""
+    """Return the changes. `read` returns a named setting of a type; `format_option` is the name in Triton's text."""
     if "log_file" in values:
         raise unsupported("log file location can not be updated through network protocol")
     changes = {field: read(name, values[name], kind) for name, (field, kind) in _SETTINGS.items() if name in values}

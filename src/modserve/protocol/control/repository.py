@@ -23,7 +23,7 @@ _DEPENDENTS = "unload_dependents"
 
 
 def index_json(entries: Iterable[IndexEntry]) -> list[JsonObject]:
-    """A bare list; what an entry has nothing to say about is left out."""
+    """Return the index as a bare list; empty fields of an entry are left out."""
     return [{name: value for name, value in to_json(model).items() if value} for model in index_message(entries).models]
 
 
@@ -36,7 +36,7 @@ def index_message(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
 
 
 def _state(entry: IndexEntry) -> str:
-    """A model that was never loaded has no state."""
+    """Return the state of an entry; empty for a model that was never loaded."""
     return "" if entry.version is None and entry.state is LifecycleState.UNKNOWN else entry.state.value
 
 
@@ -49,7 +49,7 @@ def only_ready(body: bytes) -> bool:
 
 
 def check_repository_name(name: str) -> None:
-    """Raises UNSUPPORTED for a name, as Triton does, but for the index over HTTP, where it ignores it."""
+    """Check the name. Raises UNSUPPORTED for one, as Triton does, except for the index over HTTP, which ignores it."""
     if name:
         raise unsupported("'repository_name' specification is not supported")
 
@@ -81,7 +81,7 @@ def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadP
 
 
 def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) -> LoadParameters:
-    """`read` returns the value of a named parameter: bytes if it is a file's content (the last argument), else text."""
+    """Return the parameters. `read` returns a named one: bytes if it is a file (the last argument), else text."""
     config = None
     files: dict[str, bytes] = {}
     for name, value in parameters.items():
@@ -96,7 +96,7 @@ def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) 
 
 
 def _json_value(long: Mapping[str, memoryview], name: str, value: object, is_file: bool) -> str | bytes:
-    """`long` are texts by the marks that stand for them."""
+    """Return the value of a parameter. `long` are texts by the marks that stand for them."""
     text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
     if not is_file:
         return text

@@ -16,7 +16,7 @@ _RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "em
 
 
 def message(servables: Iterable[Servable], tenants: Iterable[TenantReport] = ()) -> pb.ModelStatisticsResponse:
-    """The cumulative statistics of model versions since they were loaded, and of tenants since the server's start."""
+    """Return cumulative statistics of model versions since their load, and of tenants since the server's start."""
     return pb.ModelStatisticsResponse(
         model_stats=[_model(servable) for servable in servables], tenant_stats=[_tenant(each) for each in tenants]
     )

@@ -79,7 +79,7 @@ def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue
 
 
 def _json_texts(name: str, value: object) -> Sequence[str] | None:
-    """The values of one setting as a message has them; None for an empty list of levels, which changes nothing."""
+    """Return one setting's values as in a message; None for an empty list of levels, which changes nothing."""
     if value is None:
         return []
     if name != "trace_level":
@@ -112,7 +112,7 @@ def _change(
 
 
 def _level(names: Sequence[str]) -> TraceLevel:
-    """Raises INVALID_ARG. Triton takes unknown names for nothing; here they are errors."""
+    """Return the level. Raises INVALID_ARG for unknown names, which Triton ignores."""
     level = TraceLevel.OFF
     for name in names:
         if name not in TraceLevel.__members__:
@@ -124,7 +124,7 @@ def _level(names: Sequence[str]) -> TraceLevel:
 
 
 def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
-    """Raises INVALID_ARG; `got` is how Triton's two front ends end one of these texts."""
+    """Return the number. Raises INVALID_ARG; `got` ends one of these texts as Triton's two front ends do."""
     if not _WHOLE.fullmatch(text):
         raise invalid(f"Unable to parse '{name}', got: {text}")
     value = int(text)
@@ -136,7 +136,7 @@ def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
 
 
 def _check_mode(text: str, mode: str) -> None:
-    """Raises UNSUPPORTED for a mode that is not in use. Triton accepts any mode, and changes nothing."""
+    """Check the mode. Raises UNSUPPORTED if it is not in use. Triton accepts any mode, and changes nothing."""
     if text != mode:
         raise unsupported(
             f"trace mode can not be updated through network protocol, got: {text}, expected '{mode}', which it is"

@@ -30,7 +30,7 @@ def decode_request(
     lend: LeaseFactory | None = None,
     take: Callable[[int], None] = lambda size: None,
 ) -> InferenceRequest:
-    """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
+    """Decode an inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
     `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lend` is called for inputs in shared memory,
     which raise UNSUPPORTED without it; the lease is the caller's to release. `take` is called with the bytes of memory
@@ -204,7 +204,7 @@ def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int],
 
 
 def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> ModserveError:
-    """`field` is empty where there are several."""
+    """Return the error for an unexpected field; `field` is empty where there are several."""
     where = f"for input tensor '{name}' for model '{model}'"
     if not field:
         return invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")

@@ -93,7 +93,7 @@ class InferHead:
         self.form_sizes: list[int] = []
 
     def form_of(self, raws: Sequence[Buffer]) -> RequestForm | None:
-        """The form of requests with bare inputs and these raw tensors: that of the last one, where it is like it."""
+        """Return the form of requests with bare inputs and these raw tensors: the last one's, if it is alike."""
         if not self.lasting:
             return None
         sizes = list(map(len, raws))
@@ -140,7 +140,7 @@ class InferMessage:
         """The contents of its inputs are bytes, which protobuf has not read."""
 
     def requested_version(self) -> int | None:
-        """Raises as `parse_requested` does."""
+        """Return the requested version. Raises as `parse_requested` does."""
         return parse_requested(self.model_version) if self.model_version else None
 
 

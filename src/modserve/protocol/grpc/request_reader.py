@@ -66,7 +66,7 @@ class RequestReader:
         self._heads_size = 0
 
     def read(self, data: bytes) -> InferMessage | None:
-        """The message; None if it is unusual or wrong, so that protobuf says what it means."""
+        """Read the message; None if it is unusual or wrong, so that protobuf reads it."""
         try:
             return self._read(data)
         except (IndexError, WireError, UnicodeDecodeError, DecodeError):
@@ -161,7 +161,7 @@ def _head_end(data: bytes, position: int, limit: int) -> int:
 
 
 def _raws(data: bytes, position: int) -> list[Buffer] | None:
-    """The tensors from `position` to the end; None if there are many, or something else."""
+    """Read the tensors from `position` to the end; None if there are many, or something else."""
     size = len(data)
     raws: list[Buffer] = []
     view: memoryview | None = None
@@ -211,7 +211,7 @@ def _read_parameters(data: bytes, position: int, limit: int, parameters: dict[st
 
 
 def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
-    """The ``InferParameter`` from `position` to `end`; None if it has not one field."""
+    """Read the ``InferParameter`` from `position` to `end`; None unless it has exactly one field."""
     if position >= end:
         return None
     key = data[position]

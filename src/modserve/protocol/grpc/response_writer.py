@@ -46,11 +46,11 @@ class ResponseWriter:
         self._raw_tags: dict[int, bytes] = {}
 
     def encode(self, response: InferenceResponse) -> bytes:
-        """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
+        """Encode a ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
         return b"".join(self.parts(response))
 
     def stream_parts(self, response: InferenceResponse, final: bool) -> list[Buffer]:
-        """A ``ModelStreamInferResponse``, which says whether the response is the request's last one, as by `parts`."""
+        """Encode a ``ModelStreamInferResponse``, which says whether it is the request's last one, as by `parts`."""
         parts = self.parts(response, _LAST if final else _NOT_LAST)
         size = 0
         for part in parts:
@@ -93,7 +93,7 @@ class ResponseWriter:
 def encode_stream_error(
     error: ModserveError, request_id: str, model_name: str = "", final: bool = True
 ) -> pb.ModelStreamInferResponse:
-    """A request's failure on a stream that goes on.
+    """Encode a request's failure on a stream that goes on.
 
     `model_name` is that of the model if it had accepted the request: the message then says whether it is the last.
     """

@@ -65,7 +65,7 @@ class FieldError(ValueError):
 
 
 def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Callable[[int], None]) -> Buffer | None:
-    """The raw form of the `count` elements of input `name`; None if there is no element.
+    """Decode the `count` elements of input `name` to their raw form; None if there is no element.
 
     `take` is called with the bytes that are needed next.
 
@@ -145,7 +145,7 @@ def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: 
 
 
 def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
-    """Elements of a datatype of less than 32 bits, of which `wide` are those from index `first` on.
+    """Return elements of a datatype of less than 32 bits; `wide` are those from index `first` on.
 
     Raises INVALID_ARG for one out of range.
     """

@@ -25,7 +25,7 @@ LINES = Framing("application/x-ndjson", "application/x-ndjson", b"", b"\n")
 
 
 def choose(accept: str) -> Framing:
-    """The framing by the request's ``Accept``: that of the higher weight; EVENTS of equals, and where neither is named.
+    """Choose the framing by the request's ``Accept``: the higher weight; EVENTS if equal, or neither is named.
 
     As RFC 9110, section 12.5.1: the most specific range says the weight of a type.
     """

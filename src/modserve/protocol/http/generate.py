@@ -31,7 +31,7 @@ _NESTED = "parameters"
 
 
 def check_encoding(encoding: str | None) -> None:
-    """Raises INVALID_ARG for a request body in any ``Content-Encoding``, which the extension does not have."""
+    """Check the encoding. Raises INVALID_ARG for any ``Content-Encoding``, which the extension does not have."""
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
 
@@ -55,7 +55,7 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
 
 
 def encode(response: InferenceResponse) -> bytes:
-    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
+    """Encode a response as one object: parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
 
     An output of one element is a scalar, all others flat lists. Keys are in Triton's order, the alphabet's.
     """

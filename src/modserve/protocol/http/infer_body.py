@@ -43,7 +43,7 @@ def read_request(
     lend: LeaseFactory,
     reserve: Callable[[int], None] | None = None,
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """The request in a body that arrived at `now_ns`, and how its response is to look.
+    """Read the request in a body that arrived at `now_ns`, and the form of its response.
 
     `json_length` is that of `infer_request.header_length`. `lend` is called for requests with tensors in shared
     memory. `reserve`, for bodies that are read on a thread, is called with the bytes of memory that tensors in the
@@ -72,7 +72,7 @@ def read_request(
 def decode_raw(
     config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
+    """Decode a raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
 
     The body's size decides one variable dimension; BYTES must be a single element. Raises INVALID_ARG.
     """
@@ -102,7 +102,7 @@ def decode_raw(
 
 
 def check_json_size(size: int, limit: int) -> None:
-    """Raises INVALID_ARG for more JSON than the server's limit."""
+    """Check the size. Raises INVALID_ARG for more JSON than the server's limit."""
     if size > limit:
         raise too_much_json(size, limit)
 

@@ -183,7 +183,7 @@ def _share(
 
 
 def _parameters(value: object) -> tuple[dict[str, ParameterValue], bool]:
-    """The request's parameters, and whether outputs that are not listed come back as binary data."""
+    """Return the request's parameters, and whether unlisted outputs come back as binary data."""
     if value is None:
         return {}, False
     if type(value) is not dict:
@@ -219,7 +219,7 @@ _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None]:
-    """The outputs that are asked for, and how they are to look; None if none is listed."""
+    """Return the requested outputs and their forms; None if none is listed."""
     value = document.get("outputs", [])
     if type(value) is not list:
         raise mistyped("outputs", "array", value)

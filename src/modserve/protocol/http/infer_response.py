@@ -163,7 +163,7 @@ def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
 
 
 def carried(value: ParameterValue) -> object:
-    """A response's parameter as the JSON library takes it: NaN and infinities are bare, as in tensors."""
+    """Return a response's parameter for the JSON library: NaN and infinities are bare, as in tensors."""
     if type(value) is int and not -_MAX_DIMENSION - 1 <= value <= _MAX_UNSIGNED:
         value = float(value)
     if type(value) is float and not math.isfinite(value):
@@ -186,7 +186,7 @@ def encode_stream_response(response: InferenceResponse, response_form: ResponseF
 
 
 def encode_stream_error(error: ModserveError, request_id: str, final: bool) -> bytes:
-    """A failure in the stream, which goes on if it is not `final`."""
+    """Encode a failure in the stream, which goes on if it is not `final`."""
     named = {"id": request_id} if request_id else {}
     return orjson.dumps({**orjson.loads(encode_error(error)), **named, "parameters": {_FINAL: final}})
 
@@ -196,5 +196,5 @@ def encode_error(error: ModserveError) -> bytes:
 
 
 def encode_message(message: str) -> bytes:
-    """The error body: one key, as for every failure over HTTP."""
+    """Encode the error body: one key, as for every failure over HTTP."""
     return orjson.dumps({"error": message})

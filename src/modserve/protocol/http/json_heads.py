@@ -137,7 +137,7 @@ def cut(text: bytes) -> CutRequest | None:
 
 
 def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
-    """The JSON value between these places, and where the next member begins. Raises ValueError if there is none."""
+    """Return the JSON value between these places, and the next member's start. Raises ValueError if there is none."""
     if end <= start or text[end : end + 1] != b",":
         raise ValueError("no other member follows")
     value = orjson.loads(text[start:end])
@@ -182,7 +182,7 @@ class JsonHeads:
         self.known: dict[bytes, RequestDescription] = {}
 
     def look_up(self, request: CutRequest, max_json_tensor: int) -> RequestDescription | None:
-        """The description of a request, if it has come before. Its numbers, if it has `spans`, are to be read yet."""
+        """Return the cached description of a request, if any. Its numbers, if it has `spans`, are still to be read."""
         known = self.known.get(request.key)
         if known is None or known is _ONCE or known is _NEVER or known.largest > max_json_tensor:
             return None
@@ -203,7 +203,7 @@ class JsonHeads:
 
 
 def _lasting(request: CutRequest, description: RequestDescription) -> RequestDescription:
-    """The description to keep; `_NEVER` if other requests that are cut alike may mean something else."""
+    """Return the description to keep; `_NEVER` if other requests with the same cut may mean something else."""
     rest = request.text[request.start : request.stop]
     matches = list(_NUMBERS.finditer(rest))
     tensors = sum(each.tensor is not None for each in description.inputs)

@@ -68,7 +68,7 @@ def metadata_json(servable: Servable) -> JsonObject:
 
 
 def absent(name: str, version: int | None, error: ModserveError, *, known: bool) -> ModserveError:
-    """The error of a prediction in place of `error`, why there is no such model version. `known`: the model is listed.
+    """Return a prediction's error for `error`, why a model version is missing. `known`: the model is listed.
 
     UNAVAILABLE, for a stopping server or a version that is not ready, stays as it is.
     """

@@ -46,7 +46,7 @@ class Prediction:
 
 
 def decode(config: ModelConfig, body: bytes) -> Prediction:
-    """The prediction that `body` asks of a model. In the row format the instances become the first dimension.
+    """Decode the prediction that `body` asks of a model. In the row format the instances are the first dimension.
 
     Raises INVALID_ARG, naming the place in the body.
     """
@@ -72,7 +72,7 @@ def row_count(config: ModelConfig, inputs: Mapping[str, Tensor]) -> int:
 
 
 def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
-    """`inputs`, in parts of at most the model's max_batch_size. What does not fit together is left as it is."""
+    """Split `inputs` into parts of at most the model's max_batch_size. Inputs that do not fit together stay whole."""
     size, most = row_count(config, inputs), config.max_batch_size
     if not config.batching or size <= most:
         yield inputs
@@ -207,7 +207,7 @@ def _is_base64(value: dict[str, object]) -> bool:
 
 
 def _only_input(config: ModelConfig, values: str, by_name: str) -> TensorSpec:
-    """The input that needs no name: a model's only one, or only required one. The message has the other arguments."""
+    """Return the input that needs no name: a model's only one, or only required one. The rest is for the message."""
     required = [spec for spec in config.inputs if not spec.optional]
     candidates = config.inputs if len(config.inputs) == 1 else required
     if len(candidates) != 1:
@@ -279,7 +279,7 @@ def _too_deep(place: _Place) -> ModserveError:
 
 
 def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
-    """Raises INVALID_ARG for an element of the wrong type. `before` elements precede these."""
+    """Check the elements. Raises INVALID_ARG for a wrong type. `before` elements precede these."""
     wrong = set(map(type, flat)) - _ELEMENT_TYPES[spec.datatype.json_kind]
     if wrong:
         index = next(index for index, element in enumerate(flat) if type(element) in wrong)
@@ -287,7 +287,7 @@ def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any],
 
 
 def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
-    """The shape of nested lists, and their elements in order. Raises INVALID_ARG where they are no tensor."""
+    """Return the shape of nested lists, and their elements in order. Raises INVALID_ARG if they are no tensor."""
     shape: tuple[int, ...] = ()
     level: list[Any] = [data]
     while True:

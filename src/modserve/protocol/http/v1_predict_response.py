@@ -26,7 +26,7 @@ _AT_A_TIME = 32 * 1024
 
 
 def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
-    """The body of a response, out of the outputs of each of the `batches`.
+    """Encode the body of a response, from the outputs of each of the `batches`.
 
     Raises INVALID_ARG for what JSON cannot carry, and for outputs that differ in their number of rows.
     """
@@ -98,7 +98,7 @@ def _finite(column: Any) -> bool:
 
 
 def _text(value: Any, finite: bool) -> bytes:
-    """A value as JSON. One that is not `finite` is written by the library that has NaN and infinities as literals.
+    """Return a value as JSON. If it is not `finite`, the library that has NaN and infinities as literals writes it.
 
     No other thread runs while a library writes: large arrays are written in pieces.
     """

@@ -43,7 +43,7 @@ def takes_null(config: ModelConfig) -> bool:
 def to_tensor(
     name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST, nulls: bool = False
 ) -> Tensor:
-    """The tensor that `data` holds. With `nulls`, null is NaN in the float types.
+    """Convert `data` to a tensor. With `nulls`, null is NaN in the float types.
 
     Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
     """
@@ -65,7 +65,7 @@ def to_tensor(
 def _flat(
     name: str, data: list[object], datatype: Datatype, nulls: bool, before: int = 0
 ) -> tuple[list[object], Array | None]:
-    """The elements, and many of the float types also as an array, where that is quick; `before` came before them."""
+    """Return the elements; many floats also as an array, where that is quick. `before` elements precede them."""
     flat, depth = _flatten(data)
     if len(flat) > _FEW and datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
         with np.errstate(over="ignore"):
@@ -170,7 +170,7 @@ def _numbers_text(flat: Array) -> bytes:
 
 
 def _with_literals(flat: NDArray[np.float64]) -> bytes:
-    """The JSON library writes all that is not finite as null: here only NaN is, a number stands in for Infinity."""
+    """Write NaN and infinities as literals. The JSON library writes null: a number stands in for Infinity."""
     infinite = np.isinf(flat)
     if not infinite.any():
         return _numbers_text(flat).replace(b"null", b"NaN")
@@ -222,7 +222,7 @@ def flattened(data: list[object]) -> list[object]:
 
 
 def _flatten(data: list[object]) -> tuple[list[object], int]:
-    """The first list whose first element is none, and in how many its elements are; what it holds is not looked at."""
+    """Return the first list with an element that is no list, and its elements' depth; elements are not checked."""
     depth = 1
     while data and type(data[0]) is list:
         if set(map(type, data)) != {list}:

@@ -88,7 +88,7 @@ def _kind(text: bytes) -> str:
 
 
 def parse_any(text: Buffer, origin: Callable[[int], int] = lambda position: position) -> object:
-    """The JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
+    """Parse the JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
 
     Raises INVALID_ARG. `origin` gives the position that messages name for a position in `text`, which may be a part of
     what the client sent.
@@ -100,7 +100,7 @@ def parse_any(text: Buffer, origin: Callable[[int], int] = lambda position: posi
 
 
 def parse_object(text: Buffer) -> JsonObject:
-    """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
+    """Parse the JSON object in `text`. Raises INVALID_ARG; NaN, Infinity and -Infinity are numbers, as Triton's are."""
     document = parse_any(text)
     if not isinstance(document, dict):
         raise no_object(document)

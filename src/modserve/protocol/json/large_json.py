@@ -19,7 +19,7 @@ LARGE = 32 * 1024
 
 
 def parse(text: Buffer) -> JsonObject:
-    """The request object in `text`, where the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
+    """Parse the request object in `text`; the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
     document = cut_json.parse(bytes(text), _CUTTER)
     if not isinstance(document, dict):
         raise no_object(document)

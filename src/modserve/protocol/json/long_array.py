@@ -97,7 +97,7 @@ class LongArray:
         return tuple(outer // inner for inner, outer in reversed(list(pairwise([1, *below]))))
 
     def __len__(self) -> int:
-        """Bytes of text, which are more than there are elements."""
+        """Return the bytes of text, which are more than there are elements."""
         return self.stop - self.start
 
     def lists(self) -> Iterator[list[object]]:
@@ -123,9 +123,9 @@ class UnevenError(ValueError):
 
 
 def find_end(text: bytes, start: int) -> LongArray | None:
-    """The array that begins at `start`; None if it has no end, is nested too deeply, or has objects among its elements.
+    """Return the array that begins at `start`; None if it has no end, too much depth, or objects as elements.
 
-    What is between its brackets, commas and strings may be anything.
+    Text between its brackets, commas and strings is not checked.
     """
     return find_numbers(text, start) or _with_strings(text, start)
 
@@ -191,7 +191,7 @@ def _with_strings(text: bytes, start: int) -> LongArray | None:
 
 
 def _cut(text: bytes, start: int, limit: int, depth: int) -> _Piece | None:
-    """The piece from `start` on: up to the array's end, or the last comma that is in no string, empty without one.
+    """Return the piece from `start` up to the array's end, or the last comma outside strings; empty without one.
 
     None if it is nested too deeply or has objects.
     """
