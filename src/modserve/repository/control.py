@@ -208,7 +208,7 @@ class ModelControl:
             self._targets.pop(gone, None)
 
     async def _composing(self, targets: Mapping[str, Blueprint]) -> dict[str, Blueprint]:
-        """The other models to load for these: all that they are made of, directly or not, and that is to be found.
+        """Return the other models to load for these: all existing ones that they are made of, directly or not.
 
         A model that was loaded with a configuration or files of its own stays as it is.
         """

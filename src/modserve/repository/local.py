@@ -189,7 +189,7 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
 
 
 def _known(listing: Listing, version: int) -> dict[str, Mark]:
-    """The files of a version, and of all versions, with their marks as a look has seen them; not the configuration."""
+    """Return the files of a version, and of all versions, with their marks from a look; not the configuration."""
     entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
     return {below: tuple(mark) for below, *mark in entries if mark and below not in (CONFIG_FILE, listing.config_file)}
 
@@ -279,7 +279,7 @@ def _marks(model: FileModel) -> tuple[tuple[str, int, int], ...]:
 
 
 def _link(name: str, folder: Path) -> "tempfile.TemporaryDirectory[str]":
-    """A repository with a link in place of the model's one version. Raises INTERNAL."""
+    """Make a repository with a link in place of the model's one version. Raises INTERNAL."""
     try:
         temporary = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         model = Path(temporary.name) / name

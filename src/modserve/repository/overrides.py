@@ -130,7 +130,7 @@ def _shown(text: str) -> str:
 
 
 def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
-    """A repository with one model of `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
+    """Write a repository of a model's `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
     files = normalized(files)
     repository = None
     try:

@@ -58,12 +58,12 @@ def dependents(names: Iterable[str], graph: Graph) -> set[str]:
 
 
 def find_circle(name: str, graph: Graph) -> str:
-    """A model through which `name` needs itself; empty if there is none."""
+    """Find a model through which `name` needs itself; empty if there is none."""
     return next((other for other in sorted({name} | needed([name], graph)) if name in graph.get(other, ())), "")
 
 
 def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
-    """The models that each one waits for when many change in one go; none of them waits in a circle.
+    """Return the models that each one waits for when many change in one go; none of them waits in a circle.
 
     A model waits for what it is to be made of (`targets`), unless that leads back to it, and for what it is made of now
     (`served`), unless that waits for it.
@@ -77,7 +77,7 @@ def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
 
 
 def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
-    """The models that no other needs when `name` is gone, but `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
+    """Return the models not needed without `name`, except `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
     gone = [name]
     for model in gone:  # which grows
         for need in sorted(graph.get(model, ())):

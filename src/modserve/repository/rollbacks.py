@@ -33,7 +33,7 @@ def is_file(below: str) -> bool:
 
 
 def read(directory: Path) -> tuple[Rollbacks, str]:
-    """Versions that were rolled back, and the reason for which the file is ignored if it is no such file. Blocking."""
+    """Read the versions that were rolled back, and the reason if the file has to be ignored. Blocking."""
     path = directory / FILE
     try:
         with regular_file.open_regular(path) as file:

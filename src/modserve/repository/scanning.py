@@ -64,7 +64,7 @@ def repositories_at(
     config_name: str = "",
     outside_links: bool = False,
 ) -> list[Repository]:
-    """A repository for each place; one that is named twice is one repository.
+    """Make a repository for each place; one that is named twice is one repository.
 
     `cache` is the directory for the files of remote ones, `timeout_s` how long these wait for a store's next byte.
     """

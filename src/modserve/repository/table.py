@@ -214,7 +214,7 @@ class ModelTable:
         )
 
     def ready(self, name: str, version: int | None) -> Servable | None:
-        """A version, the latest for None, if it is READY and healthy. Raises NOT_FOUND."""
+        """Return a version, the latest for None, if it is READY and healthy. Raises NOT_FOUND."""
         if self.state(name, version).state is not LifecycleState.READY:
             return None
         model = self.models[name]
@@ -342,7 +342,7 @@ class ModelTable:
         self._expected = None if names is None else set(names)
 
     def announce(self, names: Collection[str]) -> None:
-        """An update begins to load some models. For each of them, `arrived` is called when its state is final."""
+        """Announce models that an update loads. For each of them, `arrived` is called when its state is final."""
         self._coming.update(names)
         if self._expected is not None:
             self._expected.difference_update(names)
@@ -419,7 +419,7 @@ class ModelTable:
         return _finish(model, replaced)
 
     def changed(self, loaded: Loaded) -> None:
-        """The servable of a version has another configuration, or another object stands before it."""
+        """Record that a version's servable has another configuration, or another object before it."""
         name, version = loaded.servable.id
         row = self.models[name].versions[version]
         row.servable, row.loaded = loaded.servable, loaded
@@ -454,7 +454,7 @@ class ModelTable:
             model.made_of = {}
 
     def closed(self, servable: Servable) -> bool:
-        """A retired servable is closed. Returns whether its version is now unloaded."""
+        """Record that a retired servable is closed. Returns whether its version is now unloaded."""
         model = self.models[servable.id.name]
         model.finishing.remove(servable)
         row = model.versions.get(servable.id.version)

@@ -85,7 +85,7 @@ class StepPlan:
 
 
 def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
-    """Backwards from the outputs."""
+    """Find the needed steps, backwards from the outputs."""
     needed: set[int] = set()
     tensors = set(outputs)
     while writers := {i for i, step in enumerate(steps) if not tensors.isdisjoint(step.outputs.values())} - needed:
@@ -141,7 +141,7 @@ class Wave:
         return all(name in self._entries and not self._writers.get(name) for name in names)
 
     def take(self, index: int) -> tuple[dict[str, Entry], Entry | None]:
-        """The inputs of a ready step, by their names in its model, and the tensor of its condition."""
+        """Take the inputs of a ready step, by their names in its model, and the tensor of its condition."""
         step = self._plan.steps[index]
         inputs = {name: self._entries[tensor] for name, tensor in step.inputs.items()}
         condition = self._entries[step.when.tensor] if step.when else None
@@ -247,7 +247,7 @@ def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tens
 
 
 def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
-    """An output of the ensemble as clients see it. Raises INTERNAL if it has not the shape it is reshaped from."""
+    """Return an ensemble's output as clients see it. Raises INTERNAL if its shape is not the one to reshape from."""
     tensor = fitted(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
     if spec.reshape is None:
         return tensor

@@ -225,7 +225,7 @@ class StepLimit:
         return False
 
     def leave(self, step: StepExecution) -> None:
-        """A step waits no longer, if it did."""
+        """Remove a step that waits, if it did."""
         self._waiting.pop(step, None)
 
     def clear(self) -> None:
@@ -295,7 +295,7 @@ class EnsembleScheduler:
         self.clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
 
     def hurry(self) -> None:
-        """No step waits for others."""
+        """Stop holding steps back for others."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -311,7 +311,7 @@ class EnsembleScheduler:
             run.end(error)
 
     def ended(self, run: "EnsembleRun", timing: ExecutionTiming, error: ModserveError | None) -> None:
-        """A request is over. Its client gets the last response afterwards."""
+        """Record that a request is over. Its client gets the last response afterwards."""
         self.runs.pop(run, None)
         self._on_done(run.inflight, timing, error)
 
@@ -353,7 +353,7 @@ class EnsembleRun:
         self._alarm = Alarm(self.clock, self._look)
 
     def device_outputs(self, index: int) -> frozenset[str]:
-        """The outputs of a step that may stay on a device: those for other steps, and for who takes them there.
+        """Return the outputs of a step that may stay on a device: for other steps, and for receivers on devices.
 
         None, where a model keeps its responses: it reads what it gets, on this thread.
         """
@@ -389,7 +389,7 @@ class EnsembleRun:
         self._flush()
 
     def cancelled(self, inflight: Inflight) -> None:
-        """The client cancels the request, and knows."""
+        """Finish the run, since the client has cancelled the request, and knows."""
         self._finish(cancelled())
 
     def fail(self, error: ModserveError) -> None:
@@ -407,14 +407,14 @@ class EnsembleRun:
     # What steps tell
 
     def begun(self, step: StepExecution) -> None:
-        """The step had to wait for the limit, and begins now."""
+        """Record that a step begins that had to wait for the limit."""
         wave = step.wave
         wave.held -= 1
         if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
             producer.passed_on()
 
     def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
-        """The step's model has given an outcome, the last one if `final`; or the step could not be submitted."""
+        """Take an outcome of a step's model, the last one if `final`; or the failure to submit the step."""
         if final:
             self._steps.pop(step, None)
             for index, ns in enumerate(step.compute_ns()):
@@ -487,7 +487,7 @@ class EnsembleRun:
             self._collect(wave)
 
     def _hold(self, step: StepExecution) -> None:
-        """A step waits for the limit, and must not wait for ever."""
+        """Hold a step that waits for the limit, but not for ever."""
         step.wave.held += 1
         step.hold()
         if step.begin_by_ns:
@@ -511,7 +511,7 @@ class EnsembleRun:
     # Responses
 
     def _collect(self, wave: Wave) -> None:
-        """A response of the ensemble is there. What was not produced is left out."""
+        """Collect a complete response of the ensemble, without outputs that were not produced."""
         config, inflight = self._config, self.inflight
         entries = wave.outputs(inflight.output_names)
         if config.decoupled and all(entry is Absence.SKIPPED for entry in entries.values()):

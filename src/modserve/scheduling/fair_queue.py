@@ -147,7 +147,7 @@ def _turn(
     cost: Callable[[RequestT], float],
     later: dict[int, list[_Visit[RequestT]]],
 ) -> Iterator[RequestT]:
-    """The requests of an account in a round. The visit then goes to `later`, to the round in which it has credit."""
+    """Yield the requests of an account in a round, and add the visit to `later`, at its next round with credit."""
     credit = visit.credit
     for request in visit.requests:
         yield request
@@ -182,7 +182,7 @@ class Shares(Generic[AccountT]):
         self._sweep_at = _SWEEP_FROM
 
     def account(self, tenant: Tenant | None) -> AccountT:
-        """The account of a tenant, which from now on has its present weight; requests without a tenant share one."""
+        """Return a tenant's account, updated to its present weight; requests without a tenant share one."""
         name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
         account = self.accounts.get(name)
         if account is None:
@@ -196,7 +196,7 @@ class Shares(Generic[AccountT]):
         return account
 
     def begin(self, account: Account) -> None:
-        """The first request of a tenant waits."""
+        """Activate the account of a tenant with its first waiting request."""
         if account.round < self.round:
             account.round = self.round
             account.credit = account.weight
@@ -205,7 +205,7 @@ class Shares(Generic[AccountT]):
         self.weight += account.weight
 
     def charge(self, account: Account, cost: float) -> None:
-        """A tenant has been served requests that cost so much."""
+        """Charge a tenant for requests served at `cost`."""
         account.credit -= cost
         if account.credit > 0:
             return
@@ -219,7 +219,7 @@ class Shares(Generic[AccountT]):
         self._advance()
 
     def end(self, account: Account) -> None:
-        """No request of a tenant waits any more. Call this after `charge` for the last of them."""
+        """Deactivate a tenant without waiting requests. Call this after `charge` for the last of them."""
         self.calendar.remove(account)
         self.active -= 1
         self.weight -= account.weight
@@ -428,7 +428,7 @@ class FairQueue(RequestQueue):
             self._ripe[group] = None
 
     def _remove(self, account: TenantAccount, inflight: Inflight, group: _Group) -> None:
-        """A request has left its tenant's queue."""
+        """Remove a request that has left its tenant's queue from all sums."""
         size = inflight.batch_size or 1
         members = account.groups[group.key] - 1
         if members:

@@ -91,7 +91,7 @@ class LevelQueue(RequestQueue):
         look_ahead: int = 1024,
         padded: Callable[[int], int] | None = None,
     ) -> None:
-        """`padded`: the rule chooses by length, so keep the `lengths` of each group; this gives the one that counts."""
+        """Create a queue. `padded` returns the length that counts; with it the `lengths` of each group are kept."""
         super().__init__(sums=sums)
         self._padded = padded
         self._ripe_size = ripe_size
@@ -217,7 +217,7 @@ class LevelQueue(RequestQueue):
                 yield self._looked_at(group)
 
     def _looked_at(self, group: _Group) -> _Group:
-        """A group that knows who joins its next batch."""
+        """Prepare a group with the members of its next batch."""
         alone = len(self._groups) == 1
         group.run = 0
         if alone:

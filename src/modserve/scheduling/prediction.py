@@ -131,7 +131,7 @@ class RunTimes:
         return f"RunTimes({', '.join(f'{size}: {self._means[size] / 1e6:.3g} ms' for size in self._sizes)})"
 
     def observe(self, batch_size: int, ns: int) -> None:
-        """A batch of `batch_size` took `ns`."""
+        """Observe a batch of `batch_size` that took `ns`."""
         self._count += 1
         size = _counted_as(batch_size)
         times = self._times.get(size, 0)
@@ -185,7 +185,7 @@ class RunTimes:
         return int(below_ns + (batch_size - below) / (above - below) * (above_ns - below_ns))
 
     def _believed(self, place: int, sure: int) -> float:
-        """The mean of the size at a place, or less of it if the size is larger than the largest sure one, at `sure`.
+        """Return the mean of the size at a place, or less if the size is above the largest sure one, at `sure`.
 
         The longer such a size has not occurred, the less, down to the mean of the largest sure size. Batches then
         become larger step by step until one takes too long.

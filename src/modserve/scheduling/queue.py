@@ -48,7 +48,7 @@ class RequestQueue:
     """
 
     def __init__(self, *, sums: bool) -> None:
-        """`sums`: the rule reads the elements and the extremes of `Together`, so keep them up to date."""
+        """Create a queue. `sums`: keep the elements and the extremes of `Together` up to date for the rule."""
         self.count = 0
         self.timed = False
         self._sums = sums

@@ -44,7 +44,7 @@ class QueuedScheduler(Generic[SlotT]):
         padded: Callable[[int], int] | None = None,
         cost: Callable[[Inflight], float] = rows,
     ) -> None:
-        """`alike`: the rule lets any request share a batch with any other, or lets each run alone.
+        """Create a scheduler. `alike`: the rule lets all requests share batches, or lets each run alone.
 
         `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
         reads `Together.lengths`; this gives the length that counts there for a request's own. `cost`: what a request
@@ -152,7 +152,7 @@ class QueuedScheduler(Generic[SlotT]):
             fair.append(inflight, inflight.level, timeouts.get(inflight, 0))
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
-        """The level of a request, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
+        """Return a request's level, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
         tenant = inflight.request.tenant
         if tenant is not None and self._fair is None:
             self._share()
@@ -181,7 +181,7 @@ class QueuedScheduler(Generic[SlotT]):
         return level, timeout_ns
 
     def _is_full(self, inflight: Inflight, most: int, priority: int) -> QueueLimit | None:
-        """The limit that keeps a request from waiting: that of its priority's queue, or of its tenant's part of it."""
+        """Return the limit that keeps a request out: its priority's queue, or its tenant's part of it, or None."""
         tenant, fair = inflight.request.tenant, self._fair
         if fair is None:
             return WHOLE_QUEUE if most and self._waiting.get(priority, 0) >= most else None
@@ -196,7 +196,7 @@ class QueuedScheduler(Generic[SlotT]):
         return None
 
     def _priority(self, inflight: Inflight) -> int:
-        """The request's priority; Triton takes the default for what is no level."""
+        """Return the request's priority; the default if it is no level, as in Triton."""
         priority = inflight.request.parameters.get("priority", 0)
         if type(priority) is int and 0 < priority <= self._policy.priority_levels:
             return priority

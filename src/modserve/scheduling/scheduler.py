@@ -51,7 +51,7 @@ class BatchRunner(Protocol[SlotT]):
     """Runner of batches; implemented by `execution/pool.py`."""
 
     def reserve(self) -> SlotT | None:
-        """A free slot, or None. Call `run` or `release` with each reserved slot."""
+        """Reserve a free slot, or return None. Call `run` or `release` with each reserved slot."""
 
     def release(self, slot: SlotT) -> None: ...
 

@@ -223,7 +223,7 @@ class SequenceScheduler(Generic[SlotT]):
             lane.dispatch()
 
     def batch_done(self, batch: list[Inflight]) -> None:
-        """The execution of these is over in every respect: the states that they leave to their sequence are there."""
+        """Record that the execution of these is over: the states that they leave to their sequence are there."""
         now_ns = self._clock.now_ns()
         for inflight in batch:
             inflight.on_cancel = None
@@ -280,7 +280,7 @@ class SequenceScheduler(Generic[SlotT]):
                 self._abort(sequence, error)
 
     def _finish(self, sequence: Sequence) -> None:
-        """The sequence is over: its place goes to the next of the backlog."""
+        """Finish a sequence: its place goes to the next of the backlog."""
         if sequence.over:
             return
         sequence.over = True
@@ -318,14 +318,14 @@ class SequenceScheduler(Generic[SlotT]):
             self._on_drop(inflight, error)
 
     def _dropped(self, inflight: Inflight, error: ModserveError) -> None:
-        """A lane has let go of a request: the sequence cannot go on without it."""
+        """Abort the sequence of a request that a lane has dropped: it cannot go on without it."""
         sequence = self._members[inflight].sequence
         sequence.busy = None
         self._leave(inflight, sequence.failure or error)
         self._abort(sequence, error if error.code is Code.CANCELLED else _expired())
 
     def _cancelled(self, inflight: Inflight) -> None:
-        """The client cancels a request that waits, or that runs: the runner settles the latter."""
+        """Abort the sequence of a request that its client cancels; if it runs, the runner settles it."""
         self._abort(self._members[inflight].sequence, cancelled())
 
     # Times

@@ -114,7 +114,7 @@ class DirectLane(Generic[SlotT]):
         self._alarm = Alarm(clock, self.dispatch)
 
     def offer(self, row: int, inflight: Inflight) -> None:
-        """The next request of the sequence in `row`; returns at once."""
+        """Offer the next request of the sequence in `row`; returns at once."""
         inflight.queue_start_ns = self._clock.now_ns()
         inflight.on_cancel = self._cancelled
         self._heads[row] = inflight

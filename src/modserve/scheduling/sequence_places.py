@@ -119,7 +119,7 @@ class PlaceShares:
             )
 
     def add(self, number: int, now_ns: int) -> list[Sequence]:
-        """Another instance has places. The sequences that waited, and have one now."""
+        """Add an instance with places. Returns the waiting sequences that have one now."""
         self._free.add(number)
         placed: list[Sequence] = []
         while self.waiting and (place := self._free.take()) is not None:
@@ -131,7 +131,7 @@ class PlaceShares:
         self._free.remove(number)
 
     def begin(self, sequence: Sequence, tenant: Tenant | None, now_ns: int) -> None:
-        """A sequence begins: it gets a place, or waits."""
+        """Begin a sequence: it gets a place, or waits."""
         account = sequence.account = self._account(tenant)
         account.live += 1
         place = self._free.take()
@@ -149,7 +149,7 @@ class PlaceShares:
             self._enter(account)
 
     def end(self, sequence: Sequence, now_ns: int) -> Sequence | None:
-        """A sequence is over, once; the one that has its place now."""
+        """End a sequence, once. Returns the one that has its place now."""
         account, place = sequence.account, sequence.place
         account.live -= 1
         if place is None:
@@ -166,7 +166,7 @@ class PlaceShares:
         return self._next(place, now_ns) if self._free.has(place) else None
 
     def _charge(self, sequence: Sequence, account: SequenceAccount, now_ns: int) -> None:
-        """A tenant has held a place while others waited."""
+        """Charge a tenant for a place held while others waited."""
         since_ns = max(sequence.placed_ns, self._contention_ns)
         account.used = self._used(account) + (now_ns - since_ns) / account.weight
         if account.turn is not None:

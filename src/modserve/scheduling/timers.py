@@ -84,7 +84,7 @@ def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
 
 
 def _timer() -> tuple[int, Callable[[int], None]]:
-    """A new descriptor, and a function that sets it to a moment, 0 for never. Raises OSError or AttributeError."""
+    """Create a descriptor, and a function that sets it to a moment, 0 for never. Raises OSError or AttributeError."""
     if sys.version_info >= (3, 13):
         descriptor = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 

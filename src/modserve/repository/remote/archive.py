@@ -169,7 +169,7 @@ def _zip_entries(archive: BinaryIO) -> Iterator[_Entry]:
 
 
 def _inside(manifest: Manifest) -> Manifest:
-    """An archive of one folder that is no model holds the models in that folder."""
+    """Return the manifest of the folder, if an archive has only one folder, which is no model."""
     paths = [path for path, _, _ in manifest.files] + manifest.folders
     tops = {path.partition("/")[0] for path in paths} | manifest.problems.keys()
     if len(tops) != 1 or _is_model(paths):

@@ -94,7 +94,7 @@ class Claim:
         self._path.unlink(missing_ok=True)
 
     def read(self) -> BinaryIO:
-        """The file, from its beginning on."""
+        """Read the file, from its beginning on."""
         return self._path.open("rb")
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class DownloadCache:
         return self._content / digest
 
     def find(self, source: str, size: int | None = None) -> str | None:
-        """The digest of a file's content, if it is here, whole, and no model has written to it."""
+        """Find the digest of a file's content, if it is here, whole, and no model has written to it."""
         try:
             digest, recorded = (self._records / source).read_text("ascii").split()
             there = (self._content / digest).stat()
@@ -193,7 +193,7 @@ class DownloadCache:
         return digest if same and size in (None, there.st_size) else None
 
     def take(self, source: str, size: int) -> Claim | str | None:
-        """The digest of a file that is here; else as `claim`."""
+        """Return the digest of a file that is here; else as `claim`."""
         claim = None
         digest = self.find(source, size)
         if digest is None and (claim := self.claim(source)) is not None:
@@ -221,7 +221,7 @@ class DownloadCache:
             return None
 
     def keep(self, source: str, claim: Claim) -> str:
-        """A download has ended well: from now on it is a content. Returns its digest."""
+        """Keep a finished download as a content. Returns its digest."""
         digest = claim.sha256
         with self._used():
             # Recorded first: whoever may claim the file once it is moved finds the content.
@@ -247,7 +247,7 @@ class DownloadCache:
             claim.close()
 
     def remember(self, source: str, digest: str, size: int) -> None:
-        """Another file with a content that is here."""
+        """Record another file with a content that is here."""
         with self._used():
             self._record(source, digest, size)
 
@@ -265,7 +265,7 @@ class DownloadCache:
     # Directories of models
 
     def place(self, model: str, files: Mapping[str, str]) -> Placed | None:
-        """A directory of a model's files, by their paths below it with the digests; None if one has been cleaned."""
+        """Make a directory of a model's files, by path below it, with digests; None if one has been cleaned."""
         with self._used():
             temporary = Path(tempfile.mkdtemp(dir=self._incoming))
             lock = os.open(temporary / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -296,7 +296,7 @@ class DownloadCache:
     # What is still needed
 
     def refer(self, repository: str, model: str, sources: Collection[str]) -> bool:
-        """A look at a repository has seen a model made of these files. Whether that is news."""
+        """Record that a look has seen a model made of these files. Returns whether that is news."""
         path = self._references / _hash(repository) / _hash(model)
         text = json.dumps({"repository": repository, "model": model, "sources": sorted(sources)})
         with self._used():
@@ -310,7 +310,7 @@ class DownloadCache:
             return True
 
     def forget_others(self, repository: str, models: Collection[str]) -> bool:
-        """A look at all of a repository has seen these models, and no others. Whether that is news."""
+        """Forget models of a repository other than these, after a look at all. Returns whether that is news."""
         kept = {_hash(model) for model in models}
         with self._used():
             others = [path for path in _entries(self._references / _hash(repository)) if path.name not in kept]

@@ -56,17 +56,17 @@ class StoreError(ModserveError):
 
 
 def unreadable(place: RemotePlace, why: str, *, transient: bool = False) -> StoreError:
-    """The whole repository cannot be read: INVALID_ARG, as `Repository` wants it."""
+    """Return the error for a repository that cannot be read: INVALID_ARG, as `Repository` wants it."""
     return StoreError(Code.INVALID_ARG, f"cannot read model repository '{place}': {why}", transient)
 
 
 def broken(place: RemotePlace, path: str, why: str, *, transient: bool = True) -> StoreError:
-    """A file cannot be brought here, which is the failure of its model alone."""
+    """Return the error for a file that cannot be downloaded, which is the failure of its model alone."""
     return StoreError(Code.UNAVAILABLE, f"cannot download '{path}' from '{place}': {why}", transient)
 
 
 def unwritten(place: RemotePlace, path: str, why: str) -> StoreError:
-    """A file cannot be put into the store."""
+    """Return the error for a file that cannot be put into the store."""
     return StoreError(Code.UNAVAILABLE, f"'{place}/{path}' cannot be written: {why}")
 
 

@@ -137,7 +137,7 @@ class HubModel:
 
 
 def wanted(paths: Iterable[str]) -> set[str]:
-    """The files to fetch: the first of the models with its weights, or the only GGUF file, and all small ones."""
+    """Select files to fetch: the first of the models with its weights, or the only GGUF file, and all small ones."""
     every = {path for path in paths if not trick(path) and not path.startswith(".")}
     chosen = {path for path in every if path.endswith(_SMALL) and path.count("/") <= 1}
     model = next((each for each in _MODELS if each in every), "")

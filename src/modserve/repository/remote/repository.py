@@ -40,7 +40,7 @@ class RemoteSource(Protocol):
         """The names of all models, cheaply."""
 
     async def look(self, names: Collection[str] | None) -> Contents:
-        """The models with these names that are there, all for None."""
+        """Return the existing models with these names, all for None."""
 
     async def write(self, path: str, content: bytes) -> None:
         """Put a small file into the store, by its path below the repository; without content, delete it."""
@@ -233,12 +233,12 @@ class RemoteRepository:
     # Versions that were rolled back
 
     def _kept(self) -> dict[str, Rollbacks]:
-        """Rollbacks by model that this machine has in place of the store. Blocking."""
+        """Read the rollbacks by model that this machine has in place of the store. Blocking."""
         folder = self._transfer.cache.rolled_back(str(self.place))
         return {path.name: rollbacks.read(path)[0] for path in (folder.iterdir() if folder.is_dir() else ())}
 
     async def _stored(self, model: ModelFiles) -> tuple[Rollbacks, str]:
-        """Rollbacks of a model in the store, and why its file is ignored. Raises StoreError."""
+        """Read a model's rollbacks from the store, and why its file is ignored. Raises StoreError."""
         file = model.rolled_back
         if file is None:
             return {}, ""
@@ -347,7 +347,7 @@ class RemoteRepository:
         self._failures[name, version] = _Failure(count, self._clock() + pause)
 
     def _counted(self, name: str, version: int | None) -> int:
-        """The failures that are due: with one more, the files count as changed, and polling tries them again."""
+        """Count the failures that are due: with one more, the files count as changed, and polling tries them again."""
         failure = self._failures.get((name, version))
         return 0 if failure is None else failure.count - (self._clock() < failure.due)
 

@@ -328,7 +328,7 @@ class DownloadProgress:
         self._began = self._said = clock()
 
     def add(self, count: int) -> None:
-        """`count` more bytes are here; it is negative where they have to come again."""
+        """Add `count` downloaded bytes; it is negative where they have to come again."""
         self._done += count
         now = self._clock()
         if now - self._said >= _PROGRESS_S:
@@ -347,7 +347,7 @@ class DownloadProgress:
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes for people, such as ``1.5 MB``."""
+    """Format a number of bytes for people, such as ``1.5 MB``."""
     size, unit = float(count), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:

@@ -66,7 +66,7 @@ class LengthBuckets:
 
 
 def elements(counts: Mapping[int, float], bounds: Sequence[int]) -> float:
-    """The elements of requests that are padded to the end of their range; above all ranges, to the longest of all."""
+    """Return the elements of requests padded to the end of their range; above all ranges, to the longest."""
     longest = max(counts, default=0)
     total = 0.0
     for length, count in counts.items():
@@ -201,7 +201,7 @@ class _Preparation:
         self._excess = self._weight = 0.0
 
     def compare(self, first_ns: int, second_ns: int, noise: float) -> None:
-        """`noise` is the mean square of what executions differ from the usual, as a share of that."""
+        """Compare two executions. `noise` is the mean square of relative differences from the usual time."""
         # Times vary by a share of themselves: the shorter they are, the more they tell.
         weight = 1 / max(1, min(first_ns, second_ns)) ** 2
         self._excess = _PAIRS_KEPT * self._excess + weight * (first_ns - second_ns)
@@ -244,7 +244,7 @@ class Costs:
         return f"Costs({self.count} executions in {len(self._cells)} cells)"
 
     def observe(self, rows: int, length: int, ns: int) -> None:
-        """A batch of `rows` rows that were `length` long, 1 for models without lengths, took `ns`."""
+        """Observe a batch of `rows` rows of `length`, 1 for models without lengths, that took `ns`."""
         shape, key = (rows, length), _cell_of(rows, length)
         first = len(self._shapes) < _KNOWN_SHAPES and shape not in self._shapes
         if first:
@@ -321,7 +321,7 @@ class Costs:
         return sum([abs(difference) > least for difference in self._off]) >= _CHANGED_AFTER
 
     def _doubt(self) -> None:
-        """The engine's times have changed. Learn fast again."""
+        """Learn fast again, since the engine's times have changed."""
         self.changes += 1
         self._off.clear()
         self._since = self.count - 1
@@ -409,7 +409,7 @@ def _terms(rows: float, length: float) -> tuple[float, ...]:
 
 
 def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
-    """The curve with the least squares of relative errors through `points`: rows, length, time and weight of each.
+    """Fit the curve of least squared relative errors through `points`: rows, length, time and weight of each.
 
     Numbers that would be negative are left out, the most negative first, until none is.
     """

@@ -83,7 +83,7 @@ def best_groups(
 
 
 def _most_within(room: int, batch_sizes: tuple[int, ...]) -> int:
-    """The most rows of requests that run as no more than `room`, by `rows_of` of `core.configuration.merging`."""
+    """Return the most rows of requests that run as up to `room`, by `rows_of` of `core.configuration.merging`."""
     if not batch_sizes or room >= batch_sizes[-1]:
         return room
     return max((size for size in batch_sizes if size <= room), default=0)

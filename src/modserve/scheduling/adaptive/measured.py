@@ -151,7 +151,7 @@ class Measured:
         return table
 
     def _choose(self, together: Together, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
-        """The members of the next batch, in the order of their lengths."""
+        """Choose the members of the next batch, in the order of their lengths."""
         largest = self._largest()
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
         if self._costs.count < len(_LESSONS) and not self._delays:
@@ -193,7 +193,7 @@ class Measured:
         price: float,
         largest: int,
     ) -> tuple[int, int]:
-        """The first and last place of a trial, if there is one that may teach something and can be afforded."""
+        """Return the first and last place of a trial, if there is a useful one that can be afforded."""
         widest = self._widest(near, window.lengths, place, largest)
         run = place
         while run + 1 < widest[1] and window.lengths[run + 1] == window.lengths[place]:
@@ -264,7 +264,7 @@ class _Window:
 
 
 def _oldest_first(near: Sequence[Inflight], lengths: Sequence[int], begin: int, end: int, place: int) -> list[Inflight]:
-    """The group from `begin` to `end`. If only some of its shortest length are in it, then the most urgent of these."""
+    """Return the group from `begin` to `end`; of its shortest length, if only some are in it, the most urgent."""
     group = list(near[begin:end])
     length = lengths[begin]
     first = lengths.index(length)

@@ -98,7 +98,7 @@ class BatchSizes:
         return decision
 
     def _untried(self, size: int) -> int:
-        """The size, up to this, of which the least is known; 0 if all are known well."""
+        """Return the size, up to this, about which the least is known; 0 if all are known well."""
         sureness = self._costs.sureness
         least, step = min((sureness(step, 1), step) for step in self._steps if step <= max(size, self._steps[0]))
         return step if least < SURE and step <= size else 0

@@ -37,7 +37,7 @@ class Trials:
         return not self._turn % _EVERY or (self._turn < _FIRST and not self._turn % (_EVERY // 2))
 
     def earn(self, price: float) -> None:
-        """The best choice has a price; a share of it goes to the account."""
+        """Add a share of the best choice's price to the account."""
         self._turn += 1
         self._mean += (price - self._mean) / min(self._turn, _MEAN_OF)
         share = 1.0 if self._turn <= _ALLOWED_AT_FIRST else _ALLOWED
@@ -56,7 +56,7 @@ class Trials:
         return True
 
     def observe(self, members: Sequence[Inflight], ns: int) -> None:
-        """A batch took `ns`. A trial that took longer than expected costs that, too."""
+        """Observe a batch that took `ns`. A trial that took longer than expected costs that, too."""
         if self._latest is not None and self._latest[0] in members[:1]:
             _, expected_ns, waiting = self._latest
             self._latest = None

@@ -358,7 +358,7 @@ class LatencyTuner:
         make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] | None = None,
     ) -> None:
-        """`make_rule` makes the rule for a policy and a largest batch size; `run_ns` predicts how long a size runs."""
+        """Create a tuner. `make_rule` makes a rule for a policy and a largest size; `run_ns` predicts a size's time."""
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
@@ -412,7 +412,7 @@ class LatencyTuner:
             self._decide()
 
     def _came(self, at_ns: int) -> None:
-        """A request of the window came at a time, or waited when the window began."""
+        """Record a request of the window that came at a time, or waited when the window began."""
         if not self._start_ns:
             self._start_ns = self._latest_ns = at_ns
         elif at_ns > self._latest_ns:
