@@ -90,7 +90,7 @@ def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
 
 
 def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
-    """The outputs that at least one of the requests must have."""
+    """Return the outputs that at least one of the requests must have."""
     names = members[0].output_names
     for inflight in members:
         if inflight.output_names != names:
@@ -151,7 +151,7 @@ def take_rows(name: str, outputs: Values, sizes: Sequence[int], config: ModelCon
 
 
 def as_array(name: str, output: object, config: ModelConfig) -> Array:
-    """An output as a plain array. Raises INTERNAL where there is none."""
+    """Return an output as a plain array. Raises INTERNAL where there is none."""
     if type(output) is np.ndarray:
         return output
     if isinstance(output, Tensor):
@@ -170,7 +170,7 @@ def as_array(name: str, output: object, config: ModelConfig) -> Array:
 
 
 def check_output(spec: TensorSpec, output: Array | Tensor | None, config: ModelConfig) -> Array:
-    """The engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
+    """Return the engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
     array = as_array(spec.name, output, config)
     if spec.datatype.size and array.dtype != spec.datatype.numpy:
         raise _of_type(array.dtype, spec, config)
@@ -216,7 +216,7 @@ def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
 
 
 def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
-    """An output that comes as a tensor, in its raw form perhaps. Raises INTERNAL as `split` does."""
+    """Return an output that comes as a tensor, in its raw form perhaps. Raises INTERNAL as `split` does."""
     spec = config.outputs_by_name[name]
     if output.datatype is not spec.datatype:
         raise _of_type(output.datatype.name, spec, config)

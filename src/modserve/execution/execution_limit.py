@@ -59,7 +59,7 @@ class ExecutionLimit(Generic[InstanceT]):
         return self._jobs.pop(job, None) is not None
 
     def of(self, instance: InstanceT) -> list[Job]:
-        """The jobs of an instance that are not over, in the order in which they were started."""
+        """Return the jobs of an instance that are not over, in the order in which they were started."""
         return [job for job, its in self._jobs.items() if its is instance]
 
     def end(self) -> None:

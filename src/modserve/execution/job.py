@@ -133,7 +133,7 @@ class Work:
         return bool(job.members) and not (job.again and job.members[0].settled)
 
     def inputs(self, job: Job) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """The merged inputs of the execution, and the outputs that it must have."""
+        """Return the merged inputs of the execution, and the outputs that it must have."""
         rows, config = job.rows, self._config
         if (
             self._devices

@@ -323,5 +323,5 @@ class _Execution:
 
 
 def _size(outputs: Values) -> int:
-    """Bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
+    """Return the bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
     return sum([getattr(output, "nbytes", 0) for output in outputs.values()])

@@ -10,7 +10,7 @@ from modserve.core.errors import invalid
 
 
 def available_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The CPU cores this process may use: its affinity mask, cut down to the cgroup's CPU quota (rounded up)."""
+    """Return the CPU cores this process may use: its affinity mask, cut down to the cgroup's CPU quota (rounded up)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(cgroup_root)
     return max(1, min(cores, quota)) if quota else cores
@@ -32,7 +32,7 @@ def _cgroup_quota(root: Path) -> int:
 
 
 def placements(model: str, groups: Iterable[InstanceGroup], gpu_count: int) -> list[tuple[str, Placement]]:
-    """A name and a place for each instance. Raises INVALID_ARG for a GPU that is not there."""
+    """Return a name and a place for each instance. Raises INVALID_ARG for a GPU that is not there."""
     instances: list[tuple[str, Placement]] = []
     for group in groups:
         kind = group.kind

@@ -84,7 +84,7 @@ class RaggedLayout:
         return self._scattered(name, outputs, [inflight.inputs[source] for inflight in members], source)
 
     def _scattered(self, name: str, outputs: Values, sources: Sequence[Tensor], source: str) -> list[Tensor]:
-        """The elements in order, each request's as many as its shape has."""
+        """Return the elements in order, each request's as many as its shape has."""
         config = self._config
         spec = config.outputs_by_name[name]
         flat = check_output(spec, outputs.get(name), config).reshape(-1)

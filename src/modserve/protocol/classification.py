@@ -23,7 +23,7 @@ _RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - 
 
 
 def classified(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
-    """The response with the outputs that `counts` names replaced by their best classes, at most that many.
+    """Return the response with the outputs that `counts` names replaced by their best classes, at most that many.
 
     Raises INVALID_ARG for an output that cannot be ranked.
     """
@@ -66,7 +66,7 @@ def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: boo
 
 
 def _best(values: Array, count: int) -> Array:
-    """The indices of the `count` highest of `values`, best first, equal ones in ascending order."""
+    """Return the indices of the `count` highest of `values`, best first, equal ones in ascending order."""
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -np.inf, values)
     candidates = np.arange(len(values))

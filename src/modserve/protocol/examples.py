@@ -35,7 +35,7 @@ ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one
 
 
 def infer(config: ModelConfig, models: Models) -> JsonObject:
-    """The body of an ``infer`` or ``infer_stream`` call."""
+    """Return the body of an ``infer`` or ``infer_stream`` call."""
     tensors = [
         {"name": spec.name, "datatype": spec.datatype.name, "shape": shape(config, spec), "data": _data(config, spec)}
         for spec in needed(config)
@@ -45,7 +45,7 @@ def infer(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def generate(config: ModelConfig, models: Models) -> JsonObject:
-    """The body of a ``generate`` or ``generate_stream`` call."""
+    """Return the body of a ``generate`` or ``generate_stream`` call."""
     body: JsonObject = dict(parameters(config, models))
     for spec in needed(config):
         data = _data(config, spec)
@@ -54,7 +54,7 @@ def generate(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def predict(config: ModelConfig) -> JsonObject:
-    """The body of a v1 ``:predict`` call, in the column format."""
+    """Return the body of a v1 ``:predict`` call, in the column format."""
     return {"inputs": {spec.name: nested(config, spec) for spec in needed(config)}}
 
 
@@ -113,13 +113,13 @@ def needed(config: ModelConfig) -> Sequence[TensorSpec]:
 
 
 def nested(config: ModelConfig, spec: TensorSpec) -> object:
-    """The elements of an input of an example, in lists as deep as its shape."""
+    """Return the elements of an input of an example, in lists as deep as its shape."""
     values: object = np.array(_data(config, spec), object).reshape(shape(config, spec)).tolist()
     return values
 
 
 def shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
-    """The shape of an input of an example: 1 for every size that may vary."""
+    """Return the shape of an input of an example: 1 for every size that may vary."""
     return [abs(size) for size in config.full_dims(spec)]
 
 

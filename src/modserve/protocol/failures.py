@@ -89,7 +89,7 @@ def grpc_name(error: ModserveError) -> str:
 
 
 def headers(error: ModserveError) -> Mapping[str, str]:
-    """The headers of its response over HTTP.
+    """Return the headers of its response over HTTP.
 
     Retry-After (RFC 9110, section 10.2.3) counts whole seconds; it is rounded up.
     """
@@ -101,14 +101,14 @@ def headers(error: ModserveError) -> Mapping[str, str]:
 
 
 def trailers(error: ModserveError) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata of its response over gRPC: when clients that retry by themselves do so (gRFC A6)."""
+    """Return the trailing metadata of its response over gRPC: when clients that retry by themselves do so (gRFC A6)."""
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return (("grpc-retry-pushback-ms", str(-(-error.retry_after_ns // 10**6))),)
     return ()
 
 
 def public_message(error: ModserveError) -> str:
-    """The message as clients get it: at most 4 KiB of UTF-8, or 2 KiB where it is not printable ASCII alone.
+    """Return the message as clients get it: at most 4 KiB of UTF-8, or 2 KiB where it is not printable ASCII alone.
 
     Messages repeat what the client sent, which may be megabytes. Of longer ones the middle is left out.
     """

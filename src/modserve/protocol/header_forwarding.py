@@ -35,7 +35,7 @@ def from_metadata(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str,
 
 
 def with_headers(request: InferenceRequest, forwarded: Forwarded) -> InferenceRequest:
-    """`request` with the headers among its parameters; a header replaces a parameter of its name.
+    """Return `request` with the headers among its parameters; a header replaces a parameter of its name.
 
     Raises INVALID_ARG for names of the protocol's own.
     """

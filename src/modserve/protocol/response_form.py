@@ -23,7 +23,7 @@ class ResponseForm:
     places: Mapping[str, RegionSlice] = field(default_factory=dict)
 
     def apply(self, response: InferenceResponse, servable: Servable, lease: RegionLease | None) -> InferenceResponse:
-        """The response with its outputs written to shared memory, or replaced by their best classes.
+        """Return the response with its outputs written to shared memory, or replaced by their best classes.
 
         Raises INVALID_ARG for outputs that do not fit into their place, or that cannot be ranked.
         """

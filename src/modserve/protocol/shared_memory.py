@@ -70,7 +70,7 @@ def _json_number(options: JsonObject, key: str) -> int:
 
 
 def message_place(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]]) -> RegionSlice | None:
-    """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG.
+    """Return the place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG.
 
     A parameter is the name of a field of ``InferParameter``, and its value.
     """

@@ -195,7 +195,7 @@ def _known(listing: Listing, version: int) -> dict[str, Mark]:
 
 
 def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
-    """The present marks of some files; an empty one for a file that has gone."""
+    """Return the present marks of some files; an empty one for a file that has gone."""
     marks: dict[str, Mark] = {}
     for file in files:
         try:

@@ -76,13 +76,13 @@ def _rolled_back(name: str, value: Any) -> RolledBack:
 
 
 def changed(before: Rollbacks, version: int, rolled_back: RolledBack | None) -> Rollbacks:
-    """Rollbacks with that of one version, or without it; for version 0, there are none any more."""
+    """Return rollbacks with that of one version, or without it; for version 0, there are none any more."""
     others = {each: of for each, of in before.items() if version and each != version}
     return others if rolled_back is None else {**others, version: rolled_back}
 
 
 def content_of(versions: Rollbacks) -> bytes:
-    """The file's content."""
+    """Return the file's content."""
     document = {str(each): {"reason": of.reason, "at_ms": of.at_ms} for each, of in sorted(versions.items())}
     return f"{json.dumps(document, indent=2)}\n".encode()
 

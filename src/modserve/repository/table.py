@@ -111,7 +111,7 @@ class ModelRow:
         return self.versions[version].loaded if version in self.versions else None
 
     def folder(self, version: int) -> Path | None:
-        """The directory of a version that is in service."""
+        """Return the directory of a version that is in service."""
         loaded = self.in_service(version)
         return None if loaded is None else loaded.lease.path / str(version)
 
@@ -156,7 +156,7 @@ class ModelTable:
     # Questions about one model
 
     def get(self, name: str, version: int | None) -> Servable:
-        """The READY version `version`, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts.
+        """Return the READY version `version`, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts.
 
         Requests of sequences go to the servables where these have begun, also after they were retired.
         """
@@ -195,7 +195,7 @@ class ModelTable:
         return not_ready(name, version, why)
 
     def state(self, name: str, version: int | None) -> VersionState:
-        """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
+        """Return the state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
         model = self.models.get(name)
         if model is None or (self._is_coming(name) and version is not None and version not in model.versions):
             if self._is_coming(name) and self._expected is not None:
@@ -226,11 +226,11 @@ class ModelTable:
         return self.ready(name, version) is not None
 
     def ready_versions(self, name: str) -> list[Servable]:
-        """The READY versions in ascending order; none for an unknown model."""
+        """Return the READY versions in ascending order; none for an unknown model."""
         return list(self.models[name].served.values()) if name in self.models else []
 
     def folder(self, id: ModelId) -> Path | None:
-        """The files of a version that is in service, which stay as long as it is, or is lent."""
+        """Return the files of a version that is in service, which stay as long as it is, or is lent."""
         return self.models[id.name].folder(id.version) if id.name in self.models else None
 
     def check_routing(self, name: str, document: object) -> None:
@@ -241,7 +241,7 @@ class ModelTable:
         self.routings.check_versions(name, document, present, self.models[name].unserved)
 
     def finishing(self, name: str, version: int | None) -> Servable | None:
-        """The servables that have open sequences, READY or not, as one; of one version, or of all for None."""
+        """Return the servables that have open sequences, READY or not, as one; of one version, or of all for None."""
         model = self.models.get(name)
         if model is None:
             return None
@@ -279,7 +279,7 @@ class ModelTable:
         return self.loans.lend(servable, *(lent.parts if isinstance(lent, Routed) else (lent,)))
 
     def latest(self, name: str) -> Servable:
-        """The highest READY version that was not rolled back. Raises as `get` does."""
+        """Return the highest READY version that was not rolled back. Raises as `get` does."""
         model = self.models.get(name)
         if model is None or model.latest is None:
             raise self._refusal(name, None)
@@ -311,7 +311,7 @@ class ModelTable:
         return [entry for entry, is_ready in self._entries() if not is_ready]
 
     def _entries(self) -> Iterator[tuple[IndexEntry, bool]]:
-        """The lines of the index, each with whether it allows the server to be ready."""
+        """Yield the lines of the index, each with whether it allows the server to be ready."""
         for name, model in sorted(self.models.items()):
             if model.problem and model.latest is None:
                 yield (

@@ -98,5 +98,5 @@ class BatchPolicy:
         return Gate(admission, run_times.at_best, lambda now_ns: slots.remaining_ns(now_ns, run_times), limit)
 
     def dynamic(self, policy: DynamicBatching, max_batch_size: int) -> Rule:
-        """The dynamic batcher's rule, by the run times so far."""
+        """Return the dynamic batcher's rule, by the run times so far."""
         return batching.dynamic(policy, max_batch_size, self._run_times, batching.element_cost(self._config))

@@ -158,7 +158,7 @@ def dynamic(
     run_ns: Callable[[int], int] = lambda batch_size: 0,
     cost: ElementCost = lambda size, longest, total: total,
 ) -> Rule:
-    """The dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
+    """Return the dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
 
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
     once, with the largest such size; so does a request that leaps over all of them, with what came before it.
@@ -255,5 +255,5 @@ def dynamic(
 
 
 def ripe_size(policy: DynamicBatching, max_batch_size: int) -> int:
-    """The size from which on requests may be run without waiting for the queue delay."""
+    """Return the size from which on requests may be run without waiting for the queue delay."""
     return min(policy.preferred_batch_sizes, default=max(1, max_batch_size))

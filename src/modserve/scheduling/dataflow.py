@@ -185,7 +185,7 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
 def follow_up(
     step: Step, response: InferenceResponse, requested: Iterable[str], batch_size: int, sequence: Sequenced
 ) -> dict[str, Entry]:
-    """The tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
+    """Return the tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
     outputs = response.outputs
     entries: dict[str, Entry] = {}
     for name in requested:
@@ -265,6 +265,6 @@ def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
 def sequence_parameters(
     response: Mapping[str, ParameterValue], request: Mapping[str, ParameterValue]
 ) -> dict[str, ParameterValue]:
-    """The sequence parameters of a response that sets some; the id is otherwise that of the request."""
+    """Return the sequence parameters of a response that sets some; the id is otherwise that of the request."""
     defaults = (request.get("sequence_id", 0), False, False)
     return {name: response.get(name, default) for name, default in zip(SEQUENCE_PARAMETERS, defaults, strict=True)}

@@ -96,7 +96,7 @@ class StepExecution:
         return (*self.wave.order, self._responses) if self.decoupled else self.wave.order
 
     def parameters(self) -> dict[str, ParameterValue]:
-        """Parameters of the ensemble's request, and the sequence parameters of the steps before."""
+        """Return the parameters of the ensemble's request, and the sequence parameters of the steps before."""
         return {**self.owner.inflight.request.parameters, **(self.sequence or {})}
 
     def next_wave(self) -> Wave:
@@ -115,7 +115,7 @@ class StepExecution:
             self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
 
     def waited_until(self, response: InferenceResponse) -> int:
-        """Time that the steps up to a response of this one have waited. Execution time does not count."""
+        """Return the time that the steps up to a response of this one have waited. Execution time does not count."""
         inflight, in_queue_ns = self._inflight, 0
         if inflight is not None and inflight.timing is not None and inflight.timing.compute_start_ns:
             in_queue_ns = max(0, inflight.timing.compute_start_ns - inflight.queue_start_ns)
@@ -183,7 +183,7 @@ class StepExecution:
         return submit_traced(trace.child(servable.id), servable, request, self, now_ns)
 
     def _request(self, now_ns: int) -> InferenceRequest:
-        """The request to the step's model: the ensemble's, with what is left of its time."""
+        """Return the request to the step's model: the ensemble's, with what is left of its time."""
         plan, whole, config = self.owner.plan, self.owner.inflight.request, self.handle.servable.config
         if self.begin_by_ns and now_ns >= self.begin_by_ns:
             raise unavailable("Request timeout expired")
@@ -547,7 +547,7 @@ class EnsembleRun:
             self.fail(invalid(f"{self.inflight.request.label}unexpected deadlock, {reason}"))
 
     def _due(self) -> InferenceResponse | None:
-        """The next response, if no other can come before it any more."""
+        """Return the next response, if no other can come before it any more."""
         if self.over or not self._complete:
             return None
         first = self._first()
@@ -555,7 +555,7 @@ class EnsembleRun:
         return None if blocked else heapq.heappop(self._complete)[1]
 
     def _first(self) -> tuple[int, ...] | None:
-        """The place of the first response that may still come."""
+        """Return the place of the first response that may still come."""
         order = self._order
         while order:
             first, number, step = order[0]

@@ -60,7 +60,7 @@ class LengthIndex:
         self._order = sorted(self._lines)
 
     def of(self, length: int) -> Iterator[Inflight]:
-        """Requests of one length, the most urgent first."""
+        """Yield requests of one length, the most urgent first."""
         levels = self._lines[length]
         for level in sorted(levels):
             yield from levels[level]

@@ -74,7 +74,7 @@ class RequestQueue:
         return {entry[2]: entry[0] for entry in self._timeouts if _waits(entry)}
 
     def _pressing(self) -> list[Inflight]:
-        """The request with the earliest deadline of its client, and the one with the earliest time-out."""
+        """Return the request with the earliest deadline of its client, and the one with the earliest time-out."""
         return [entries[0][2] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
 
     def _remember(self, inflight: Inflight, timeout_ns: int) -> None:

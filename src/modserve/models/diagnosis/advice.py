@@ -206,7 +206,7 @@ def _foreign_in(directory: Path, installed: Collection[str]) -> list[str]:
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
-    """A line for each kind of file that no engine here takes, or not as it is."""
+    """Return a line for each kind of file that no engine here takes, or not as it is."""
     lines: dict[ForeignFile, str] = {}
     served = _by_suffix(installed)
     for file in files:

@@ -46,7 +46,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names(statement: ast.stmt) -> Iterator[str]:
-    """The names of the module that a statement makes."""
+    """Yield the names of the module that a statement makes."""
     match statement:
         case ast.ClassDef(name=name):
             yield name

@@ -83,7 +83,7 @@ def only_reads(backend: Backend) -> bool:
 
 
 def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
-    """Number of instances on the CPU."""
+    """Return the number of instances on the CPU."""
     return sum(placement.kind is not InstanceKind.GPU for _, placement in places)
 
 
@@ -99,7 +99,7 @@ def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
-    """Description of an instance for the engine. The JSON text of the configuration is made once, if at all."""
+    """Return the description of an instance for the engine. The JSON text of the configuration is made once, if at all."""
     write = functools.cache(lambda: model_config.to_text(complete.message))
     return [
         InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)
@@ -254,7 +254,7 @@ def _policy(config: ModelConfig) -> BatchPolicy:
 def wrapped(
     servable: ServableT, clock: Clock, cache: Cache | None, former: Servable | None = None
 ) -> ServableT | ModelWrapper:
-    """A model or an ensemble behind the cache and the order of its responses, if it has these.
+    """Return a model or an ensemble behind the cache and the order of its responses, if it has these.
 
     `former` stood before the model until its configuration changed: what stays keeps its responses, or their order.
     """
@@ -289,7 +289,7 @@ def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
 
 
 def by_parameters(names: tuple[str, ...], model: str) -> Callable[[Inflight], object]:
-    """A key made of request parameters. It raises INVALID_ARG for values that parameters cannot have."""
+    """Return a key made of request parameters. It raises INVALID_ARG for values that parameters cannot have."""
 
     def key(inflight: Inflight) -> object:
         request = inflight.request

@@ -96,7 +96,7 @@ def _runs_code(draft: model_config.Draft, backend: Backend, file: Path) -> bool:
 
 
 def _lists(directory: Path, name: str, version: int) -> Iterator[tuple[Path, list[Checksum]]]:
-    """The lists that are there, with paths from the model's directory. Raises INVALID_ARG."""
+    """Yield the lists that are there, with paths from the model's directory. Raises INVALID_ARG."""
     places = ((directory.parent, f"{name}/", ""), (directory, "", ""), (directory / str(version), "", f"{version}/"))
     for folder, left_out, added in places:
         file = folder / LIST

@@ -39,7 +39,7 @@ class StandaloneModel(NamedTuple):
         return self.folder / self.filename
 
     def config(self, *, measured: bool) -> bytes:
-        """A configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
+        """Return a configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
         backend = "auto" if measured and self.backend in MEASURED else self.backend
         document = {"backend": backend, "default_model_filename": self.filename, **_ALONE.get(backend, {})}
         return from_json(json.dumps(document)).encode()

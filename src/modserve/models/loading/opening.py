@@ -255,7 +255,7 @@ class Opener:
         description: ModelDescription | None,
         path: Path | None,
     ) -> model_config.Complete:
-        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
+        """Return the complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
 
         `path` is the model's directory.
         """
@@ -309,7 +309,7 @@ def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
 
 
 def _folder(path: Path, version: int) -> Path:
-    """The version's directory: for a file that is in no repository, its own folder, which messages then name."""
+    """Return the version's directory: for a file that is in no repository, its own folder, which messages then name."""
     folder = path / str(version)
     is_of_file = folder.is_symlink() and len(os.listdir(path)) == 1
     return folder.readlink() if is_of_file and folder.readlink().is_absolute() else folder

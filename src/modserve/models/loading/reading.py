@@ -272,7 +272,7 @@ class ModelReader:
         return lambda config, path: refusal(config, path, options)
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
-        """The versions to serve. Raises INVALID_ARG if there are none."""
+        """Return the versions to serve. Raises INVALID_ARG if there are none."""
         versions = tuple(draft.provisional().version_policy.select(listing.versions, listing.rolled_back))
         if not versions:
             policy = f"the version policy of model '{listing.name}'"
@@ -332,7 +332,7 @@ class ModelReader:
             _log.warning("model '%s': %s", listing.name, warning)
 
     def backend(self, draft: model_config.Draft) -> tuple[Backend, ModelConfig]:
-        """The engine, and the configuration as it sees it."""
+        """Return the engine, and the configuration as it sees it."""
         try:
             backend = self._registry.get(draft.backend)
         except ModserveError as error:

@@ -79,7 +79,7 @@ def files_of(directory: Path) -> Files:
 
 
 def own_bytes(proc: Path = _PROC) -> int:
-    """Bytes of memory that this process has, without shared memory; 0 if the system does not say."""
+    """Return the bytes of memory that this process has, without shared memory; 0 if the system does not say."""
     try:
         lines = (proc / "self/status").read_text().splitlines()
     except OSError:
@@ -110,7 +110,7 @@ def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
 
 
 def share_of(pid: int, proc: Path = _PROC) -> int:
-    """The proportional share of memory of another process; what is resident where the system says no more."""
+    """Return the proportional share of memory of another process; what is resident where the system says no more."""
     try:
         for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -89,7 +89,7 @@ TRANSITIONS: Mapping[Stage, Mapping[StageEvent, Stage]] = {
 
 
 def after(stage: Stage, event: StageEvent) -> Stage:
-    """The next stage. Raises RuntimeError for an event that cannot happen at a stage; that is a bug."""
+    """Return the next stage. Raises RuntimeError for an event that cannot happen at a stage; that is a bug."""
     following = TRANSITIONS[stage].get(event)
     if following is None:
         raise RuntimeError(f"{event.name} cannot happen to a model that is {stage.name}: this is a bug")

@@ -241,7 +241,7 @@ class CachedModel(ModelWrapper):
 def _inflight(
     request: InferenceRequest, sink: ResponseSink, now_ns: int, start_ns: int, kept: InferenceResponse | None = None
 ) -> Inflight:
-    """A request that the model does not know of."""
+    """Return a request that the model does not know of."""
     names = request.outputs if kept is None else tuple(kept.outputs)
     inflight = Inflight(request, sink, request.inputs, names, 0, None, now_ns, request.deadline_ns)
     inflight.queue_start_ns = start_ns

@@ -127,7 +127,7 @@ def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[byte
 
 
 def _marks(path: Path, version: int) -> object:
-    """The state of the files of a version: equal if none has changed. Blocks."""
+    """Return the state of the files of a version: equal if none has changed. Blocks."""
     try:
         stats = [(str(file), file.stat()) for file in _files(path, version)]
     except OSError:

@@ -313,7 +313,7 @@ def _requests(parent: Parents) -> list[RunningRequest]:
 
 
 def _at_hand() -> list[Inflight]:
-    """The batch that runs on this thread."""
+    """Return the batch that runs on this thread."""
     thread = threading.current_thread()
     job = thread.job if isinstance(thread, InstanceThread) else None
     return [] if job is None else job.members
@@ -340,7 +340,7 @@ def _on_all_cancelled(requests: list[RunningRequest], callback: Callable[[], Non
 
 
 def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> RequestTrace | None:
-    """The trace of a call that is made for `parents`: a child of the only one, or of the one with this context.
+    """Return the trace of a call that is made for `parents`: a child of the only one, or of the one with this context.
 
     Where traces are spans, a call for several is a child of the first, with links to the others.
     """
@@ -357,7 +357,7 @@ def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> Requ
 
 
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
-    """The request with what it has from its parents: their time and tenant, and the sequence of the only one."""
+    """Return the request with what it has from its parents: their time and tenant, and the sequence of the only one."""
     if len(parents) == 1 and not request.request_id:
         request.request_id = request_ids.of(parents[0].request)
     tenants = [parent.request.tenant for parent in parents]

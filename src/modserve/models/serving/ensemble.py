@@ -121,7 +121,7 @@ def nothing_to_borrow(name: str, version: int | None) -> Handle:
 
 
 def assemble(model_id: ModelId, loaded: LoadedEnsemble, borrow: Borrow, clock: Clock) -> EnsembleModel:
-    """The ensemble, checked against its models. For the event loop's thread.
+    """Return the ensemble, checked against its models. For the event loop's thread.
 
     It is decoupled if one of them is. Outputs without a label file have the labels of the outputs they come from.
     Raises INVALID_ARG if a model is not READY or does not fit.

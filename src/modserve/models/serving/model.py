@@ -268,7 +268,7 @@ class Model:
         return removed
 
     def _replace_queue(self, queue_config: QueueConfig) -> BatchPolicy | None:
-        """Learner from executions from now on."""
+        """Replace the queue; returns the learner from executions from now on."""
         former = self._scheduler
         self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
         former.stop()

@@ -88,7 +88,7 @@ TRANSITIONS: Mapping[Service, Mapping[ServiceEvent, Service]] = {
 
 
 def after(state: Service, event: ServiceEvent) -> Service:
-    """The next state. Raises RuntimeError for an event that cannot happen in a state; that is a bug."""
+    """Return the next state. Raises RuntimeError for an event that cannot happen in a state; that is a bug."""
     following = TRANSITIONS[state].get(event)
     if following is None:
         raise RuntimeError(f"{event.name} cannot happen to a model that is {state.name}: this is a bug")

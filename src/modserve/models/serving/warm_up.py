@@ -81,7 +81,7 @@ def _tensor(spec: WarmUpInput, file: Path) -> Tensor:
 
 
 def _likely(specs: Sequence[TensorSpec], sizes: Sizes) -> dict[str, Tensor]:
-    """A row of what most models take, for each of these inputs."""
+    """Return a row of what most models take, for each of these inputs."""
     random = generator()
     shapes = {spec.name: sizes.resolve(spec.name, spec.dims) for spec in specs}
     length = min([shape[-1] for shape in shapes.values() if shape], default=1)
@@ -152,7 +152,7 @@ class _Requests:
         return inflight
 
     def _membership(self, sequences: SequenceBatching, row: int) -> dict[str, ParameterValue]:
-        """A sequence of one request, unless the sample says otherwise of its start or end."""
+        """Return a sequence of one request, unless the sample says otherwise of its start or end."""
         control = sequences.correlation
         as_text = control is not None and control.datatype is dtypes.BYTES
         id: SequenceId = f"{self._id} {row + 1}" if as_text else row + 1

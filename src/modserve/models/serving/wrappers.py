@@ -81,7 +81,7 @@ WrapperT = TypeVar("WrapperT", bound=ModelWrapper)
 
 
 def find(servable: Servable, kind: type[WrapperT]) -> WrapperT | None:
-    """The wrapper of a kind that stands before a model."""
+    """Return the wrapper of a kind that stands before a model."""
     while isinstance(servable, ModelWrapper) and not isinstance(servable, kind):
         servable = servable.inner
     return servable if isinstance(servable, kind) else None

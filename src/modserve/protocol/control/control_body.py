@@ -57,7 +57,7 @@ def typed(value: object, expected: type[T], prefix: str = "") -> T:
 
 
 def unsigned(value: object, highest: int) -> int:
-    """`value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
+    """Return `value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
     if type(value) is not int or not 0 <= value <= highest:
         raise invalid(str(JsonTypeError("unsigned-integer")))
     return value

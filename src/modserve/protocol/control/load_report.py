@@ -23,7 +23,7 @@ def _rounded(report: LoadReport) -> list[tuple[str, float]]:
 
 
 def text(report: LoadReport) -> str:
-    """``TEXT name=value, …``, as Envoy reads it; the application's begin with ``named_metrics.``."""
+    """Return ``TEXT name=value, …``, as Envoy reads it; the application's begin with ``named_metrics.``."""
     named = [(f"named_metrics.{name}", value) for name, value in report.named_metrics.items()]
     return "TEXT " + ", ".join(f"{name}={_decimal(value)}" for name, value in (*_rounded(report), *named))
 
@@ -34,7 +34,7 @@ def _decimal(value: float) -> str:
 
 
 def json(report: LoadReport) -> str:
-    """``JSON {…}``, with the names of the protobuf message."""
+    """Return ``JSON {…}``, with the names of the protobuf message."""
     document: dict[str, object] = dict(_rounded(report))
     if report.named_metrics:
         document["named_metrics"] = dict(report.named_metrics)
@@ -54,12 +54,12 @@ def message(report: LoadReport) -> bytes:
 
 
 def binary(report: LoadReport) -> str:
-    """``BIN`` and the message in base64."""
+    """Return ``BIN`` and the message in base64."""
     return "BIN " + base64.b64encode(message(report)).decode()
 
 
 def trailer(serialised: bytes) -> bytes:
-    """The message as gRPC's headers have bytes: base64 without padding."""
+    """Return the message as gRPC's headers have bytes: base64 without padding."""
     return base64.b64encode(serialised).rstrip(b"=")
 
 

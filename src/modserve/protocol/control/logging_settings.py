@@ -42,7 +42,7 @@ def message(settings: LogSettings) -> pb.LogSettingsResponse:
 
 
 def change_by_json(body: bytes) -> Mapping[str, Any]:
-    """The fields of `LogSettings` that a POST's body changes; null and unknown names change nothing.
+    """Return the fields of `LogSettings` that a POST's body changes; null and unknown names change nothing.
 
     Raises INVALID_ARG, and UNSUPPORTED for ``log_file``.
     """
@@ -51,7 +51,7 @@ def change_by_json(body: bytes) -> Mapping[str, Any]:
 
 
 def change_by_message(request: pb.LogSettingsRequest) -> Mapping[str, Any]:
-    """The fields of `LogSettings` that a request changes. Raises as `change_by_json` does."""
+    """Return the fields of `LogSettings` that a request changes. Raises as `change_by_json` does."""
     return _change(request.settings, _message_value, "log_format")
 
 

@@ -34,7 +34,7 @@ def model_message(servable: Servable, versions: Iterable[int]) -> pb.ModelMetada
 
 
 def config_message(servable: Servable) -> pb.ModelConfig:
-    """The normalised configuration, as the gRPC call returns it."""
+    """Return the normalised configuration, as the gRPC call returns it."""
     return pb.ModelConfig.FromString(servable.config_message)
 
 

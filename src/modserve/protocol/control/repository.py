@@ -66,7 +66,7 @@ class LoadParameters:
 
 
 def load_json(body: bytes) -> LoadParameters:
-    """The parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
+    """Return the parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
     document = long_texts.cut(body)
     parameters = _json_parameters(document.rest, document.origin)
     files = [text for name, text in parameters.items() if name.startswith(_FILE) and str(text) in document.texts]

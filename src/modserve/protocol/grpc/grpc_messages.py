@@ -176,7 +176,7 @@ def _shared_input(sent: GrpcInput, place: RegionSlice, model: str, lend: LeaseFa
 
 
 def _contents(sent: GrpcInput, model: str) -> Buffer:
-    """The raw form of typed contents."""
+    """Return the raw form of typed contents."""
     raw: Buffer | None = None
     datatype = sent.datatype
     for field, values in sent.contents.ListFields():

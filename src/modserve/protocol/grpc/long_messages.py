@@ -39,7 +39,7 @@ class ManyFieldsError(ValueError):
 
 
 def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | None:
-    """The message without its tensors, and these; None if more than `most` bytes are left without them.
+    """Return the message without its tensors, and these; None if more than `most` bytes are left without them.
 
     With `most`, which is 0 for no limit, the message may also have few fields only. Raises DecodeError for what is no
     such message, and `ManyFieldsError` for more fields than any request has.
@@ -79,7 +79,7 @@ class _Splitter:
         self.head.append(view[kept:])
 
     def _without_contents(self, position: int, end: int) -> list[Buffer]:
-        """The parts of an input between its contents; none if it has no contents."""
+        """Return the parts of an input between its contents; none if it has no contents."""
         view, kept = self._view, position
         parts: list[Buffer] = []
         contents: Buffer | None = None

@@ -59,7 +59,7 @@ class ResponseWriter:
         return parts
 
     def parts(self, response: InferenceResponse, final: bytes = b"") -> list[Buffer]:
-        """A message, field by field in the order of their numbers; the tensors as they are.
+        """Return a message, field by field in the order of their numbers; the tensors as they are.
 
         `final` is the parameter that says whether the response is the last, empty for none.
         """

@@ -161,7 +161,7 @@ def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
 
 
 def _packed(contents: Buffer, field: str) -> Buffer | None:
-    """The elements behind each other. Most often they came so, in one piece."""
+    """Join the elements. Most often they came as one piece."""
     number, end = _ORDER.index(field) + 1 if field else 0, len(contents)
     kind, size = _FIXED.get(field, (0, 0))
     single, together = number << 3 | kind, number << 3 | 2
@@ -196,7 +196,7 @@ def _packed(contents: Buffer, field: str) -> Buffer | None:
 
 
 def _block(block: Array) -> tuple[Array, int]:
-    """The numbers that are whole in `block`, as 64 bits, and how many bytes they take."""
+    """Return the numbers that are whole in `block`, as 64 bits, and how many bytes they take."""
     ends = np.flatnonzero(block < 0x80)
     if not len(ends):
         raise DecodeError("a number has more than ten bytes")
@@ -218,7 +218,7 @@ def _block(block: Array) -> tuple[Array, int]:
 
 
 def _other_field(data: Buffer, position: int, end: int, expected: str, some: bool) -> int:
-    """The position behind a field that is not `expected`. Raises `FieldError` if it has elements."""
+    """Return the position behind a field that is not `expected`. Raises `FieldError` if it has elements."""
     tag, start = read_varint(data, position)
     stop = value_span(data, start, end, tag)[1]
     number = tag >> 3

@@ -127,7 +127,7 @@ def _take_nested(content: _Content, value: object) -> None:
 
 
 def _shape(spec: TensorSpec, dims: Shape, value: object, count: int) -> Shape:
-    """The shape of a value with `count` elements for an input of these dims, that of a batch included.
+    """Return the shape of a value with `count` elements for an input of these dims, that of a batch included.
 
     Data nested as deep as the input has dimensions tells its shape. Of other data the innermost variable dimension
     takes all elements that the fixed ones leave over, the others are 1. Raises INVALID_ARG when that does not go up.

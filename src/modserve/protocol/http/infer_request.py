@@ -304,7 +304,7 @@ def _unknown_datatype(name: str, type_name: str) -> ModserveError:
 
 
 def _string(element: object, key: str, array: str, index: int) -> str:
-    """The text that is member `key` of ``array[index]``."""
+    """Return the text that is member `key` of ``array[index]``."""
     if type(element) is not dict:
         raise unable(key, JsonTypeError("object", detail=f"{array}[{index}] is {described(element)}"))
     value = element.get(key)
@@ -333,7 +333,7 @@ def _shape(name: str, element: JsonObject) -> Shape:
 
 
 def _binary_size(name: str, element: JsonObject) -> int | RegionSlice | None:
-    """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
+    """Return the bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
 
     There must be exactly one source.
     """

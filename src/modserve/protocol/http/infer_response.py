@@ -146,7 +146,7 @@ def encode_response(
 
 
 def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
-    """The JSON of a response without its id and data."""
+    """Return the JSON of a response without its id and data."""
     outputs: list[JsonObject] = []
     document: JsonObject = {"model_name": response.model_name, "model_version": str(response.model_version)}
     if response.parameters:

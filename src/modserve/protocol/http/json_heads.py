@@ -106,7 +106,7 @@ class CutRequest:
 
 
 def cut(text: bytes) -> CutRequest | None:
-    """The parts of a request; None for one that is long, or written in an unusual way."""
+    """Return the parts of a request; None for one that is long, or written in an unusual way."""
     size = len(text)
     if not 2 < size < LARGE or text[0] != _OPEN or text[size - 1] != _CLOSE:
         return None

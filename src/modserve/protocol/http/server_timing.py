@@ -37,6 +37,6 @@ def value(inflight: Inflight) -> str:
 
 
 def with_cost(response: InferenceResponse, inflight: Inflight) -> InferenceResponse:
-    """The last response of a request, with what that has cost, if it has run."""
+    """Return the last response of a request, with what that has cost, if it has run."""
     cost = value(inflight)
     return replace(response, parameters={**response.parameters, PARAMETER: cost}) if cost else response

@@ -44,7 +44,7 @@ def status_json(entries: Iterable[IndexEntry]) -> JsonObject:
 
 
 def model_json(name: str, ready: bool, entries: Iterable[IndexEntry]) -> JsonObject:
-    """The status of a model for clients of both kinds; one that is not ready says so in ``error`` too."""
+    """Return the status of a model for clients of both kinds; one that is not ready says so in ``error`` too."""
     listed = list(entries)
     document: JsonObject = {"name": name, "ready": ready, **status_json(listed)}
     if not ready:
@@ -54,7 +54,7 @@ def model_json(name: str, ready: bool, entries: Iterable[IndexEntry]) -> JsonObj
 
 
 def metadata_json(servable: Servable) -> JsonObject:
-    """``GetModelMetadataResponse`` with the model's one signature."""
+    """Return ``GetModelMetadataResponse`` with the model's one signature."""
     config = servable.config
     signature = {
         "inputs": {spec.name: _tensor_info(config, spec) for spec in config.inputs},

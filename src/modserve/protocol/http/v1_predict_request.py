@@ -131,7 +131,7 @@ class _Place:
     member: str = ""
 
     def of(self, index: int, shape: Shape) -> str:
-        """The place of the element with this index among all elements of a tensor."""
+        """Return the place of the element with this index among all elements of a tensor."""
         positions = [f"[{each}]" for each in np.unravel_index(index, shape)]
         return self.key + "".join([*positions[: self.outer], self.member, *positions[self.outer :]])
 

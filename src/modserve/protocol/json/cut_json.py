@@ -73,7 +73,7 @@ def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> objec
 
 
 def _arrays(text: bytes, cutter: ArrayCutter) -> list[LongArray]:
-    """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
+    """Return the long arrays that follow one of the keys, in order. They may be anywhere in the document."""
     candidates = [array for key in cutter.keys for array in _arrays_after(text, key, cutter.find)]
     arrays: list[LongArray] = []
     for array in sorted(candidates, key=lambda each: each.start):

@@ -103,7 +103,7 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
 
 
 def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[bytes, int]:
-    """The raw form of texts, of which `size` bytes came before, and the size of all. Raises INVALID_ARG."""
+    """Return the raw form of texts, of which `size` bytes came before, and the size of all. Raises INVALID_ARG."""
     encode: Callable[[str], bytes] = str.encode
     try:
         elements = [encode(element) for element in flat if isinstance(element, str)]
@@ -131,7 +131,7 @@ def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
 
 
 def from_tensor(name: str, tensor: Tensor) -> bytes:
-    """The flat JSON array of a tensor's elements; NaN and infinities are bare literals, as Triton writes them.
+    """Return the flat JSON array of a tensor's elements; NaN and infinities are bare literals, as Triton writes them.
 
     Raises INVALID_ARG for BYTES that are no UTF-8 text, which JSON cannot carry.
     """
@@ -155,7 +155,7 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
 
 
 def _written(flat: Array, write: Callable[[Array], bytes]) -> bytes:
-    """The elements as one JSON array; `write` makes one of some of them."""
+    """Return the elements as one JSON array; `write` makes one of some of them."""
     if len(flat) <= _AT_A_TIME:
         return write(flat)
     parts: list[bytes] = []
@@ -284,7 +284,7 @@ def _leaves(data: Iterable[object], depth: int) -> Iterator[object]:
 
 
 def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0) -> Array:
-    """The elements as an array; messages count them from `before` on."""
+    """Return the elements as an array; messages count them from `before` on."""
     if datatype.json_kind == "float":
         try:
             values = np.array(flat, dtype=np.float64)

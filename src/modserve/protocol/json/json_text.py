@@ -28,7 +28,7 @@ class JsonTypeError(ValueError):
 
 
 def described(value: object) -> str:
-    """A JSON value, for messages."""
+    """Describe a JSON value, for messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -59,7 +59,7 @@ class LongArray:
         return [piece.parts for piece in self._pieces]
 
     def shape(self) -> tuple[int, ...]:
-        """The lengths of the arrays at each depth, of an array without strings that `lists` can read.
+        """Return the lengths of the arrays at each depth, of an array without strings that `lists` can read.
 
         Raises `UnevenError` if they are no tensor's. What is taken for an element here may be none: then `lists` has
         another number of elements, or raises.
@@ -101,7 +101,7 @@ class LongArray:
         return self.stop - self.start
 
     def lists(self) -> Iterator[list[object]]:
-        """The array's pieces as arrays, each element nested as it is in the whole. Raises INVALID_ARG."""
+        """Yield the array's pieces as arrays, each element nested as it is in the whole. Raises INVALID_ARG."""
         text = self._text
         for start, stop, before, after, _ in self._pieces:
             some = text[start:stop]

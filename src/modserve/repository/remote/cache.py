@@ -109,7 +109,7 @@ _FORGOTTEN_S = 30 * 86_400
 
 
 def default_directory() -> Path:
-    """``modserve/models`` in the user's cache folder."""
+    """Return ``modserve/models`` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         try:
@@ -342,7 +342,7 @@ class DownloadCache:
                             _remove(incoming)
 
     def _needed(self) -> set[str]:
-        """The sources that some repository refers to."""
+        """Return the sources that some repository refers to."""
         needed: set[str] = set()
         for repository in _entries(self._references):
             for path in _entries(repository):

@@ -37,7 +37,7 @@ class RemoteSource(Protocol):
     """Implemented for each kind of place. All methods raise `StoreError`."""
 
     async def names(self) -> Collection[str]:
-        """The names of all models, cheaply."""
+        """Return the names of all models, cheaply."""
 
     async def look(self, names: Collection[str] | None) -> Contents:
         """Return the existing models with these names, all for None."""

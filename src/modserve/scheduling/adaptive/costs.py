@@ -44,7 +44,7 @@ class LengthBuckets:
         return f"LengthBuckets({', '.join(map(str, self.bounds))})"
 
     def of(self, length: int) -> int:
-        """The range of a request that has arrived."""
+        """Return the range of a request that has arrived."""
         multiple = self._multiple_of
         padded = -(-length // multiple) * multiple
         counts = self._counts
@@ -121,7 +121,7 @@ def _bounds(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> tuple[int,
 
 
 def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """Lengths in order and how often they occur; neighbours go together where there are too many."""
+    """Return lengths in order and how often they occur; neighbours go together where there are too many."""
     lengths = sorted(counts)
     weights = [counts[length] for length in lengths]
     if len(lengths) <= CELLS:
@@ -336,7 +336,7 @@ class Costs:
         return 0.0 if cell is None else float(cell.times * _FADE ** (self.count - cell.at))
 
     def of(self, length: int) -> list[float]:
-        """Nanoseconds by rows, 0 to the most, of batches of one length. Valid while `version` is the same."""
+        """Return nanoseconds by rows, 0 to the most, of batches of one length. Valid while `version` is the same."""
         table = self._tables.get(length)
         if table is None:
             self._tables[length] = table = self._make_table(length)

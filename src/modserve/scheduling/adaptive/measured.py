@@ -211,7 +211,7 @@ class Measured:
         return self._random.randint(widest[0], place), self._random.randint(place, widest[1] - 1) + 1
 
     def _widest(self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int) -> tuple[int, int]:
-        """The most that fits, shorter ones first, as the places of its first and behind its last."""
+        """Return the most that fits, shorter ones first, as the places of its first and behind its last."""
         begin, end = place, place + 1
         size = near[place].batch_size
         for step in (-1, 1):
@@ -253,7 +253,7 @@ class _Window:
         return self._groups(self.lengths, self.rows)
 
     def price_with(self, begin: int, end: int) -> float:
-        """The price of all, if these places are a group."""
+        """Return the price of all, if these places are a group."""
         size = sum(self.rows[begin:end])
         price = self._times(self.lengths[end - 1])[size] * (self.weight + 0.5 * size)
         rest = self._groups(self.lengths[:begin] + self.lengths[end:], self.rows[:begin] + self.rows[end:])

@@ -92,7 +92,7 @@ class Utilisation:
                 self._statistics.utilisation = self._busy_ns / self._all_ns
 
     def weight(self, waiting: int, largest: int) -> float:
-        """Weight of times for `grouping`. A long queue counts as full load, whatever the load was before."""
+        """Return the weight of times for `grouping`. A long queue counts as full load, whatever the load was before."""
         return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
 
     def share(self, waiting: int, times: Sequence[float]) -> int:
@@ -328,7 +328,7 @@ class Controller:
         return self._set("the goal is out of reach")
 
     def _largest_in_time(self) -> int:
-        """The largest batch likely to run in its share of the goal."""
+        """Return the largest batch likely to run in its share of the goal."""
         share_ns = int(_RUN_SHARE * self.goal_ns)
         if self._run_ns(self._largest) <= share_ns:
             return self._largest
@@ -385,7 +385,7 @@ class LatencyTuner:
         self._paused_ns: int = 0
 
     def rule(self, together: Together, now_ns: int) -> Decision:
-        """The dynamic batcher's rule with the targets of the moment."""
+        """Return the dynamic batcher's rule with the targets of the moment."""
         return self._rule(together, now_ns)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
@@ -423,7 +423,7 @@ class LatencyTuner:
             self._latest_ns = at_ns
 
     def _busy_ns(self) -> int:
-        """The window's time without its pauses. If requests are always that rare, there are no pauses."""
+        """Return the window's time without its pauses. If requests are always that rare, there are no pauses."""
         rare = self._pauses > 1 and self._pauses * _PAUSE_SHARE > len(self._latencies)
         return max(1, self._now_ns() - self._start_ns - (0 if rare else self._paused_ns))
 
