@@ -181,7 +181,7 @@ class ThreadInstance(Instance):
         self._jobs.put(None)
 
     def give_up(self, error: InstanceLostError) -> bool:
-        """Python cannot end a thread. This one closes the engine if it ever comes back."""
+        """Give up the thread, which Python cannot end. It closes the engine if it ever comes back."""
         self._given_up = True
         try:
             while True:

@@ -48,7 +48,7 @@ class LimitedPool:
         self._limiter.replace(former, self._all())
 
     def remove(self, numbers: Collection[int]) -> None:
-        """Instances need nothing any more, but for what they are running."""
+        """Remove the needs of instances, except for what they are running."""
         former = self._all()
         for number in numbers:
             turn = self._turns.pop(number, None)

@@ -17,7 +17,7 @@ def available_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _cgroup_quota(root: Path) -> int:
-    """Whole cores of the CPU quota, rounded up; 0 if there is none. Reads cgroup v2, then v1."""
+    """Return the whole cores of the CPU quota, rounded up; 0 if there is none. Reads cgroup v2, then v1."""
     try:
         limit, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -37,12 +37,12 @@ _SIZES = (120, 100, 250)
 
 
 def too_many_dimensions(name: str, rank: int) -> ModserveError:
-    """INVALID_ARG, for an input of more than `MessageLimits.rank`: to multiply its dimensions would take minutes."""
+    """Return INVALID_ARG for an input above `MessageLimits.rank`: to multiply its dimensions would take minutes."""
     return invalid(f"invalid shape for input '{name}': it has {rank} dimensions, a tensor has at most {LIMITS.rank}")
 
 
 def too_many_tensors(kind: str, count: int) -> ModserveError:
-    """INVALID_ARG, for more than `MessageLimits.tensors`; `kind` is ``inputs`` or ``outputs``."""
+    """Return INVALID_ARG for more than `MessageLimits.tensors`; `kind` is ``inputs`` or ``outputs``."""
     return invalid(f"the request has {count} {kind}, at most {LIMITS.tensors} are possible")
 
 

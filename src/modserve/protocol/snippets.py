@@ -133,7 +133,7 @@ def _printed(config: ModelConfig, line: str) -> str:
 
 
 def _body(body: JsonObject) -> str:
-    """JSON with a line for each tensor."""
+    """Return JSON with a line for each tensor."""
     tensors = body["inputs"]
     assert isinstance(tensors, list), "the body of an inference: this is a bug"
     rest = "".join(f"{json.dumps(key)}: {json.dumps(value)}, " for key, value in body.items() if key != "inputs")

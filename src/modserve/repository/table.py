@@ -98,7 +98,7 @@ class ModelRow:
         return "" if self.blueprint is None else self.blueprint.unserved
 
     def absence(self, version: int) -> str:
-        """Reason why there is no such version; empty if the repository does not have it."""
+        """Return the reason why there is no such version; empty if the repository does not have it."""
         if self.problem and self.latest is None:
             return first_paragraph(self.problem)
         present = () if self.blueprint is None else self.blueprint.listing.versions
@@ -299,7 +299,7 @@ class ModelTable:
         return [each for each in self.servables() if isinstance(each, SequenceKeeper) and each.open_sequences]
 
     def index(self) -> list[IndexEntry]:
-        """Every version of every model, by name and version."""
+        """Return every version of every model, by name and version."""
         return [entry for entry, _ in self._entries()]
 
     def unready(self) -> list[IndexEntry]:
@@ -446,7 +446,7 @@ class ModelTable:
         return retired
 
     def rank(self, name: str) -> None:
-        """Other versions of a model are READY, or they have another routing."""
+        """Rank a model's versions after a change of the READY ones, or of their routing."""
         model, served = self.models[name], self.models[name].served
         model.latest = self.routings.latest(name, served)
         model.front = self.routings.front(name, served, model.latest)

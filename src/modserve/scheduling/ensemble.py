@@ -122,7 +122,7 @@ class StepExecution:
         return self.waited_ns + in_queue_ns + response.waited_ns
 
     def compute_ns(self) -> tuple[int, int, int]:
-        """Times until now: input, inference and output."""
+        """Return the times until now: input, inference and output."""
         timing = None if self._inflight is None else self._inflight.timing
         if timing is None or not timing.compute_start_ns:
             return 0, 0, 0

@@ -242,7 +242,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._idle(member.sequence, now_ns)
 
     def _idle(self, sequence: Sequence, now_ns: int) -> None:
-        """Neither lane nor instance has a request of the sequence any more."""
+        """Advance or finish a sequence with no request at its lane or instance any more."""
         sequence.busy = None
         sequence.running = False
         sequence.idle_since_ns = now_ns
@@ -254,7 +254,7 @@ class SequenceScheduler(Generic[SlotT]):
     # Out
 
     def hurry(self) -> None:
-        """Sequences come to their ends at their own pace."""
+        """Do nothing: sequences come to their ends at their own pace."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -352,10 +352,10 @@ class SequenceScheduler(Generic[SlotT]):
     # Lanes
 
     def change(self, added: Collection[int], removed: Collection[int]) -> list[int]:
-        """Sequences get places on other instances. What is on the removed ones goes on there until its end, as in
+        """Change the instances with places. Sequences on removed ones go on there until their ends, as in
         Triton (core, SequenceBatchScheduler::Update).
 
-        The numbers of those without sequences; `on_left` is called for the others when they have none.
+        Returns the removed numbers without sequences; `on_left` is called for the others when they have none.
         """
         placed = Counter(sequence.place[1] for sequence in self._live if sequence.place is not None)
         empty = [number for number in removed if not placed[number]]

@@ -74,7 +74,7 @@ class ExactTimers:
 
 
 def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
-    """New exact timers for an event loop; None if it cannot have any."""
+    """Create exact timers for an event loop; None if it cannot have any."""
     # No kernel but Linux has timerfd: the C library lacks the function (AttributeError). A sandbox may forbid the call,
     # or the process may have no descriptor left (OSError). An event loop may be unable to watch descriptors
     # (NotImplementedError). The loop's own timers, which are later by up to a millisecond, do in all three cases.

@@ -80,7 +80,7 @@ def absent_backends(configured: Iterable[str], installed: Collection[str]) -> li
 def unknown_options(
     backend: str, options: Iterable[str], known: Mapping[str, str], shared: Collection[str] = ()
 ) -> list[tuple[int, str]]:
-    """Log lines, with their levels, on options of a backend on which nothing acts.
+    """Return log lines, with their levels, on options of a backend on which nothing acts.
 
     `known`: option → why it has no effect, or nothing. `shared` are set for all backends, so that one which does not
     know them is no reason to warn, unless it knows an option that is spelt almost alike.

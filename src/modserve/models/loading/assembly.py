@@ -99,7 +99,7 @@ def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
-    """Return the description of an instance for the engine. The JSON text of the configuration is made once, if at all."""
+    """Return the instances' descriptions for the engine. The configuration's JSON text is made once, if at all."""
     write = functools.cache(lambda: model_config.to_text(complete.message))
     return [
         InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)

@@ -222,7 +222,7 @@ class ModelReader:
         return Design(draft, versions, needs, cpu_instances * len(versions), reads)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
-        """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.
+        """List the reasons not to load a model that show before an engine opens it. Blocking; may import the engine.
 
         `inspect` raises the first of them, and the load the rest.
         """

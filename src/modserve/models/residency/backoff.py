@@ -44,7 +44,7 @@ class Backoff:
         self._alarm.end()
 
     def check(self) -> None:
-        """Raises UNAVAILABLE until it is time to try again."""
+        """Raise UNAVAILABLE until it is time to try again."""
         if self.failure is not None:
             raise self.refusal(self.failure)
 

@@ -369,7 +369,7 @@ class ModelMemory:
     # Into memory
 
     def check(self, occupant: Occupant) -> None:
-        """Raises `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
+        """Raise `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
         size = occupant.size or occupant.files
         if self.limit and size > self.limit:
             by = "as measured when it was loaded" if occupant.size else "its files alone"

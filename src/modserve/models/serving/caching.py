@@ -72,7 +72,7 @@ class VersionCaches:
         return ModelCache(self._cache, model_id.name, model_id.version, identity)
 
     def _identified(self, model_id: ModelId, path: Path, config: bytes, needs: Iterable[str]) -> bytes:
-        """Blocks. What is needed has been loaded before, and is not being changed meanwhile."""
+        """Return a version's identity. Blocks. Its models were loaded before, and are not being changed meanwhile."""
         parts = [each for name in needs for each in self._of_model(name)]
         return _identity(model_id, path, config, [self._server, *parts])
 

@@ -211,7 +211,7 @@ class Model:
         return dict(self.opened.specs)
 
     def promise(self, config: ModelConfig, specs: Mapping[int, InstanceSpec]) -> Mapping[int, ResourceTurn] | None:
-        """Needs of the instances of a change of shared resources, by number; None if there is no limiter.
+        """Return a change's needs of shared resources, by instance number; None if there is no limiter.
 
         Raises INVALID_ARG if there is not so much. `change` or `break_promise` follows.
         """
@@ -256,7 +256,7 @@ class Model:
         self.health_changed()
 
     def _remove(self, numbers: Collection[int]) -> None:
-        """Instances finish what they have, and are closed."""
+        """Remove instances: they finish what they have, and are closed."""
         for number in numbers:
             self.opened.specs.pop(number, None)
         if self._limited is not None:

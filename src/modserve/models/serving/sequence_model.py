@@ -45,7 +45,7 @@ class SequenceModel(Model):
         return leaving
 
     def _replace_queue(self, queue_config: QueueConfig) -> None:
-        """Sequences stay where they are: there is nothing in the configuration of their queue that changes in place."""
+        """Leave sequences where they are: no configuration of their queue changes in place."""
 
     def _lane_left(self, number: int) -> None:
         """Let a removed instance leave after its last sequence, once its execution is over in every respect."""

@@ -42,7 +42,7 @@ def json(report: LoadReport) -> str:
 
 
 def message(report: LoadReport) -> bytes:
-    """``xds.data.orca.v3.OrcaLoadReport``."""
+    """Encode the report as ``xds.data.orca.v3.OrcaLoadReport``."""
     return orca.OrcaLoadReport(
         cpu_utilization=report.cpu_utilization,
         mem_utilization=report.mem_utilization,

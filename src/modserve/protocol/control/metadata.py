@@ -22,7 +22,7 @@ def model_json(servable: Servable, versions: Iterable[int]) -> JsonObject:
 
 
 def model_message(servable: Servable, versions: Iterable[int]) -> pb.ModelMetadataResponse:
-    """Model metadata: shapes with the batch dimension in front, versions as strings."""
+    """Return a model's metadata: shapes with the batch dimension in front, versions as strings."""
     config = servable.config
     return pb.ModelMetadataResponse(
         name=config.name,

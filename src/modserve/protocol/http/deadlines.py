@@ -21,7 +21,7 @@ def _milliseconds(text: str) -> int:
 
 
 def _grpc_timeout(text: str) -> int:
-    """gRPC over HTTP/2, Timeout."""
+    """Return the nanoseconds of a time-out as in "gRPC over HTTP/2", Timeout."""
     match = re.fullmatch(r"(\d{1,8})([HMSmun])", text, re.ASCII)
     if match is None or not int(match[1]):
         raise ValueError("1 to 8 digits, above 0, and one of the units H, M, S, m, u, n")

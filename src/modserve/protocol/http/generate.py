@@ -88,7 +88,7 @@ class _Content:
     """Bytes of the tensors."""
 
     def take(self, key: str, value: object) -> None:
-        """Raises INVALID_ARG."""
+        """Take the value of a key. Raises INVALID_ARG."""
         spec = self.config.inputs_by_name.get(key)
         if spec is None:
             self.parameters[key] = parameters.custom(key, value)
@@ -162,7 +162,7 @@ def _no_shape(spec: TensorSpec, dims: Shape, elements: int) -> ModserveError:
 
 
 def _tensor(spec: TensorSpec, shape: Shape, value: object, nulls: bool) -> Tensor:
-    """Raises INVALID_ARG."""
+    """Return the tensor of an input. Raises INVALID_ARG."""
     data = value if isinstance(value, list) else [value]
     return json_data.to_tensor(spec.name, spec.datatype, shape, data, nulls=nulls)
 

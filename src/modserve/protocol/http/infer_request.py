@@ -294,7 +294,7 @@ def _inputs(
 
 
 def _unknown_datatype(name: str, type_name: str) -> ModserveError:
-    """INVALID_ARG that names the datatype meant by a name of numpy, of PyTorch or of model configurations."""
+    """Return INVALID_ARG that names the datatype meant by a name of numpy, PyTorch or model configurations."""
     plain = type_name.lower().removeprefix("torch.").removeprefix("type_")
     hint = next(
         (f"did you mean {each}?" for each in dtypes.ALL if plain in (f"{each}".lower(), str(each.own_numpy))),

@@ -33,7 +33,7 @@ _METHODS = {
 
 
 def status_json(entries: Iterable[IndexEntry]) -> JsonObject:
-    """``GetModelStatusResponse``: the versions in `entries`, the latest first, in TensorFlow Serving's words."""
+    """Return ``GetModelStatusResponse``: the versions in `entries`, the latest first, in TensorFlow Serving's words."""
     versions = {entry.version: entry for entry in entries if entry.version is not None}
     return {
         "model_version_status": [
@@ -93,14 +93,14 @@ def unservable(name: str, version: int | None) -> ModserveError:
 
 
 def unknown_label(label: str) -> ModserveError:
-    """NOT_FOUND: the model has no version labels."""
+    """Return NOT_FOUND: the model has no version labels."""
     return not_found(
         f"Unrecognized servable version label: {label}: this server has no version labels, use /versions/<number>"
     )
 
 
 def no_method(method: str) -> ModserveError:
-    """UNSUPPORTED: a method that clients of either kind may call, and no model has."""
+    """Return UNSUPPORTED for a method that clients of either kind may call, and no model has."""
     return unsupported(f"'{method}' is not supported: {_METHODS[method]}")
 
 

@@ -85,7 +85,7 @@ def _texts(name: str, elements: list[bytes]) -> Sequence[object]:
 
 
 def _jsonable(array: Array) -> Any:
-    """orjson takes arrays of numbers of one dimension and more."""
+    """Return a value that orjson takes: it takes arrays of numbers of one dimension and more."""
     return array.tolist() if array.ndim == 0 or array.dtype == object else array
 
 

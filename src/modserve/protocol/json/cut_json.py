@@ -104,7 +104,7 @@ def _arrays_after(text: bytes, key: bytes, find: Callable[[bytes, int], LongArra
 
 
 def _next_key(text: bytes, key: bytes, position: int) -> int:
-    """Behind the first `key` from `position` on; -1 if there is none."""
+    """Return the position behind the first `key` from `position` on; -1 if there is none."""
     while position < len(text):
         start = text.find(key, position, position + _LOOK + len(key) - 1)
         if start < 0:

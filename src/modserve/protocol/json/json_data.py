@@ -116,7 +116,7 @@ def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[by
 
 
 def _wrong_count(name: str, count: int, expected: int, unit: str = "elements") -> ModserveError:
-    """INVALID_ARG with Triton's texts, of which it wraps only the second."""
+    """Return INVALID_ARG with Triton's texts, of which it wraps only the second."""
     counts = f"input '{name}' has {count} {unit}, its shape {expected}"
     if count < expected:
         return invalid(f"Failed to parse 'data' field: shape does not match true shape: {counts}")
@@ -235,7 +235,7 @@ def _flatten(data: list[object]) -> tuple[list[object], int]:
 
 
 def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
-    """Numbers as an array; None if there are others among them.
+    """Return numbers as an array; None if there are other values among them.
 
     To look at each element's type would take as long as all the rest.
     """
@@ -265,7 +265,7 @@ def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, null
 
 
 def with_nan(flat: list[object]) -> list[object]:
-    """Elements, with NaN in place of null."""
+    """Return the elements, with NaN in place of null."""
     return [math.nan if element is None else element for element in flat]
 
 

@@ -42,13 +42,13 @@ def described(value: object) -> str:
 
 
 def mistyped(key: str, is_not: str, value: object, owner: str = "", doing: str = "parse") -> ModserveError:
-    """INVALID_ARG for the `value` of member `key`; `owner` names the object that has it, if not the request."""
+    """Return INVALID_ARG for the `value` of member `key`; `owner` names its object, if not the request."""
     place = f"'{key}' of {owner}" if owner else f"'{key}'"
     return unable(key, JsonTypeError(is_not, detail=f"{place} is {described(value)}"), doing)
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
-    """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
+    """Return a field's error in Triton's wrapping; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
     return invalid(f"Unable to {doing} '{field}': {error}")
 
 

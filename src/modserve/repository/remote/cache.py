@@ -290,7 +290,7 @@ class DownloadCache:
             return Placed(final / model, lock)
 
     def rolled_back(self, repository: str) -> Path:
-        """Folder with one for each model that has versions which were rolled back, in place of the store's file."""
+        """Return the folder with one for each model with rolled back versions, in place of the store's file."""
         return self.root / "rolled_back" / _hash(repository)
 
     # What is still needed

@@ -152,7 +152,7 @@ def wanted(paths: Iterable[str]) -> set[str]:
 
 
 def _siblings(listing: dict[str, Any]) -> Iterator[tuple[str, int, str, str]]:
-    """Path, size, mark and SHA-256 of each file; what is not as the hub writes it is left out."""
+    """Yield path, size, mark and SHA-256 of each file; what is not as the hub writes it is left out."""
     for each in listing["siblings"]:
         if not isinstance(each, dict):
             continue

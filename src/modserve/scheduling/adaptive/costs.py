@@ -392,7 +392,7 @@ class Costs:
         self._tables.clear()
 
     def known(self) -> list[tuple[int, int, float]]:
-        """Rows, length and nanoseconds in the middle of each cell that has run, the smallest first."""
+        """Return rows, length and nanoseconds in the middle of each cell that has run, the smallest first."""
         return sorted(
             (round(exp(cell.rows)), round(exp(cell.length)), exp(cell.time + self._level))
             for cell in self._cells.values()

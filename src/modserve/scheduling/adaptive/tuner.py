@@ -256,7 +256,7 @@ class Controller:
         return alike
 
     def _with_slack(self, window: TunerWindow, p99_ns: int) -> Targets:
-        """Larger batches, if there is anything to make them of."""
+        """Allow larger batches, if there is anything to make them of."""
         self._short = None
         slack_ns = int(_AIM * self.goal_ns) - p99_ns
         if window.filled >= _MANY and self.batch_size < self._largest_in_time():
@@ -270,7 +270,7 @@ class Controller:
         return self._set("room for a longer delay", self.delay_ns + int(_GAIN * slack_ns))
 
     def _against(self, window: TunerWindow, p99_ns: int, again: bool) -> Targets:
-        """Latencies are too long: the delay is to blame if it is a good part of them, else it may be too short."""
+        """Act against long latencies: the delay is to blame if it is a good part of them, else it may be too short."""
         if window.filled >= _MANY:
             return self._against_full(window, p99_ns)
         if self._rest:
@@ -301,7 +301,7 @@ class Controller:
         return self._set("waiting for fewer, larger batches", self.delay_ns + int(_STEP * self.goal_ns))
 
     def _shorten(self, p99_ns: int) -> Targets:
-        """Less delay, but not as little as was too short before."""
+        """Shorten the delay, but not to one that was too short before."""
         climb, self._climb = self._climb, None
         if climb is not None and p99_ns < climb.p99_ns:
             self._short, self._short_left = climb, _SHORT_FOR
@@ -315,7 +315,7 @@ class Controller:
         return self._set("a shorter delay", delay_ns)
 
     def _against_full(self, window: TunerWindow, p99_ns: int) -> Targets:
-        """Batches do not wait for the delay: their size decides."""
+        """Act on full batches, which do not wait for the delay: their size decides."""
         self._climb = None
         if p99_ns > _BACKLOG * window.run_ns:
             if self.batch_size >= self._largest:
