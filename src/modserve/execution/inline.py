@@ -100,7 +100,7 @@ class InlineRule:
 
 @dataclass(slots=True)
 class _Collector:
-    """Start and duration of the latest garbage collection, whose time is not counted as the engine's."""
+    """Start and duration of the latest garbage collection, which is not counted as the engine's time."""
 
     began_ns: int = 0
     took_ns: int = 0

@@ -7,7 +7,7 @@ holds is a place that was taken from `_free`; `run` or `release` returns it. Onl
 instances between the states, all on the event loop's thread.
 
 Instances may be added and removed while others run (`change`). A removed instance is gone as well, but finishes its
-executions: it is in `leaving` until nobody waits for it, and then the owner closes it. Its number is not used again. An
+executions: it is in `leaving` until none waits for it, and then the owner closes it. Its number is not used again. An
 instance that is being warmed up is in `_warming`; if it is lost meanwhile, the warm-up handles that.
 """
 

@@ -30,7 +30,7 @@ class TurnState(enum.Enum):
     IDLE = "idle"
     WAITING = "waiting"
     GRANTED = "granted"
-    """Holds its resources and may begin."""
+    """Turn with its resources, which may begin."""
     RUNNING = "running"
 
 

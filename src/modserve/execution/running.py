@@ -73,7 +73,7 @@ class RequestProgress:
         self.trace_id = ""
         """ID of a traced request's trace, from its first response on: the trace is released with the final one."""
         self.filler = False
-        """No client's request: it counts nowhere. Only a warm-up hears of it."""
+        """True if it is no client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
 Deliver: TypeAlias = Callable[[RequestProgress, RequestReport | Stamp], None]

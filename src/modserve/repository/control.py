@@ -33,11 +33,11 @@ SeenT = TypeVar("SeenT")
 
 class ControlMode(enum.Enum):
     NONE = "none"
-    """Loads all models at the start, and no others later."""
+    """Loading of all models at the start, and of no others later."""
     EXPLICIT = "explicit"
-    """Some models are loaded at the start, others when a client requests them."""
+    """Loading of some models at the start, and of others when a client requests them."""
     POLL = "poll"
-    """Loads all models at the start, and scans the repositories for changes."""
+    """Loading of all models at the start, and scans of the repositories for changes."""
 
 
 @dataclass(frozen=True, slots=True)

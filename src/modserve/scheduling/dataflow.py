@@ -26,7 +26,7 @@ class Absence(enum.Enum):
     ABSENT = "absent"
     """The request left out an optional input, or a model one of its outputs."""
     SKIPPED = "skipped"
-    """No step that produces it ran, here or in the ensemble that is a step."""
+    """Produced by no step that ran, here or in the ensemble that is a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ are skipped at once: the account enters the round in which it has credit again. 
 tenants as for one, for any weights and costs, and a tenant with large requests is served just as much as one with many
 small ones.
 
-A tenant that comes back does so in the present round: nobody saves up. But a debt stays until its rounds are over, so
+A tenant that comes back does so in the present round: none saves up. But a debt stays until its rounds are over, so
 it does not help to leave and come back either. When no request waits, each has had what it asked for, and all debts
 end.
 

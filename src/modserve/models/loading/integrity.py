@@ -34,9 +34,9 @@ class Guard:
     """Rules for refusing models."""
 
     require_digests: bool = False
-    """Refuses files without a digest."""
+    """Refusal of files without a digest."""
     deny_code: bool = False
-    """Refuses models that would run code from the repository."""
+    """Refusal of models that would run code from the repository."""
 
     def admit(
         self, draft: model_config.Draft, backend: Backend | None, directory: Path, version: int, file: Path

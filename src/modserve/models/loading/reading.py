@@ -166,7 +166,7 @@ class LoaderOptions:
     metrics: MetricStore = field(default_factory=MetricStore)
     """Metrics of engines."""
     measured: bool = False
-    """Backend `auto` runs models whose configuration names no backend."""
+    """True if backend `auto` runs models without a backend in their configuration."""
     on_notes: Callable[[str, model_config.SourceText, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Called with a model's name and the parts of its configuration with no effect, or another one than it seems."""
     guard: Guard = field(default_factory=Guard)

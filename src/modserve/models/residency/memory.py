@@ -165,7 +165,7 @@ class MeasuredLoad:
         """True if it has added nothing to this process."""
         self.grown = 0.0
         self.on_measured: Callable[[int], None] | None = None
-        """Gets the bytes that the model holds; None for a load that failed."""
+        """Called with the bytes that the model holds; None for a load that failed."""
 
 
 class _Span(NamedTuple):

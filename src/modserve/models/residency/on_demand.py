@@ -82,7 +82,7 @@ class OnDemandModel:
         self._engine_report: Mapping[str, object] = {}
         self._waiting = WaitingRequests(clock, self.statistics, self._nobody_waits)
         self._task: asyncio.Task[None] | None = None
-        """Brings it into memory."""
+        """Task that brings it into memory."""
         self._gave_up = False
         """True if the task was cancelled because no requests were left; later requests need another one."""
         self._watchers = 0

@@ -72,7 +72,7 @@ class Model:
         """Opened model that it was made of, without the instances, which come and go."""
         self.outstanding = 0
         self._apart = False
-        """Requests run alone although the configuration has a dynamic batcher: their rows were mixed."""
+        """True if requests run alone despite a dynamic batcher in the configuration: their rows were mixed."""
         self._engine = opened.engine
         self._clock = clock
         self._all_settled = asyncio.Event()

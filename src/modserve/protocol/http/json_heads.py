@@ -69,7 +69,7 @@ class RequestDescription(NamedTuple):
     """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
     response_form: ResponseForm | None
-    """None if no outputs are listed: then the parameters say it."""
+    """Form of the response; None if no outputs are listed: then the parameters determine it."""
     shared: bool
     """True if any tensor is in shared memory."""
     form: RequestForm | None = None

@@ -16,7 +16,7 @@ _ALLOWED_AT_FIRST = 1
 """Number of first batches whose price counts in full, not only as that share. With more of them, trials take most of
 the first seconds of an engine whose batches last a tenth of a second."""
 _MOST_SAVED = 6
-"""Batches whose price trials may cost in a row; its mean is of the latest:"""
+"""Number of batches; trials may cost their price in a row. Its mean is of the latest:"""
 _MEAN_OF = 64
 
 
