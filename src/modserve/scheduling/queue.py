@@ -3,7 +3,7 @@
 A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are three
 queues with one interface. A model gets one of the first two when it is loaded:
 
-- `FifoQueue`, for models without priorities whose requests can all share a batch, or which run each request alone:
+- `FifoQueue`, for models without priorities if all requests can share a batch, or each request runs alone:
   one line, first in, first out.
 - `LevelQueue` (level_queue.py), for all others.
 - `FairQueue` (fair_queue.py), from the first request of a tenant on.
@@ -41,14 +41,14 @@ _Times = list[tuple[int, int, Inflight]]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
-    """What all queues have in common: `count` is how many requests wait, and those that have to leave at a time.
+    """Common part of all queues: `count` is how many requests wait; some of them have to leave at a time.
 
     `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `expired` and `timed_out` are worth
     a call.
     """
 
     def __init__(self, *, sums: bool) -> None:
-        """`sums`: the rule reads the elements and the extremes of `Together`, so keep them up to date."""
+        """Create a queue. `sums`: keep the elements and the extremes of `Together` up to date for the rule."""
         self.count = 0
         self.timed = False
         self._sums = sums
@@ -57,24 +57,24 @@ class RequestQueue:
         self._timeouts: _Times = []
 
     def next_time_ns(self) -> int:
-        """When the first of those that wait has waited too long, for its client or its policy; 0 for never."""
+        """Return when the first waiting request has waited too long, for its client or its policy; 0 for never."""
         times = [entries[0][0] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
         return min(times, default=0)
 
     def expired(self, now_ns: int) -> list[Inflight]:
-        """Those whose client's deadline has passed. They still wait, but this does not list them again."""
+        """Return requests past their client's deadline. They still wait, but this does not list them again."""
         return _passed(self._deadlines, now_ns)
 
     def timed_out(self, now_ns: int) -> list[Inflight]:
-        """Those that have waited for longer than their policy allows. They still wait, but are not listed again."""
+        """Return requests past their policy's time-out. They still wait, but are not listed again."""
         return _passed(self._timeouts, now_ns)
 
     def timeouts(self) -> dict[Inflight, int]:
-        """When those that wait have waited too long for their policy, for those that can."""
+        """Return the times at which waiting requests reach their policy's time-out, for those with one."""
         return {entry[2]: entry[0] for entry in self._timeouts if _waits(entry)}
 
     def _pressing(self) -> list[Inflight]:
-        """The request with the earliest deadline of its client, and the one with the earliest time-out."""
+        """Return the request with the earliest deadline of its client, and the one with the earliest time-out."""
         return [entries[0][2] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
 
     def _remember(self, inflight: Inflight, timeout_ns: int) -> None:
@@ -93,7 +93,7 @@ class RequestQueue:
 
 
 class FifoQueue(RequestQueue):
-    """One line of requests that may all share a batch. Levels are ignored: all requests are equally urgent."""
+    """Queue of requests that may all share a batch. Levels are ignored: all requests are equally urgent."""
 
     def __init__(self, *, sums: bool) -> None:
         super().__init__(sums=sums)
@@ -102,15 +102,15 @@ class FifoQueue(RequestQueue):
         self._candidates = (self._together,)
 
     def __iter__(self) -> Iterator[Inflight]:
-        """Everything that waits, the most urgent first."""
+        """Iterate over the waiting requests, the most urgent first."""
         return iter(self._line)
 
     def oldest_ns(self) -> int:
-        """Arrival of the first of those that wait. The queue must not be empty."""
+        """Return the arrival of the first waiting request. The queue must not be empty."""
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """How many would run before a new request of a level, and the sum of their batch sizes.
+        """Return how many would run before a new request of a level, and the sum of their batch sizes.
 
         They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
         """
@@ -141,7 +141,7 @@ class FifoQueue(RequestQueue):
         self._uncount((inflight,))
 
     def candidates(self) -> Iterable[Together]:
-        """The groups whose batch may be the next to run; the rule decides about them in this order.
+        """Return the groups that may form the next batch; the rule decides about them in this order.
 
         The queue must not be empty. A group is valid until the queue changes.
         """
@@ -179,7 +179,7 @@ class FifoQueue(RequestQueue):
 
 
 def _any_waits(entries: _Times) -> bool:
-    """Whether any of `entries` is of a request that waits; the first of them is then."""
+    """True if any of `entries` is of a waiting request; the first of them is then."""
     while entries and not _waits(entries[0]):
         heapq.heappop(entries)
     return bool(entries)
@@ -193,6 +193,6 @@ def _passed(entries: _Times, now_ns: int) -> list[Inflight]:
 
 
 def _waits(entry: tuple[int, int, Inflight]) -> bool:
-    """Whether an entry is of a request that waits, and of its present stay."""
+    """True if an entry is of a waiting request, and of its present stay."""
     _, arrival, inflight = entry
     return inflight.level != GONE and inflight.arrival == arrival
