@@ -30,7 +30,7 @@ def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], nam
 
 
 def not_comparable(samples: Sequence[Mapping[str, Array]], names: Iterable[str]) -> str:
-    """Why the outputs `names` of the reference cannot show how exact another precision is; empty if they can.
+    """Return why the reference's outputs `names` cannot show how exact another precision is; empty if they can.
 
     An output that is the same everywhere says nothing: a saturated probability, the one class of all samples, no boxes.
     """

@@ -1,4 +1,4 @@
-"""An engine's own metrics, beside those that the server counts for each model."""
+"""An engine's own metrics, in addition to those that the server counts for each model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from modserve.core.statistics.metrics import MetricKind as MetricKind
 
 
 class ModelMetric(Protocol):
-    """One value, or one histogram, on the metrics page. Its methods are cheap and work on any thread.
+    """A value or a histogram on the metrics page. Its methods are cheap and work on any thread.
 
     Metrics of one family with the same labels share a value, whichever instance or model made them. Operations of other
     kinds raise UNSUPPORTED, and everything raises INTERNAL after `close`, which the server may also call.
@@ -26,7 +26,7 @@ class ModelMetric(Protocol):
         """The value of a counter or a gauge."""
 
     def close(self) -> None:
-        """The engine no longer needs the metric. It leaves the page if nobody else has the same one."""
+        """Release the metric. It leaves the page when no other instance or model uses the same one."""
 
 
 class ModelMetrics(Protocol):

@@ -1,6 +1,6 @@
 """Choices on disk, so that the next start opens one engine and measures nothing.
 
-A file for each choice, whose name is the digest of all that the choice depends on. It holds these facts once more, for
+Each choice has a file, named by the digest of all that the choice depends on. It holds these facts once more, for
 people and as a check, and the choice with its table. A file that cannot be read or is for something else
 is ignored: the log says so, and the engines are measured again. Choices that cannot be kept on disk are kept in memory:
 a model that is evicted and comes back is not measured again.
@@ -18,7 +18,7 @@ from .candidates import Candidate
 from .choice import Choice
 
 EDITION = 2
-"""Of the files, and of the way to measure: those of another edition are measured anew."""
+"""Version of the files and of the way to measure: choices of another edition are measured again."""
 
 _MOST_IN_MEMORY = 1000
 

@@ -25,7 +25,7 @@ from .tuning import tuned
 _log = logging.getLogger(__name__)
 
 _measuring = threading.Lock()
-"""Of the process: two measurements at a time would disturb each other."""
+"""Lock of the process: two measurements at a time would disturb each other."""
 
 
 def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCandidate]:
@@ -55,7 +55,7 @@ class _Trial:
 
 
 class _Measurement:
-    """What it opens is closed by the stack, but for what is to be kept."""
+    """Measurement of all candidates. The stack closes what it opens, except for what is kept."""
 
     def __init__(self, job: Selection, rows: Sequence[CandidateRow], stack: ExitStack) -> None:
         self._job = job
@@ -111,7 +111,7 @@ class _Measurement:
         return self._kept(next(each for each in winners if each.row is chosen), reason, details)
 
     def _open(self) -> list[_Trial]:
-        """Those that can be opened. One whose tensors are others than the first one's must not serve."""
+        """Open the candidates. A candidate with other tensors than the first one must not serve."""
         tried: list[_Trial] = []
         for row in self._rows:
             if row.why:

@@ -17,35 +17,35 @@ from typing import Protocol
 
 MOST_ROUNDS = 20
 _LOOKS = (3, 6, 12)
-"""After so many rounds the clearly slower fall out."""
+"""Numbers of rounds after which clearly slower engines drop out."""
 _CLEARLY = 1.1
 _TURN_S = 0.02
 _MOST_TIMES = 1000
 _REST_S = 0.005
 _WARM_BELOW_S = 0.1
-"""What takes longer is its own warming up."""
+"""Longest execution, in seconds, that needs a separate warm-up."""
 
 
 class Entrant(Protocol):
     def run(self, times: int) -> int:
-        """Execute so many times, or a multiple of it, blocking; returns how often.
+        """Execute `times` times, or a multiple of it, blocking; returns how often.
 
-        What it raises takes it out of the race.
+        An exception takes it out of the race.
         """
 
 
 @dataclass(slots=True)
 class Timing:
-    """What one entrant took: seconds for an execution, by round."""
+    """Seconds per execution of one entrant, by round."""
 
     seconds: list[float] = field(default_factory=list)
     dropped: bool = False
-    """It was clearly slower, and was not timed to the end."""
+    """True if it was clearly slower and was not timed to the end."""
     failure: str = ""
 
     @property
     def typical(self) -> float:
-        """What a quarter of the rounds stayed at or below: others on the machine disturb it less than the median."""
+        """Lower quartile of the rounds: other load on the machine disturbs it less than the median."""
         return sorted(self.seconds)[len(self.seconds) // 4] if self.seconds else math.inf
 
     @property
@@ -60,7 +60,7 @@ def race(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Timing]:
-    """The times of all entrants; none of those whose turn does not come within `budget_s`.
+    """Return the times of all entrants; none for an entrant that gets no turn within `budget_s`.
 
     `estimates` are the seconds that an execution is likely to take. What runs when the time is over is the last.
     """
@@ -96,7 +96,7 @@ def race(
 
 
 def _times(seconds: float, left_s: float) -> int:
-    """Of executions in a turn: as many as it needs to be timed, but only one that ends after the time is over."""
+    """Return the executions of a turn: enough to be timed, but only one that ends after the time is over."""
     if seconds <= 0:
         return _MOST_TIMES
     return max(1, min(_MOST_TIMES, math.ceil(min(left_s, _TURN_S) / seconds)))

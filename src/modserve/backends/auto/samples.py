@@ -52,7 +52,7 @@ def _rows(inputs: Inputs, config: ModelConfig) -> int:
 
 
 def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]:
-    """What the model itself sees of a batch: its inputs, and those that the server makes for sequences."""
+    """Return a generated batch as the model sees it: its inputs, and those that the server adds for sequences."""
     random = generator()
     batch: Shape = (rows,) if config.batching else ()
     shapes = {
@@ -96,7 +96,7 @@ def _warm_up_data(name: str, value: WarmUpInput, rows: int, config: ModelConfig,
 
 
 def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> Shape:
-    """What the model sees, whose `reshape` may be another than the clients' dims."""
+    """Return the shape that the model sees; its `reshape` may differ from the clients' dims."""
     spec = config.inputs_by_name.get(name)
     if spec is None or spec.reshape is None:
         return (*batch, *dims)
@@ -105,5 +105,5 @@ def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> S
 
 
 def shapes_of(inputs: Iterable[Inputs]) -> list[dict[str, list[int]]]:
-    """For people: the shapes of samples."""
+    """Return the shapes of samples, for people."""
     return [{name: list(array.shape) for name, array in each.items()} for each in inputs]

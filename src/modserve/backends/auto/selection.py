@@ -1,4 +1,4 @@
-"""A model version whose engine is to be chosen: opens its candidates and makes the samples to measure them with."""
+"""Selection of a model version's engine: opens the candidates and makes the samples to measure them with."""
 
 import logging
 import time
@@ -28,7 +28,7 @@ class OpenCandidate:
     backend: Backend
     model: BackendModel
     tuned: BatchSetting | None = None
-    """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
+    """Setting that it was opened for, if chosen by measuring; 0 stands for a value that was not."""
 
 
 class Selection:
@@ -73,14 +73,14 @@ class Selection:
         return OpenCandidate(candidate, backend, model, tuned)
 
     def _directories(self, candidate: Candidate) -> dict[str, str]:
-        """The option that has quantised models kept beside the choices."""
+        """Return the option that keeps quantised models next to the choices."""
         if candidate.precision != INT8:
             return {}
         cache = self.options.cache_directory
         return {QUANTIZED_DIRECTORY: str(cache / "quantized") if cache is not None else "none"}
 
     def describe(self, opened: OpenCandidate) -> ModelDescription | None:
-        """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""
+        """Return an engine's description of the model; the largest batch is the same for all unless tuned."""
         description, tuned = opened.model.describe(), opened.tuned
         if description is None:
             return None
@@ -102,7 +102,7 @@ class Selection:
         return self.options.objective or (THROUGHPUT if config.max_batch_size > 1 else LATENCY)
 
     def samples(self, config: ModelConfig) -> Samples:
-        """For a complete configuration. Raises as `samples.samples`."""
+        """Make samples for a complete configuration. Raises as `samples.samples`."""
         large = self.objective(config) == THROUGHPUT
         return samples(config, self.source.model_directory, self.options.sample_shape, large=large)
 

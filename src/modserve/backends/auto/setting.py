@@ -23,9 +23,9 @@ _GAIN = 0.97
 _TRIALS = 2
 """Executions of which the better one counts, before the race."""
 _CONTENDERS = 1.5
-"""Settings whose rows take at most so many times those of the best take part in the race."""
+"""Largest time per row of settings in the race, as a multiple of the best one's."""
 _AS_GOOD = 1.05
-"""Of settings that are so near to the best, the one with the smallest batch and the fewest instances is taken."""
+"""Ratio up to which settings count as equal: the smallest batch, then the fewest instances, wins."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,7 +66,7 @@ class Crew:
         return len(self._runners)
 
     def run(self, inputs: Inputs, times: int) -> int:
-        """Each instance executes `inputs` so many times, all side by side; returns the executions of all."""
+        """Execute `inputs` `times` times on each instance, concurrently; returns the total of executions."""
         for runner in self._runners:
             runner.timed = (inputs,)
         futures = [
@@ -80,7 +80,7 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class _Entrant:
-    """A setting in the race, whose executions are counted in rows."""
+    """A setting in the race. Its executions are counted in rows."""
 
     crew: Crew
     inputs: Inputs
@@ -164,7 +164,7 @@ class _Search:
     def grow(self, crew: Crew, count: int, parts: int) -> None:
         """Try a crew with larger and larger batches, then let it race against the leaders.
 
-        Each takes one of so many equal parts of the time that is left.
+        Each takes one of `parts` equal parts of the time that is left.
         """
         with self.budget.running():
             entrants = self._grown(crew, count, self.budget.left / parts)

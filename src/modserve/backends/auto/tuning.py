@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice, OpenCandidate]:
-    """The same engine with the best number of instances and size of batches; as it was if they cannot be found."""
+    """Reopen the engine with the best number of instances and batch size; unchanged if they cannot be found."""
     try:
         setting, facts = _find_setting(job, opened)
         again = job.open(choice.candidate, setting)
@@ -31,7 +31,7 @@ def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice
 
 
 def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, dict[str, object]]:
-    """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
+    """Return the best setting, with 0 for what is not tuned, and the measurements. Raises what an engine raises."""
     config, tune = job.completed(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
         raise UnmeasurableError("the latency of single requests counts, not throughput")

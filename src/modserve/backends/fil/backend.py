@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _INPUT, _OUTPUT = "input__0", "output__0"
 _DEFAULT_MAX_BATCH_SIZE = 32768
-"""Of Triton's example. A row takes microseconds."""
+"""Default of Triton's example. A row takes microseconds."""
 
 
 class FilBackend(NoCode):
@@ -50,7 +50,7 @@ class FilBackend(NoCode):
 
 
 class FilModel:
-    """One forest. `path` and `kind` are its file and the file's format, by Triton's name."""
+    """An open forest. `path` and `kind` are its file and the file's format, by Triton's name."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -149,7 +149,7 @@ def _size(specs: Sequence[TensorSpec], name: str, size: int) -> int:
 
 
 def _datatype(specs: Sequence[TensorSpec], name: str) -> Datatype:
-    """What the configuration says, if that is a number: any is converted."""
+    """Return the configured datatype if it is numeric (any is converted), else FP32."""
     datatypes = [spec.datatype for spec in specs if spec.name == name and spec.datatype is not dtypes.BYTES]
     return datatypes[0] if datatypes else dtypes.FP32
 

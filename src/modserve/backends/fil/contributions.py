@@ -1,6 +1,6 @@
-"""How much each feature adds to a forest's result (SHAP values), for Triton's output ``treeshap_output``.
+"""Feature contributions to a forest's result (SHAP values), for Triton's output ``treeshap_output``.
 
-By the libraries of XGBoost and LightGBM, for their own files: the only engines for forests that compute them.
+The libraries of XGBoost and LightGBM compute them for their own files; no other engine for forests does.
 """
 
 import threading

@@ -21,7 +21,7 @@ _CONVERTED = (
     *("identity", "identity_multiclass", "sigmoid", "multiclass_ova", "softmax", "exponential"),
     *("exponential_standard_ratio", "logarithm_one_plus_exp", "signed_square"),
 )
-"""What a forest's sums may become for `graph` to write it."""
+"""Postprocessors of a forest's sums that `graph` can write."""
 _SAMPLES = 32
 _TASKS = {0: "binary", 1: "regression", 2: "classes", 3: "ranking", 4: "isolation"}
 _HEAD = ("average_tree_output", "num_target", "num_class", "leaf_vector_shape", "target_id", "class_id", "base_scores")
@@ -116,7 +116,7 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
 
 
 def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """What ONNX has no operator for; empty for a forest that can be written as a graph."""
+    """Return why ONNX cannot express the forest; empty for a forest that can be written as a graph."""
     if properties["categorical"]:
         return "it has categorical splits"
     if properties["postprocessor"] not in _CONVERTED:
@@ -194,7 +194,7 @@ def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
 
 
 def check_reached(left: Any, right: Any, index: int) -> None:
-    """With one parent for each node, a tree whose root reaches all nodes has no circle. Raises BadFileError."""
+    """Check that the root reaches all nodes: with one parent for each node, there is no cycle. Raises BadFileError."""
     level, reached = np.zeros(1, np.int64), 0
     while len(level):
         reached += len(level)

@@ -105,12 +105,12 @@ class LanguageModel:
 
 
 def code_in(config: ModelConfig, path: Path) -> str:
-    """For `Backend.code_in`: a model that brings its own environment brings programs."""
+    """Implement `Backend.code_in`: a model with its own environment brings programs."""
     place = config.parameters.get(python_options.ENVIRONMENT_PATH, "")
     return PythonBackend().code_in(config, path) if place else ""
 
 
 def lengths(context: int) -> dict[str, str]:
-    """The parameters of a model with a context of so many tokens: a chat goes on to its end, unless a request says
+    """Return the parameters for a context of `context` tokens: a chat goes on to its end unless a request says
     otherwise."""
     return {CONTEXT: str(context), CHAT_LENGTH: str(context)}
