@@ -28,5 +28,5 @@ def lost(text: str) -> InstanceLostError | None:
 
 
 def is_full(text: str) -> bool:
-    """Whether `text` reports that memory of the GPU was not enough, by CUDA or one of its libraries."""
+    """Return True if `text` reports insufficient GPU memory, from CUDA or one of its libraries."""
     return _FULL.search(text) is not None

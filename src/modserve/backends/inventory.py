@@ -1,4 +1,4 @@
-"""The engines that can run models here, and those that could be installed: for ``modserve engines``. Imports none."""
+"""Engines that can run models here, and engines that could be installed: for ``modserve engines``. Imports none."""
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -13,7 +13,7 @@ _WITHOUT_LIBRARY = {
     "identity": "no model: outputs are the inputs, for tests",
     "repeat": "no model: many responses to a request, for tests",
 }
-"""The backends of this package that stand on nobody else's library."""
+"""Backends of this package that need no library."""
 
 
 @dataclass(frozen=True, slots=True)

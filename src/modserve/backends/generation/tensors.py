@@ -20,5 +20,5 @@ INPUTS = (
     *(DescribedTensor(f"return_{output.name}", dtypes.BOOL, (1,), True) for output in _RETURNED),
 )
 IMAGES = DescribedTensor("image", dtypes.BYTES, (-1,), True)
-"""For engines that take images: files, each in Base64."""
+"""Input of engines that take images: files, each in Base64."""
 OUTPUTS = (DescribedTensor("text_output", dtypes.BYTES, (-1,)), *_RETURNED)

@@ -59,7 +59,7 @@ def locate(path: Path) -> Path:
 
 
 def read(directory: Path) -> MLmodelFile:
-    """Raises INVALID_ARG for a file that is none of MLflow's, or whose signature has no tensors."""
+    """Read an MLmodel file. Raises INVALID_ARG if it is none of MLflow's, or if its signature has no tensors."""
     path = directory / FILENAME
     try:
         content = yaml.safe_load(regular_file.read_text(path))
@@ -99,7 +99,7 @@ def _tensor(spec: Mapping[str, Any], name: str, path: Path) -> DescribedTensor:
 
 
 def _datatype(name: str) -> Datatype | None:
-    """Of a name of numpy's."""
+    """Return the datatype of a numpy name."""
     return dtypes.BY_NAME.get(_ALIASES.get(name, name.upper()))
 
 

@@ -32,7 +32,7 @@ onnxruntime.InferenceSession(bytes.fromhex(model), providers=providers, enable_f
 """
 _SMALLEST_MODEL = model([node("Identity", ["X"], "Y")], [], (value("X", (1,)), value("Y", (1,))), {"": 13})
 _REASONS = r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\[ERROR\] |\[[EW]:onnxruntime:[^\]]*\] )"
-"""What precedes the reason in a line of ONNX Runtime's log, often several times."""
+"""Prefix of the reason in a line of ONNX Runtime's log, often repeated several times."""
 _LONGEST_REASON = 300
 
 
@@ -55,7 +55,7 @@ def installed() -> dict[str, str]:
 
 
 def conflict(distributions: Mapping[str, str], loaded: str) -> str:
-    """A warning if the files that were loaded are not those that somebody wants; else empty.
+    """Return a warning if the loaded files are not of the distribution that was asked for; else empty.
 
     `loaded` is the distribution that they are from. Beside the plain one, which modserve asks for itself, another of
     the same version is no fault if its files are on top.
@@ -85,7 +85,7 @@ def loaded_distribution() -> str:
 
 
 def has_cuda_wheels() -> bool:
-    """Whether NVIDIA's libraries lie beside ONNX Runtime, as pip installs them: there, only it itself finds them."""
+    """Return whether NVIDIA's libraries lie next to ONNX Runtime, as pip installs them: only it finds them there."""
     return _CUDA in ort.get_available_providers() and (Path(ort.__file__).parents[1] / "nvidia").is_dir()
 
 
@@ -96,7 +96,7 @@ def preload_cuda() -> None:
 
 
 def why_unusable(provider: str, options: Mapping[str, str]) -> str:
-    """What ONNX Runtime says when it cannot use a provider; empty if it says nothing.
+    """Return ONNX Runtime's reason for not using a provider; empty if it reports none.
 
     It says so on standard error alone, and goes on without. So it is tried once more, in a process of its own.
     """

@@ -23,7 +23,7 @@ from .element_types import BOOL, INT32, INT64, INTEGER_BYTES, Divisions, divisio
 from .onnx_file import Node, Pieces, attribute, edited, field_of, integer, node, number_of, of, read_node, tensor, texts
 
 MARK: Final = "modserve: divisor of "
-"""How the name of the node begins that fails for a 0; the name of the division follows."""
+"""Prefix of the name of the node that fails for a 0; the name of the division follows."""
 _PREFIX: Final = "modserve:divisor:"
 _OLDEST_OPSET: Final = 7
 """Before, ONNX had no broadcasting."""
@@ -47,13 +47,13 @@ def guarded(model: Buffer) -> GuardedModel | None:
 
 
 def division_by_zero(error: str) -> str | None:
-    """The name of the division whose guard has failed, by the text of ONNX Runtime's error."""
+    """Return the name of the division with the failed guard, from the text of ONNX Runtime's error."""
     _, mark, rest = error.partition(MARK)
     return rest.partition("' ")[0] if mark else None
 
 
 def is_constant_zero(error: str) -> bool:
-    """Whether a guarded graph could not be loaded because it divides by a constant 0, which would trap without."""
+    """Return True if a guarded graph failed to load because it divides by a constant 0, which would trap unguarded."""
     return "indices element out of data bounds" in error
 
 

@@ -1,5 +1,5 @@
-"""Which nodes of an ONNX graph divide integers by what is no safe constant? Types of elements are followed from node to
-node: files rarely say what is between them.
+"""Search for nodes of an ONNX graph that divide integers by anything but a safe constant. Element types are followed
+from node to node: files rarely say what is between them.
 
 The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md). What other domains make is unknown.
 """
@@ -25,13 +25,13 @@ _UNSIGNED: Final = frozenset({2, 4, 12, 13})
 _DIVIDED_AS_INTEGERS: Final = frozenset({UNKNOWN, *INTEGER_BYTES})
 
 Divisions: TypeAlias = dict[int, set[int]]
-"""By where nodes begin: the types that they divide. A function's node may have several."""
+"""Types that nodes divide, by where the nodes begin. A function's node may have several."""
 
 _Types: TypeAlias = Sequence[int]
 _Constants: TypeAlias = dict[str, WireField]
 """The tensors of values that no request changes. Only divisors are read: weights are large."""
 _LIKE_EITHER: Final = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean", "Concat", "PRelu"))
-"""All their inputs are of one type, which is that of the output."""
+"""Operators with all inputs of one type, which is that of the output."""
 _FIXED: Final[Mapping[str, _Types]] = {
     **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin", "NonZero", "NonMaxSuppression", "SequenceLength"), (INT64,)),
     **dict.fromkeys(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "IsNaN", "IsInf"), (BOOL,)),
@@ -48,7 +48,7 @@ _FROM_INPUT: Final[Mapping[str, int]] = {
     "QLinearMatMul": 7,
     "QLinearConv": 7,
 }
-"""The input whose type the outputs have, where it is not the first."""
+"""Index of the input that determines the outputs' type, where it is not the first."""
 _OTHERS: Final[Mapping[str, _Types]] = {
     "TopK": (INT64,),
     "MaxPool": (INT64,),
@@ -56,7 +56,7 @@ _OTHERS: Final[Mapping[str, _Types]] = {
     "StringSplit": (INT64,),
     "Dropout": (BOOL,),
 }
-"""The types of the second output and those that follow, where they differ from that of the first."""
+"""Types of the second and later outputs, where they differ from the first output's."""
 _NAMED: Final[Mapping[str, tuple[str, int]]] = {
     "Cast": ("to", UNKNOWN),
     "RandomNormal": ("dtype", FLOAT),
@@ -75,7 +75,7 @@ _DEEPEST = 64
 
 
 def divisions(model: Buffer) -> Divisions:
-    """The nodes with the operators Div and Mod whose divisors are integers that may be 0 or -1, or of unknown type.
+    """Return the Div and Mod nodes whose divisors are integers that may be 0 or -1, or of unknown type.
 
     Raises ValueError and IndexError for bytes that are no model.
     """

@@ -10,9 +10,9 @@ from . import onnx_file as onnx
 from .onnx_file import number_of, of
 
 MOST_NODES = 4096
-"""A graph of more nodes takes long whatever they do."""
+"""Largest number of nodes that is examined; a graph of more takes long anyway."""
 _KNOWN_DOMAINS = frozenset({b"", b"ai.onnx", b"ai.onnx.ml"})
-"""What operators of other domains do nobody knows."""
+"""Domains with known operators; the behaviour of others is unknown."""
 _SHAPED_BY_VALUES = frozenset(
     b"AffineGrid BlackmanWindow CenterCropPad Col2Im Compress ConstantOfShape DFT Expand HammingWindow HannWindow "
     b"MaxUnpool MelWeightMatrix NonMaxSuppression NonZero OneHot Pad Range RegexFullMatch Resize STFT SplitToSequence "
@@ -35,7 +35,7 @@ _PRECISIONS = {
 
 
 def depends_on_data(model: Buffer) -> bool:
-    """Whether executions of a serialised ONNX model may take very different times for inputs of the same shapes.
+    """Return whether executions of a serialised ONNX model may take very different times for inputs of equal shapes.
 
     True if it has a node with a graph inside (Loop, If, Scan), one whose output's shape depends on values, one of an
     operator that is not ONNX's own, or very many; and for bytes that are no such model.

@@ -21,7 +21,7 @@ from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
 
 _NO_MEMORY = ("Failed to allocate memory", "Available memory of")
-"""Of its arenas; the latter where ``gpu_mem_limit`` is reached."""
+"""Messages of its arenas; the latter if ``gpu_mem_limit`` is reached."""
 
 
 class OnnxRuntimeInstance:

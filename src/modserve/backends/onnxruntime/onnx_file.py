@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 def read_file(path: Path, read: Callable[[memoryview], T], default: T) -> T:
-    """What `read` makes of a file, which is mapped meanwhile; the default for one that cannot be read."""
+    """Map a file and return the result of `read`; the default if the file cannot be read."""
     try:
         with (
             regular_file.open_regular(path) as file,

@@ -39,12 +39,12 @@ class OutputMemory:
         self._options.terminate = True
         self._lock = threading.RLock()  # a callback may come at any place, also where this thread has the lock
         self._views: dict[int, _View] = {}
-        """By their own ids: they hash as what they refer to, which arrays cannot."""
+        """Views by their own ids: they hash as what they refer to, which arrays cannot."""
         self._held = 0
         self._lately = 0
         """The most that was held at once since the last look."""
         self._most = 0
-        """The same, since memory was given back."""
+        """Largest `_lately` since memory was given back."""
 
     def hold(self, output: Array) -> None:
         """Count an output until it is let go of."""
@@ -82,7 +82,7 @@ class _View(weakref.ref[Array]):
 
 
 def output_memory(session: ort.InferenceSession) -> OutputMemory | None:
-    """None where there is no arena, or another one beside it."""
+    """Return the memory for outputs; None if there is no arena, or another one as well."""
     if session.get_providers() != [CPU] or not session.get_session_options().enable_cpu_mem_arena:
         return None
     return OutputMemory(session, dict(_made_up(session.get_inputs())))

@@ -26,7 +26,7 @@ _XNNPACK = f"Xnnpack{_SUFFIX}"
 _OF_OTHER_VERSIONS = tuple(f"{name}{_SUFFIX}" for name in ("ROCM", "ArmNN", "Tvm"))
 _OTHER_NAMES = {"directml": f"Dml{_SUFFIX}", "onednn": f"Dnnl{_SUFFIX}", "trt": TENSORRT}
 _BY_DEVICE = frozenset({CUDA, TENSORRT, *(f"{name}{_SUFFIX}" for name in ("ROCM", "MIGraphX", "NvTensorRTRTX", "Dml"))})
-"""Those that take the number of a GPU."""
+"""Providers that take the number of a GPU."""
 _DISTRIBUTIONS = {
     CUDA: "onnxruntime-gpu",
     TENSORRT: "onnxruntime-gpu",
@@ -37,7 +37,7 @@ _DISTRIBUTIONS = {
     f"MIGraphX{_SUFFIX}": "onnxruntime-migraphx",
     f"CANN{_SUFFIX}": "onnxruntime-cann",
 }
-"""What to install in place of ``onnxruntime``."""
+"""Distributions to install in place of ``onnxruntime``."""
 
 PROVIDERS = "execution_providers"
 _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
@@ -64,7 +64,7 @@ _TENSORRT_NAMES = {
 
 
 def requested(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
-    """The providers of a session, in order of preference, without the CPU's, which always is the last.
+    """Return the providers of a session, in order of preference, without the CPU's, which always is the last.
 
     `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for names that there are
     not, for those that this build does not have, and for options that are no good.
@@ -163,7 +163,7 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Pro
 
 
 def _cuda_options(config: ModelConfig) -> ProviderOptions:
-    """What the model's own parameters say, in Triton's older way. Raises INVALID_ARG."""
+    """Return the options from the model's own parameters, Triton's older way. Raises INVALID_ARG."""
     options: ProviderOptions = {}
     parameters = parameters_of(config)
     for key, values in _CUDA_CHOICES.items():
@@ -203,7 +203,7 @@ RECORD = "session.record_ep_graph_assignment_info"
 
 
 def node_counts(session: ort.InferenceSession) -> dict[str, int]:
-    """How many nodes of the graph each provider runs; empty if that was not recorded, or not by this version."""
+    """Return the number of graph nodes on each provider; empty if not recorded, or not by this version."""
     ask = getattr(session, "get_provider_graph_assignment_info", None)
     if ask is None:
         return {}

@@ -40,7 +40,7 @@ _LOAD_HINTS = {
     "No Op registered for": _NO_OPERATOR,
     "Could not find an implementation": " This build has no code for that operator with these data types.",
 }
-"""What to say of ONNX Runtime's texts, by a part of them."""
+"""Explanations of ONNX Runtime's messages, by a part of the message."""
 
 
 @dataclass(frozen=True)
@@ -50,30 +50,30 @@ class OnnxSession:
     session: ort.InferenceSession
     providers: tuple[str, ...]
     node_counts: Mapping[str, int]
-    """By provider; empty where the CPU's is the only one, or ONNX Runtime is too old to say."""
+    """Nodes by provider; empty if the CPU's is the only one, or ONNX Runtime is too old to report them."""
     threads: int
-    """Those that it has, with the one of an instance that runs; 0 if they are not its own."""
+    """Number of its threads, including that of a running instance; 0 if it uses shared ones."""
 
 
 class ModelFile:
-    """What sessions are made from."""
+    """Model file from which sessions are made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
         self.labels: Mapping[str, Labels] = {}
-        """Of the columns of outputs that the file has as dictionaries; known once it was read."""
+        """Labels of the columns of outputs that the file has as dictionaries; known once the file was read."""
         self.divisions: GuardedModel | None = None
-        """What is known of divisions of integers, once the file was read: without the content."""
+        """Findings about integer divisions, once the file was read: without the content."""
         self._guards = True
         """Divisions of integers get them, as far as is known."""
 
     @property
     def is_guarded(self) -> bool:
-        """Whether what was read is not the file, but has guards."""
+        """True if the content read is not the file's, but has guards."""
         return self.divisions is not None and self.divisions.count > 0
 
     def without_guards(self) -> str | bytes:
-        """As `read`, from now on without the guards, which do not fit."""
+        """Read the file, from now on without the guards, which do not fit."""
         self._guards = False
         if self.divisions is not None:
             self.divisions = GuardedModel(b"", 0, self.divisions.count + self.divisions.others)

@@ -42,7 +42,7 @@ _ADVICE = (
         "a Cast node at the end or beginning of the graph converts it to FP16 or INT8",
     ),
 )
-"""What to do about a type, by a pattern of its name."""
+"""Remedies for unsupported types, by a pattern of the type's name."""
 
 
 def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional: bool = False) -> DescribedTensor:

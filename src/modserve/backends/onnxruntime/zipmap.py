@@ -24,7 +24,7 @@ Labels: TypeAlias = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class FlattenedModel:
-    """A serialised model whose outputs are tensors, and the labels of the columns of those that were none."""
+    """A serialised model with only tensors as outputs, and the column labels of outputs that were none."""
 
     content: bytes
     labels: Mapping[str, Labels]
@@ -80,7 +80,7 @@ def _labels(data: Buffer, node: WireField) -> Labels:
 
 
 def _missing_operators(model: Buffer) -> bytes:
-    """What makes ONNX's own operators known to a model that has used none so far."""
+    """Return the field that declares ONNX's own operators for a model that has not used any; else empty."""
     for opset in (field for field in fields(model) if field.number == onnx.MODEL_OPSET):
         if text(model, opset, onnx.OPSET_DOMAIN) in onnx.OWN_DOMAINS:
             return b""

@@ -1,4 +1,4 @@
-"""What a request asks of a language model, and how an engine answers it: the tensors of Triton's backend for vLLM.
+"""Request and response tensors of language models, as in Triton's backend for vLLM.
 
 Pure: `api` is the module triton_python_backend_utils.
 """
@@ -16,11 +16,11 @@ SAMPLING = "sampling_parameters"
 
 
 class RequestError(ValueError):
-    """What is wrong with a request, and what would be right."""
+    """A fault of a request, with the expected value."""
 
 
 class Wishes(NamedTuple):
-    """What a request asks for beside the text."""
+    """Extra outputs that a request asks for in addition to the text."""
 
     stream: bool
     prepend_input: bool
@@ -33,7 +33,7 @@ class Wishes(NamedTuple):
 
 
 class OutputPiece(NamedTuple):
-    """What is new of one output. `logprobs` is JSON, empty if the request does not want it."""
+    """New content of one output. `logprobs` is JSON, empty if the request does not want it."""
 
     text: str
     reason: str
@@ -60,11 +60,11 @@ class GenerationCall(NamedTuple):
 
 
 class GenerationEngineApi(Protocol):
-    """What a model's requests go to."""
+    """Interface of the engine that runs a model's requests."""
 
     @property
     def room(self) -> int:
-        """So many requests at a time: what the engine cannot run yet shall wait in the server's queue."""
+        """Maximum of concurrent requests. What the engine cannot run yet shall wait in the server's queue."""
 
     def begin(self, call: GenerationCall) -> None:
         """Begin to generate; the call's sender gets the responses, from any thread. Raises RequestError."""

@@ -80,7 +80,7 @@ class Figures:
         self._counts: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
         self._seconds: dict[tuple[str, int], tuple[int, float]] = {}
-        """By the name of a histogram, and the place of a bucket in it: how many observations, and their sum."""
+        """Observations and their sum, by the name of a histogram and the index of a bucket."""
 
     def count(self, name: str, number: int) -> None:
         self._counts[name] += number
@@ -106,7 +106,7 @@ class Figures:
             self._gauges[name].set(value)
 
     def is_due(self, at: float) -> bool:
-        """Whether the last report is old."""
+        """Return True if the last report is old."""
         return at - self._reported_at >= _REPORT_SECONDS
 
     def report(self, at: float) -> None:

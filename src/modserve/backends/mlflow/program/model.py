@@ -20,7 +20,7 @@ MOMENT = re.compile(
 
 
 def directory_of(version_directory):
-    """Where MLflow's files are: the version directory or the one directory in it that has them."""
+    """Return the directory of MLflow's files: the version directory or the one directory in it that has them."""
     below = sorted(entry.path for entry in os.scandir(version_directory) if entry.is_dir())
     for place in [version_directory, *below]:
         if os.path.isfile(os.path.join(place, DESCRIPTION)):
@@ -110,7 +110,7 @@ class TritonPythonModel:
         return self.model.predict(data, params=parameters) if parameters else self.model.predict(data)
 
     def data(self, arrays):
-        """What a pyfunc takes: a frame for columns, an array for a tensor without a name, or a dict of tensors."""
+        """Return the input of a pyfunc: a frame for columns, an array for an unnamed tensor, or a dict of tensors."""
         schema = self.schema
         if schema is None:
             return next(iter(arrays.values())) if len(self.inputs) == 1 else frame(arrays)
@@ -156,11 +156,11 @@ class TritonPythonModel:
 
 
 class InputError(ValueError):
-    """What is wrong with the inputs of a request."""
+    """A fault in the inputs of a request."""
 
 
 def kinds(schema, names):
-    """Of each input the name of its column's type, or the letter of its tensor's, as numpy has them."""
+    """Return for each input the name of its column's type, or the letter of its tensor's, as numpy has them."""
     if schema is None:
         return {}
     labels = schema.input_names() if schema.has_input_names() else names
@@ -171,7 +171,7 @@ def kinds(schema, names):
 
 
 def converted(name, array, kind):
-    """What MLflow wants for a tensor of bytes: it converts neither texts nor dates itself."""
+    """Convert a tensor of bytes to the type that MLflow needs: it converts neither texts nor dates itself."""
     if array.dtype != object or kind == "binary":
         return array
     if kind == "S":

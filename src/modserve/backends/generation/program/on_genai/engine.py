@@ -57,7 +57,7 @@ class GenerationEngine:
         self._count = 0
         """Outputs of these that are not finished."""
         self._reported = 0
-        """What it was in the last report."""
+        """Value of `_count` in the last report."""
 
     def close(self) -> None:
         while self.turn():
@@ -189,7 +189,7 @@ class GenerationEngine:
         return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
 
     def _decode(self, fresh: Sequence[tuple[GenaiOutput, str]]) -> None:
-        """All texts of a step in one call, which costs little more than one of them."""
+        """Decode all texts of a step in one call, which costs little more than one of them."""
         rows: list[list[int]] = []
         spans = []
         for output, _ in fresh:

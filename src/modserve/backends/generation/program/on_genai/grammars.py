@@ -88,7 +88,7 @@ def _one_token() -> Any:
 
 
 def write_weightless(path: str, vocabulary: int) -> None:
-    """A GGUF file with a Llama of one layer, whose elements are all zero and take no room on the disk."""
+    """Write a GGUF file with a Llama of one layer. Its elements are all zero and take no room on the disk."""
     values = [
         _value("general.architecture", _STRING, "llama"),
         _value("general.file_type", _U32, _F16),

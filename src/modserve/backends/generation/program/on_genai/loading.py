@@ -22,7 +22,7 @@ EXACT_SETTINGS: Mapping[str, str] = {
     "enable_prefix_caching": "false",
     "dynamic_split_fuse": "false",
 }
-"""What the parameter `reproducible` stands for: else the engine rounds by what else is in the batch or was before."""
+"""Settings of the parameter `reproducible`: otherwise rounding depends on the batch and on what ran before."""
 _FLAGS = ("enable_prefix_caching", "dynamic_split_fuse", "use_cache_eviction", "use_sparse_attention")
 
 
@@ -72,7 +72,7 @@ def _scheduler_config(genai: Any, parameters: Mapping[str, str]) -> Any:
 
 
 def _make_room(config: Any, parameters: Mapping[str, str]) -> None:
-    """Unsplit prompts longer than a step end the engine, also those that it has paused and computes again."""
+    """Make a step hold the longest prompt. Longer unsplit prompts end the engine, also when recomputed later."""
     context = int(parameters.get("max_model_len") or 0)
     if not parameters.get(_STEP):
         setattr(config, _STEP, context or _LONGEST)
@@ -84,7 +84,7 @@ def _make_room(config: Any, parameters: Mapping[str, str]) -> None:
 
 
 def _properties(genai: Any, parameters: Mapping[str, str], directory: str) -> dict[str, Any]:
-    """What the engine gets beside the scheduler's limits: OpenVINO's properties, and adapters."""
+    """Return the engine's properties besides the scheduler's limits: OpenVINO's properties, and adapters."""
     texts = {key: value for key, value in parameters.items() if key == key.upper() and not key.startswith("EXECUTION_")}
     result: dict[str, Any] = {key: int(value) if value.isdecimal() else value for key, value in texts.items()}
     share = os.environ.get("OMP_NUM_THREADS", "")  # of the cores, where a model has several instances

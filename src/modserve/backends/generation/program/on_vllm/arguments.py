@@ -19,7 +19,7 @@ _FLAGS = {"true": True, "false": False}
 def engine_arguments(
     path: str, defaults: Mapping[str, Any], version: str, warn: Callable[[str], object]
 ) -> dict[str, Any]:
-    """The arguments in the file at `path`. `defaults` are all that this `version` of vLLM has. Raises LoadingError.
+    """Return the arguments in the file at `path`. `defaults` are all of this vLLM `version`. Raises LoadingError.
 
     A flag may be a text, as in Triton's examples. `model` may be the path of a folder beside the file.
     """

@@ -53,7 +53,7 @@ class VllmEngine:
         self._numbers = itertools.count(1)
         self._running: dict[Generation[VllmOutput], asyncio.Task[None]] = {}
         self._silent: set[Generation[VllmOutput]] = set()
-        """Those of which nothing has come yet."""
+        """Generations without any output yet."""
         self._looks = False
         self._count = 0
         """Outputs that are not finished."""
@@ -172,7 +172,7 @@ class VllmEngine:
                 self._running[generation].cancel()
 
     def _ended(self) -> None:
-        """The engine has died: the process ends, too, so that the server fails all requests and starts another one.
+        """End the process after the engine has died, so that the server fails all requests and starts another one.
 
         A request whose failure came from here could be followed by another one that the server still sends here.
         """
@@ -205,8 +205,8 @@ class Adapters:
 
 
 class Errors:
-    """What exceptions of vLLM mean: `dead` for an engine that is gone, `client` for what a request has wrong, and
-    `full` for a queue without room.
+    """Meaning of vLLM's exceptions: `dead` for an engine that is gone, `client` for faults of a request, and `full` for
+    a queue without room.
     """
 
     def __init__(self, dead: tuple[type, ...], client: tuple[type, ...], full: tuple[type, ...]) -> None:

@@ -9,12 +9,12 @@ from ..contract import UNFINISHED, OutputPiece, Wishes
 
 
 class VllmOutput:
-    """One of the `n` outputs of a request. vLLM gives what is new of it, and makes the text itself."""
+    """An output, of the `n` outputs of a request. vLLM returns only the new part of it, and makes the text itself."""
 
     def __init__(self) -> None:
         self.reason = UNFINISHED
         self.last_at = 0.0
-        """When its last token came."""
+        """Time of its last token."""
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[Mapping[str, Any]] | None = None
@@ -53,7 +53,7 @@ class VllmOutput:
 
 
 def _objects(logprobs: Iterable[Mapping[int, Any]]) -> list[Mapping[str, Any]]:
-    """For each token an object with the chosen one and the most probable ones, as Triton's backend writes them."""
+    """Return for each token an object with the chosen one and the most probable ones, as in Triton's backend."""
     return [
         {
             str(token): {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}

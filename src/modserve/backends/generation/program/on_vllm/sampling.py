@@ -1,4 +1,4 @@
-"""Reads sampling parameters into vLLM's own class, whose types check them."""
+"""Conversion of sampling parameters to vLLM's own class, which checks them by its types."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from ..contract import RequestError, unknown
 LORA = "lora_name"
 _STRUCTURED = "structured_outputs"
 _OLDER_NAMES = {"guided_decoding": _STRUCTURED}
-"""As Triton's backend called them before."""
+"""Names of older versions of Triton's backend."""
 _OWN = frozenset({"output_kind", "output_text_buffer_length", "skip_clone"})
 """Fields that are not for clients: the backend sets them."""
 

@@ -1,4 +1,4 @@
-"""What vLLM counts itself: running and waiting requests, and, where the model asks for them, the metrics that Triton's
+"""vLLM's own statistics: running and waiting requests, and, where the model asks for them, the metrics that Triton's
 backend reports (its src/utils/metrics.py), under their names there.
 """
 
@@ -103,7 +103,7 @@ def lengths(most: int) -> list[float]:
 
 
 def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int], TritonsMetrics] | None) -> Any:
-    """A class of logger of statistics for vLLM, whose base class is `base`. Its engines make the objects."""
+    """Return a vLLM statistics logger class, derived from `base`. vLLM's engines make the objects."""
 
     class StatLogger(base):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
