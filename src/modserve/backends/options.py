@@ -12,11 +12,11 @@ from modserve.core.errors import ModserveError, invalid
 from .api import ModelSource
 
 SERVER_PARAMETERS = ("padding.", "scheduling.", "ensemble.")
-"""How parameters begin that are the server's own, whatever the backend."""
+"""Prefixes of parameters that are the server's own, whatever the backend."""
 MAX_BATCH_SIZE = "default-max-batch-size"
 """The option of all backends that know how many rows a model takes without a configuration."""
 QUANTIZED_DIRECTORY = "quantized-dir"
-"""Where the ``onnxruntime`` backend keeps quantised models; ``auto`` sets it for the models that it measures."""
+"""Directory for quantised models of the ``onnxruntime`` backend; ``auto`` sets it for the models that it measures."""
 
 _FLAGS = {
     **dict.fromkeys(("true", "yes", "on"), True),
@@ -72,7 +72,7 @@ class OptionReader:
         return value
 
     def choice(self, key: str, choices: Collection[str], default: str = "") -> str:
-        """One of these words, in small letters or not."""
+        """Read one of these words, ignoring case."""
         text = self.text(key).lower()
         if text and text not in choices:
             raise self.fault(key, f"one of: {', '.join(choices)}")
@@ -84,12 +84,12 @@ def parameters_of(config: ModelConfig) -> OptionReader:
 
 
 def options_of(options: Mapping[str, str]) -> OptionReader:
-    """Those of ``--backend-config``."""
+    """Return a reader of the options of ``--backend-config``."""
     return OptionReader("backend option", options)
 
 
 def default_max_batch_size(options: Mapping[str, str], default: int = 4) -> int:
-    """The largest batch of a model whose configuration says nothing of it: by default that of Triton's backends."""
+    """Return the largest batch of a model with none configured: by default that of Triton's backends."""
     return options_of(options).integer(MAX_BATCH_SIZE, default)
 
 

@@ -10,7 +10,7 @@ from . import onnx_file as onnx
 from .onnx_file import number_of, of
 
 MOST_NODES = 4096
-"""Largest number of nodes that is examined; a graph of more takes long anyway."""
+"""Largest number of nodes; a graph of more takes long, whatever they do."""
 _KNOWN_DOMAINS = frozenset({b"", b"ai.onnx", b"ai.onnx.ml"})
 """Domains with known operators; the behaviour of others is unknown."""
 _SHAPED_BY_VALUES = frozenset(

@@ -66,7 +66,7 @@ class OpenVinoBackend:
 
 
 class OpenVinoModel:
-    """One model file, compiled once for each device that it has instances on."""
+    """A model file, compiled once for each device that it has instances on."""
 
     def __init__(self, source: ModelSource) -> None:
         config = source.config
@@ -227,7 +227,7 @@ def _precision(compiled: Any) -> str:
 
 
 def _unwritable(directory: Path) -> str:
-    """Why nothing can be kept in a directory, which is made if it is not there; empty if it can."""
+    """Return why a directory cannot keep files, after making it if necessary; empty if it can."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -43,7 +43,7 @@ def compress_weights(model: Any) -> int:
 
 
 def quantised(weights: Array, axis: int) -> tuple[Array, Array]:
-    """INT8 numbers and FP32 scales, whose product is nearly the FP32 matrix `weights`; the groups lie along `axis`.
+    """Return INT8 numbers and FP32 scales with nearly the FP32 matrix `weights` as product; groups lie along `axis`.
 
     Both have one axis more where the matrix is divided into groups; reshaping the product to the matrix undoes it.
     """

@@ -33,7 +33,7 @@ _BITS_32 = np.iinfo(np.int32)
 
 
 class OpenVinoInstance:
-    """One infer request. Implements `api.BackendInstance`.
+    """An infer request. Implements `api.BackendInstance`.
 
     Small inputs are copied; the memory of large ones is lent to the request, which lets go of it afterwards. Outputs
     are written to memory that is new for each execution, and the server's from then on.
@@ -110,7 +110,7 @@ class OpenVinoInstance:
         del self._request, self._own_inputs, self._own_outputs, self._compiled
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
-        """How many rows of the outputs count; 0 for all. Raises INVALID_ARG for a batch that is of no good size."""
+        """Return how many rows of the outputs count; 0 for all. Raises INVALID_ARG for an unsupported batch size."""
         batch = self._graph.fixed_batch
         rows = len(next(iter(inputs.values()))) if batch and inputs else batch
         if rows == batch:
@@ -139,7 +139,7 @@ class OpenVinoInstance:
         return array[:rows] if rows else array
 
     def _let_go(self, lent: Sequence[int], tensors: Sequence[Any]) -> None:
-        """Of what is large, and of all that is a client's."""
+        """Release large tensors, and everything that is a client's."""
         for index in lent:
             self._request.set_input_tensor(index, self._own_inputs[index])
             self._held.pop(index, None)

@@ -32,13 +32,13 @@ VERSION = str(ov.__version__).partition("-")[0]
 
 @functools.cache
 def core() -> Any:
-    """One for all models: what a core knows of the devices takes a while to find out."""
+    """Return the core shared by all models: a new one would spend time on querying the devices again."""
     return ov.Core()
 
 
 @functools.cache
 def devices() -> tuple[str, ...]:
-    """Their names as OpenVINO has them: ``CPU``, ``GPU`` or ``GPU.0`` and ``GPU.1``, ``NPU``."""
+    """Return OpenVINO's names of the devices: ``CPU``, ``GPU`` or ``GPU.0`` and ``GPU.1``, ``NPU``."""
     return tuple(core().available_devices)
 
 

@@ -55,7 +55,7 @@ def find(ports: Sequence[Port], name: str) -> Port | None:
 
 
 def labels(ports: Sequence[Port], configured: Collection[str]) -> list[str]:
-    """What to call each port: as the configuration does, or by the best of its own names. No two are the same."""
+    """Return a name for each port: the configured one, or the best of its own names. No two are the same."""
     chosen: dict[int, str] = {}
     for name in configured:
         port = find(ports, name)

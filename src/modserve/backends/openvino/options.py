@@ -149,11 +149,11 @@ class OpenVinoOptions:
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Tensor → the layout that clients see, and the graph's own; the key "" is for the only input."""
     fixed_batch: bool = False
-    """All executions have max_batch_size rows."""
+    """True if all executions have max_batch_size rows."""
     padding: bool = False
     """Smaller batches are filled up to that."""
     requests: int = 0
-    """How many executions an instance has under way; 0 = as many as it has streams."""
+    """Number of concurrent executions of an instance; 0 = as many as it has streams."""
     tag: str = ""
     compressed: bool = False
     """The weights of matrix products become 8-bit integers."""
@@ -183,7 +183,7 @@ def read(config: ModelConfig) -> OpenVinoOptions:
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """What a model's parameters say that has no effect, and why."""
+    """Return warnings about a model's parameters that have no effect, with reasons."""
     notes, present = [], {key.upper() for key in config.parameters}
     for key in config.parameters:
         who, name = f"model '{config.name}': parameter '{key}' has no effect", key.upper()
@@ -200,7 +200,7 @@ def warnings(config: ModelConfig) -> list[str]:
 def compile_properties(
     options: OpenVinoOptions, device: str, *, threads: int, streams: int, cache_directory: str
 ) -> dict[str, Value]:
-    """What a model is compiled with for a device. What its parameters say counts; the rest is as follows.
+    """Return the properties to compile a model with for a device. Its parameters win; the defaults are as follows.
 
     Results are as exact as FP32 makes them, where OpenVINO by itself takes BF16 on a CPU that has it. On the CPU there
     are `threads` in all and as many `streams`, which no core is reserved for: other models and the server run there.
@@ -257,7 +257,7 @@ def _plugin_config(values: OptionReader) -> dict[str, Value]:
 
 
 def _by_tensor(values: OptionReader, key: str, read: Callable[[str], T], expected: str) -> dict[str, T]:
-    """One value for all, under the key "", or a JSON object of values by tensor."""
+    """Read one value for all tensors, under the key "", or a JSON object of values by tensor."""
     text = values.text(key)
     if not text:
         return {}

@@ -50,7 +50,7 @@ class OpenVinoGenaiBackend:
 
 
 def _parameters(path: Path) -> dict[str, str]:
-    """What the model's files say that a configuration may leave out. Raises INVALID_ARG for a broken GGUF file."""
+    """Return omissible parameters, from the model's files. Raises INVALID_ARG for a broken GGUF file."""
     if path.suffix != ".gguf":
         length = context_length(path.parent)
         return lengths(length) if length else {}

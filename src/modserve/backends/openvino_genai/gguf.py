@@ -1,6 +1,6 @@
 """Reads the values at the beginning of a GGUF file: what a model was made for, and its chat template.
 
-The format is that of ggml's docs/gguf.md. Strings and arrays that nobody wants are skipped.
+The format is that of ggml's docs/gguf.md. Unused strings and arrays are skipped.
 """
 
 import os
@@ -19,7 +19,7 @@ _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY, _UINT32, _UINT64 = 8, 9, 4, 10
 """The types of values."""
 _ALIGNMENT = 32
-"""Of tensors, in bytes, where the file does not say it."""
+"""Alignment of tensors, in bytes, if the file has none."""
 _MOST_VALUES = 100_000
 _MOST_DEPTH = 4
 _TOKENS = "tokenizer.ggml.tokens"
@@ -39,7 +39,7 @@ class GgufHeader:
 
     @property
     def context_length(self) -> int:
-        """In tokens; 0 if the file does not say."""
+        """Length in tokens; 0 if the file has none."""
         value = self.values.get(f"{self.architecture}.context_length", 0)
         return value if isinstance(value, int) else 0
 

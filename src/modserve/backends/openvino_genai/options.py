@@ -84,7 +84,7 @@ def read(config: ModelConfig, path: Path) -> GenaiOptions:
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """One for each parameter that nothing acts on."""
+    """Return a warning for each parameter without effect."""
     unknown = [key for key in config.parameters if key not in _KNOWN and key != key.upper()]
     return [unknown_parameter("openvino_genai", config, key, _KNOWN) for key in unknown]
 

@@ -73,7 +73,7 @@ def _opened(archive: str) -> io.BufferedIOBase:
 
 
 def _place(directory: str, name: str) -> str | None:
-    """Where a member belongs; None for the directory itself."""
+    """Return the path of a member; None for the directory itself."""
     parts = name.split("/")
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise EnvironmentArchiveError(f"'{name}' would be written outside the environment")

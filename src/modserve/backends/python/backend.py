@@ -80,7 +80,7 @@ class PythonModel:
         self._first: _Instance | None = None
 
     def describe(self) -> ModelDescription | None:
-        """What ``auto_complete_config`` says. The process that runs it becomes the first instance."""
+        """Return the description from ``auto_complete_config``. The process that runs it becomes the first instance."""
         if not self._source.auto_complete:
             return None
         before = _config(self._source.config_json)
@@ -96,7 +96,7 @@ class PythonModel:
             ) from error
 
     def complete(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What ``auto_complete_config`` makes of a configuration; None where the model has no such method.
+        """Complete a configuration by ``auto_complete_config``; None where the model has no such method.
 
         The process that runs it becomes the first instance.
         """
@@ -106,7 +106,7 @@ class PythonModel:
         return None if completed is None else json.loads(completed)
 
     def _without_tensors(self, config: Mapping[str, Any]) -> ModelDescription | None:
-        """Of a model that says nothing of its tensors, and whose configuration lists none: as in Triton, it loads."""
+        """Describe a model that names no tensors, nor does its configuration: as in Triton, it loads."""
         if config["input"] or config["output"]:
             return None
         _log.warning(
@@ -160,7 +160,7 @@ class PythonModel:
         return hints(self._source, self._options, self._backend_options, self._interpreter.python)
 
     def _arguments(self, spec: InstanceSpec) -> dict[str, str]:
-        """What ``initialize`` gets: Triton's keys, texts all of them."""
+        """Return the arguments of ``initialize``: Triton's keys, all values texts."""
         return {
             "model_config": spec.config_json,
             "model_instance_kind": spec.kind.name,

@@ -46,7 +46,7 @@ class WorkerCalls:
         }
 
     def end(self) -> None:
-        """The model is about to be finalized: nobody waits for its calls any more, and there are no more of them."""
+        """Cancel all calls and refuse new ones: the model is about to be finalized."""
         self._ended = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -138,7 +138,7 @@ class WorkerCalls:
         self._worker.send(wire.json_frame(MessageKind.RESULT, result, number))
 
     def _change(self, frame: Frame) -> None:
-        """A change of a metric, which nobody waits for: what is wrong with it goes to the log."""
+        """Apply a change of a metric. The worker expects no reply: errors go to the log."""
         try:
             self._metrics.change(*wire.read_json(frame[3]))
         except ModserveError as error:

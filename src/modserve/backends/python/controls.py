@@ -33,7 +33,7 @@ CONTROLS: Mapping[str, Callable[[ModelCaller, Mapping[str, Any]], "Future[Any]"]
     "unload": _unload,
     "ready": _ready,
 }
-"""What takes a while; the futures have the results."""
+"""Operations that take a while; the futures have the results."""
 
 
 class Metrics:

@@ -1,4 +1,4 @@
-"""Which interpreter and which environment variables a worker of a model gets.
+"""Choice of the interpreter and the environment variables of a model's workers.
 
 In this order: the environment that the model's parameter ``EXECUTION_ENV_PATH`` names; the ``requirements.txt`` beside
 the model, if the server installs such; the default interpreter. As Triton's python backend has it (README, "Creating
@@ -34,7 +34,7 @@ _UNPACK_LIMIT_S = 3600.0
 def prepare(
     source: ModelSource, model: ModelOptions, backend: BackendOptions, inherited: Mapping[str, str] = os.environ
 ) -> Interpreter:
-    """What the workers of a model version run in. Unpacks or installs it, if need be, and blocks meanwhile.
+    """Return the interpreter of a model version's workers. Unpacks or installs it if necessary, and blocks meanwhile.
 
     A model that runs in a thread has the server's interpreter. Raises INVALID_ARG if the environment is not there, is
     no good or cannot run a worker, and UNAVAILABLE if there is no room for it.

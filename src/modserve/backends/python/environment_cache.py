@@ -92,7 +92,7 @@ def _temporary() -> Path:
 
 
 def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> Path:
-    """The directory of an environment, which is made if it is not there, by one process and one thread at a time.
+    """Return the directory of an environment. Makes it if it is not there, by one process and one thread at a time.
 
     `source` is the file that it is made from: environments made from a former state of it, or from files that are
     gone, are removed if nobody uses them. `label` begins the lines in the log. Blocks, for as long as `make` takes.
@@ -122,7 +122,7 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
 
 
 def disk_error(cache: Path, error: OSError) -> ModserveError:
-    """What the file system refused, and how much room there is."""
+    """Return the file system's error, with the free space."""
     try:
         free = f"; {shutil.disk_usage(cache).free >> 20} MiB are free there"
     except OSError:

@@ -23,7 +23,7 @@ def file_of(pid: int) -> int:
 
 
 def wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
-    """Whether a child ends before `end`, in seconds. It is not reaped, so that its group is still its own."""
+    """Wait for a child until `end`, in seconds; returns True if it ends. It is not reaped, so it keeps its group."""
     if process.returncode is not None:
         return True
     file = file_of(process.pid)
@@ -49,7 +49,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def describe(code: int) -> str:
-    """What `Popen.returncode` means, to end a sentence about the process with."""
+    """Describe a `Popen.returncode`, to end a sentence about the process with."""
     if code >= 0:
         return f"exited with status {code}"
     try:

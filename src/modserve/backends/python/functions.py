@@ -54,7 +54,7 @@ Mark = tuple[str, int, int]
 class _Model:
     target: str
     directory: str
-    """Where its module is looked for first."""
+    """Directory that is searched first for its module."""
     config: Mapping[str, Any] | None
     """None for a target that has to be described by a process of its own."""
 
@@ -103,7 +103,7 @@ class FunctionRepository:
         return ()
 
     def _read(self, name: str) -> Listing:
-        """One model as it is now. Blocking."""
+        """Read the current state of one model. Blocking."""
         model = self._models[name]
         content: bytes | ModserveError
         mark: object = None
@@ -194,7 +194,7 @@ def _mark(file: str) -> Mark:
 
 
 def _describe(model: _Model) -> dict[str, Any]:
-    """What a process that imports a target says of it. Raises INVALID_ARG if the process says nothing."""
+    """Return a target's description, from a process that imports it. Raises INVALID_ARG if the process gives none."""
     command = [sys.executable, "-c", _DESCRIBE, str(_WORKER / "importable"), model.target]
     doing = f"cannot import '{model.target}'"
     ended = subprocesses.run(command, doing, _LONGEST_IMPORT_S, cwd=model.directory)

@@ -19,7 +19,7 @@ from .worker.errors import TritonModelException
 _AT_A_TIME = 64
 """Executions of an ``async def execute``."""
 _LONGEST_END_S = 10.0
-"""How long tasks that have been cancelled may take to end."""
+"""Maximum time, in seconds, for cancelled tasks to end."""
 
 
 class InlineInstance(LocalInstance):

@@ -60,7 +60,7 @@ class WorkerInstance:
         self.worker = worker
         self.max_ahead = _AHEAD
         self._room = 0
-        """How many requests the worker may have that are not finished; 0 if it says itself when it takes others."""
+        """Limit of unfinished requests at the worker; 0 if it reports itself when it takes others."""
         self._full: _Batch | None = None
         """The batch that has taken the last of that room."""
         self._options = options
@@ -71,7 +71,7 @@ class WorkerInstance:
         self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
         self._lost: str | None = None
-        """Why, if it is. Not as an exception: one that is raised keeps the frames that it goes through."""
+        """Reason of the loss, if it is lost. Not an exception: a raised one keeps the frames that it goes through."""
         self._execution_timeout_s = execution_timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
@@ -116,7 +116,7 @@ class WorkerInstance:
             raise
 
     def complete(self, config: str) -> str | None:
-        """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
+        """Complete a configuration by ``auto_complete_config``; None if the model has no such method."""
         completed: str | None = self._ask(MessageKind.COMPLETE, config)
         return completed
 
@@ -164,7 +164,7 @@ class WorkerInstance:
         self._handle = self._timer = None
 
     def kill_because(self, reason: str) -> None:
-        """End the process, whatever it does: it is lost."""
+        """End the process, whatever it is doing: it is lost."""
         self.worker.kill_because(reason)
 
     def _ended(self, error: InstanceLostError) -> None:
@@ -226,7 +226,7 @@ class WorkerInstance:
             self._sent(batch)
 
     def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
-        """Those with these numbers; None stands for the batch that is executed. All, if none of them is open."""
+        """Return the open requests with these numbers; None stands for the current batch. All, if none is open."""
         if numbers is None:
             numbers = self._batches[0].numbers if self._batches else ()
         some = [self._open[number] for number in numbers if number in self._open]
@@ -377,7 +377,7 @@ def _execute_frame(
 
 
 def _extras(request: EngineRequest) -> bytes:
-    """What few requests have."""
+    """Encode the rarely used members of a request; empty if it has none."""
     parameters, context = request.parameters, request.trace_context
     if not parameters and not request.timeout_ns and not context:
         return b""

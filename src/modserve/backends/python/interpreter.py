@@ -45,7 +45,7 @@ _OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """How to start a worker: `variables` are all of its environment variables, with those of activation.
+    """Interpreter of a worker: `variables` are all of its environment variables, with those of activation.
 
     `python` is a path; `version` is like ``CPython 3.11.7``.
     """

@@ -64,7 +64,7 @@ class LocalInstance:
     # On loading threads. Raises what is wrong with the model
 
     def complete(self, config: str) -> str | None:
-        """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
+        """Complete a configuration by ``auto_complete_config``; None if the model has no such method."""
         try:
             return self._model.auto_complete_config(config)
         except ModelError as error:
@@ -152,7 +152,7 @@ class LocalInstance:
         )
 
     def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
-        """All responses go together, which is quicker, unless some are missing, are errors, or were sent before."""
+        """Return all responses together, which is faster, unless some are missing, are errors, or were sent before."""
         finals = []
         for handle, response in zip(handles, responses, strict=True):
             if handle.ended or response is None or response.has_error():
@@ -258,7 +258,7 @@ class InServerHost:
         """The batch of an execution that is no task, on `thread`."""
         self.thread = 0
         self.open: weakref.WeakSet[EngineRequest] = weakref.WeakSet()
-        """Those of tasks, and those that the model responds to after the execution."""
+        """Requests of tasks, and requests that the model responds to after the execution."""
         self._models = source.models
         self._metrics = Metrics(source.metrics)
         self._before_wait = before_wait
@@ -362,7 +362,7 @@ def _receive(
 
 
 def _context(request: worker_request.InferenceRequest) -> str:
-    """That of the request in whose trace the model wants its call to be."""
+    """Return the trace context of the request that the model names as the parent of its call."""
     return request.trace().get_context() or ""
 
 

@@ -26,7 +26,7 @@ CPU_ONLY_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 EXECUTION_TIMEOUT = "EXECUTION_TIMEOUT_SECONDS"
 MODEL_PARAMETERS = (EXECUTION_MODE, ENVIRONMENT_PATH, CPU_ONLY_INPUTS, EXECUTION_TIMEOUT)
 _LIKELY = 0.85
-"""How similar an unknown parameter must be to a known one to count as misspelt."""
+"""Similarity to a known parameter from which an unknown one counts as misspelt."""
 
 INSTALL_REQUIREMENTS = "install-requirements"
 ENVIRONMENT_DIRECTORY = "environment-directory"

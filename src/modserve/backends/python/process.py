@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).parent / "worker" / "__main__.py"
 _EXIT_S = 2.0
-"""How long a process that has closed its socket may take to be gone."""
+"""Maximum time for a process to end after closing its socket."""
 _LAST_READS = 64
-"""Of what a process sent before it ended: more than its socket holds."""
+"""Limit of reads of output from before the process's end: more than its socket holds."""
 _TRIM_S = arena.IDLE_SECONDS + 1
 
 
 class WorkerProcess:
-    """One process. `takers` get its frames by kind, `on_end` its end; both on the event loop's thread."""
+    """A worker process. `takers` get its frames by kind, `on_end` its end; both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, label: str) -> None:
         self.takers: dict[int, Callable[[Frame], None]] = {
@@ -71,12 +71,12 @@ class WorkerProcess:
         self._listening = False
         self._ended = False
         self._ending = threading.Lock()
-        """Of the thread that takes the exit status, reads the rest of the output or closes files."""
+        """Lock of the thread that takes the exit status, reads the rest of the output or closes files."""
         self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
         self._replies_due = 0
-        """Of the model's ``is_ready``."""
+        """Outstanding replies of the model's ``is_ready``."""
 
     def __repr__(self) -> str:
         return f"WorkerProcess({self.label}, process {self.process.pid})"
@@ -163,7 +163,7 @@ class WorkerProcess:
             self.loop.add_reader(self._pidfd, self._exited)
 
     def send_soon(self, frame: bytes) -> None:
-        """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
+        """Send together with everything sent before the event loop polls again, for a busy process."""
         if not self._soon:
             self.loop.call_soon(self.send, b"")
         self._soon.append(frame)
@@ -208,7 +208,7 @@ class WorkerProcess:
             self.loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> bool:
-        """Whether there may be more to read."""
+        """Read once; returns whether there may be more to read."""
         try:
             more = self._take_some()
         except BlockingIOError:
@@ -225,7 +225,7 @@ class WorkerProcess:
         return count > 0 and self._receive(count)
 
     def _receive(self, count: int) -> bool:
-        """False after what the server does not understand: whatever else comes may be as wrong."""
+        """Process received frames. Returns False after an invalid one: later ones may be as wrong."""
         try:
             for frame in self._frames.received(count):
                 self.takers[frame[0]](frame)
@@ -270,7 +270,7 @@ class WorkerProcess:
             self.loop.remove_reader(self._output.fd)
 
     async def check_ready(self, timeout_s: float) -> bool:
-        """What the model's ``is_ready`` returns. Raises TimeoutError."""
+        """Return the result of the model's ``is_ready``. Raises TimeoutError."""
         assert self._ready is not None
         self._replies_due += 1
         await self.loop.sock_sendall(self._ready, b"?")

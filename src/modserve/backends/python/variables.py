@@ -24,12 +24,12 @@ _OF_ANOTHER_INTERPRETER = (
     "CONDA_DEFAULT_ENV",
     "CONDA_PROMPT_MODIFIER",
 )
-"""What says of the server's interpreter where its library is, and would mislead another one."""
+"""Variables that locate the library of the server's interpreter, and would mislead another one."""
 _THREADS = "OMP_NUM_THREADS"
 
 
 def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """For a worker that runs the interpreter of an environment, as if that were active.
+    """Return the variables of a worker that runs an environment's interpreter, as if that were active.
 
     The variables are those that Triton's python backend sets (``ParseActivationScript`` in src/pb_utils.cc), and
     ``CONDA_PREFIX``. The worker itself calls `library_path.restore`. Of ``PYTHONPATH``, the user's entries stay and
@@ -51,7 +51,7 @@ def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
 
 
 def for_other_interpreter(inherited: Mapping[str, str]) -> dict[str, str]:
-    """For a worker that runs another interpreter than the server's, which is in no environment."""
+    """Return the variables of a worker with another interpreter than the server's, in no environment."""
     variables = dict(inherited)
     for name in _OF_ANOTHER_INTERPRETER:
         variables.pop(name, None)
@@ -82,7 +82,7 @@ def _prefixed(directory: Path, path: str) -> str:
 
 
 def _site_packages() -> set[str]:
-    """Where the server's interpreter finds installed packages."""
+    """Return the directories of the server interpreter's installed packages."""
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     paths.update(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages"))
     return {os.path.realpath(path) for path in paths if path}
