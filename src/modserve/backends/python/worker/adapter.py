@@ -21,7 +21,7 @@ from .tensor import Tensor
 from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stacked
 
 Outcome = Union[Dict[str, Any], Exception]
-"""What has become of a request: its outputs, or its failure."""
+"""Outcome of a request: its outputs, or its failure."""
 
 
 def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[type]:
@@ -51,7 +51,7 @@ class _Adapter:
 
     @classmethod
     def auto_complete_config(cls, config: Any) -> Any:
-        """Fill in what the declaration says. What a config.pbtxt says beside it must agree."""
+        """Fill in the declaration. A config.pbtxt next to it must not contradict it."""
         definition = cls.definition
         config.set_max_batch_size(definition.options.max_batch_size)
         for each in definition.inputs:
@@ -135,7 +135,7 @@ class _Adapter:
         return [{name: array[end - count : end] for name, array in outputs.items()} for count, end in zip(rows, ends)]
 
     async def _outputs(self, arrays: Arrays, rows: int) -> Dict[str, Any]:
-        """The outputs for inputs of so many rows."""
+        """Return the outputs for inputs of `rows` rows."""
         definition = self.definition
         if definition.by_row:
             values = await self._all(self._call(arrays, row) for row in range(rows))
@@ -166,7 +166,7 @@ class _Adapter:
         return TritonError(report.message, ErrorCode[report.code])
 
     async def _stream(self, request: Any) -> None:
-        """Send a response for each value that a generator yields, until nobody waits for them."""
+        """Send a response for each value that a generator yields, until the request is cancelled."""
         sender = request.get_response_sender()
         definition, fields = self.definition, self.definition.outputs
         try:
@@ -263,7 +263,7 @@ def _compare(definition: Definition, config: Dict[str, Any]) -> None:
 
 
 def _ignored(definition: Definition, config: Dict[str, Any]) -> Iterator[str]:
-    """What a declaration in a model repository says that only a config.pbtxt can say there."""
+    """Yield warnings about options of a declaration that only a config.pbtxt can set in a model repository."""
     mode = config.get("parameters", {}).get("EXECUTION_MODE", {}).get("string_value", "process")
     if definition.isolation not in ("process", mode):
         isolation = f"isolation='{definition.isolation}'"

@@ -1,7 +1,7 @@
 """Shared memory for large tensors: files without a name that grow and shrink.
 
 There are two, one that the server writes to and one that the worker writes to. Each is one file of the kernel's memory
-(``memfd``), which both have open: no name is left behind, whoever is killed first, and no size is fixed, nor is
+(``memfd``), which both have open: no name is left behind, in any order of ends, and no size is fixed, nor is
 ``/dev/shm`` used. On Linux nobody who has it open can make it smaller, which would kill whoever reads the lost part
 next. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
 
@@ -147,7 +147,7 @@ class Arena:
         return forgotten
 
     def close(self) -> None:
-        """Nothing is allocated any more. The file lives on in its mappings, as long as somebody refers to these."""
+        """Stop allocating. The file lives on in its mappings, as long as any reference to these exists."""
         with self._lock:
             self._blocks.clear()
             self._free.clear()
@@ -199,7 +199,7 @@ class Mirror:
         return None
 
     def take_released(self) -> List[int]:
-        """The blocks whose leases are over since the last time: one entry for each lease."""
+        """Return the blocks of leases that have ended since the last call: one entry for each lease."""
         if not self._released:
             return []
         released = []
@@ -208,14 +208,14 @@ class Mirror:
         return released
 
     def close(self) -> None:
-        """Nothing is fetched any more. Mappings end when nobody reads them any more."""
+        """Stop fetching. Mappings end when they are not read any more."""
         self._mappings.clear()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def forget(self, offset: int) -> None:
-        """The owner has given up a block: the mapping ends when nobody reads it any more."""
+        """Drop a block that its owner has given up: the mapping ends when it is not read any more."""
         self._mappings.pop(offset, None)
 
 

@@ -78,7 +78,7 @@ def _decorate(target: Any, options: Options) -> Any:
 
 
 def definition_of(target: object) -> Optional[Definition]:
-    """What the decorator knows of an object; None for one that was not decorated itself, such as a derived class."""
+    """Return the decorator's definition of an object; None if it was not decorated itself, such as a derived class."""
     definition: Any = getattr(target, MARK, None)
     return definition if definition is not None and getattr(definition, "target", None) is target else None
 

@@ -10,7 +10,7 @@ from .errors import TritonModelException
 
 
 class DataType(enum.IntEnum):
-    """What `Tensor.triton_dtype` returns: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
+    """Values of `Tensor.triton_dtype`: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
 
     INVALID = 0
     BOOL = 1
@@ -43,7 +43,7 @@ NUMPY_TYPES: Dict[str, Any] = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
-"""The datatypes whose raw form is what numpy has in memory."""
+"""Datatypes with a raw form equal to numpy's memory."""
 
 DTYPES: Dict[str, "np.dtype[Any]"] = {name: np.dtype(numpy_type) for name, numpy_type in NUMPY_TYPES.items()}
 DATATYPES: Dict["np.dtype[Any]", str] = {dtype: name for name, dtype in DTYPES.items()}

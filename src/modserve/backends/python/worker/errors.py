@@ -21,7 +21,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class TritonError(Exception):
-    """Why a response has no outputs. Unlike in Triton, it can be raised: the request then fails with its code."""
+    """Failure in place of outputs. Unlike in Triton, it can be raised: the request then fails with its code."""
 
     UNKNOWN = ErrorCode.UNKNOWN
     INTERNAL = ErrorCode.INTERNAL
@@ -76,7 +76,7 @@ class TritonModelException(Exception):
 
 
 class ModelError(Exception):
-    """What a model's own code, or its file, did wrong.
+    """Fault in a model's own code, or in its file.
 
     `code` is the name of one of `ErrorCode`; `message` is for the caller and names the place in the model's own code,
     `traceback` is for the log and may be empty.

@@ -11,11 +11,11 @@ Place = Tuple[str, int, str]
 """A file, a line and the name of a function."""
 
 _OURS = ("modserve.", "modserve_worker.")
-"""How the names of this project's modules begin, in the server and in a worker."""
+"""Prefixes of the names of this project's modules, in the server and in a worker."""
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 AT = "\n\nAt:\n"
-"""What comes between a text and its places."""
+"""Separator between a text and its places."""
 _FRAMES = 20
 _LENGTH = 4096
 _TRACEBACK = 32 * 1024
@@ -37,7 +37,7 @@ class OwnFiles:
         self._directories.sort(key=len, reverse=True)  # a version's directory before that of its model
 
     def add_module(self, file: str, name: str) -> None:
-        """Take in the file of a module of this name, and what can be imported beside it if it is not installed."""
+        """Add the file of a module with its name, and everything importable from its folder if it is not installed."""
         if not file or self.name(file) is not None:
             return
         directory = root = os.path.dirname(os.path.abspath(file))
@@ -46,7 +46,7 @@ class OwnFiles:
         self.add(directory if os.path.basename(root) in _INSTALLED else root)
 
     def name(self, file: str) -> Optional[str]:
-        """How clients know a file, such as ``model.py``; None for one that is not the model's."""
+        """Return a file's name for clients, such as ``model.py``; None for one that is not the model's."""
         for directory in self._directories:
             if file.startswith(directory) and not file.startswith(_STANDARD_LIBRARY):
                 name = file[len(directory) :]

@@ -48,7 +48,7 @@ _HELP = (
 
 @dataclass(frozen=True)
 class Spec:
-    """One input or output: its datatype, its shape without the batch dimension, and more where it is needed.
+    """An input or output: its datatype, its shape without the batch dimension, and more where it is needed.
 
     `datatype` is a name of the protocol (``"FP32"``, ``"BYTES"``, …), a name of config.pbtxt (``"TYPE_FP32"``), or a
     type of NumPy or Python. Lengths of -1 in `shape` may vary. In ``Annotated[NDArray[np.float32],
@@ -67,11 +67,11 @@ class Spec:
 
 
 Declaration = Union[Spec, Tuple[Any, Sequence[int]]]
-"""How ``inputs=`` and ``outputs=`` describe a tensor: ``("FP32", [-1, 3])`` or a `Spec`."""
+"""Description of a tensor in ``inputs=`` and ``outputs=``: ``("FP32", [-1, 3])`` or a `Spec`."""
 
 
 class Field(NamedTuple):
-    """One tensor of a model, and what the function calls it."""
+    """A tensor of a model, with its name in the function."""
 
     name: str
     key: str
@@ -86,7 +86,7 @@ class Field(NamedTuple):
     """``array``, ``single`` (one value) or ``list`` (a value for each row, or any number without batching)."""
 
     def config(self) -> Dict[str, Any]:
-        """As in the JSON of a model configuration."""
+        """Return the entry in the JSON of a model configuration."""
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         optional = {"optional": True} if self.optional else {}
         return {"name": self.name, "data_type": kind, "dims": list(self.shape), **optional}
@@ -192,7 +192,7 @@ def output_fields(hint: Any, batching: bool) -> List[Field]:
 
 
 def is_stream(hint: Any) -> bool:
-    """Whether a return hint is that of a generator."""
+    """Return True if a return hint is that of a generator."""
     return _origin(hint)[0] in _STREAMS
 
 

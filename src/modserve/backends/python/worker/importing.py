@@ -23,7 +23,7 @@ _marks: Dict[str, Tuple[int, int]] = {}
 """The times and sizes of the files of modules when they were imported."""
 _numbers = itertools.count(1)
 _locks: "Dict[str, threading.RLock]" = {}
-"""By module: in the server, several threads may import the same one, or read it again, at a time."""
+"""Locks by module: in the server, several threads may import the same one, or read it again, at a time."""
 _path_lock = threading.Lock()
 _PREFIX = "modserve_file_"
 
@@ -36,9 +36,9 @@ def hold(target: Any) -> str:
 
 
 def imported(target: str, directory: str) -> Any:
-    """The decorated object that `target` names. Modules are looked for in `directory` first.
+    """Return the decorated object that `target` names. Modules are looked for in `directory` first.
 
-    Raises ImportError, AttributeError or TypeError with a text for people, and whatever the module itself raises.
+    Raises ImportError, AttributeError or TypeError with a text for people, and any exception of the module itself.
     """
     if target in HELD:
         return HELD[target]

@@ -44,7 +44,7 @@ class Link:
         """Frames that leave together; None where each leaves at once."""
 
     def leave_to_parent(self) -> None:
-        """In a forked child. Else the server would not hear of the parent's end, and hear two at a time."""
+        """Close the socket in a forked child. Else the server would miss the parent's end, and hear two at a time."""
         self.forked = True
         self._socket.close()
 

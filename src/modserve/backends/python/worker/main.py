@@ -33,7 +33,7 @@ from .tensor import Tensor
 from .wire import Frame, MessageKind
 
 _FAILED_TURN = 70
-"""The exit status of a process whose model has failed outside of all requests."""
+"""Exit status of a process after a failure of its model outside of all requests."""
 _F_SETSIG = 10
 """Linux: the signal that a file descriptor sends in place of SIGIO."""
 
@@ -83,7 +83,7 @@ def _die_with_server(lifeline: int) -> None:
 
 
 def _exit() -> NoReturn:
-    """The end of a process whose model may have left threads and processes behind, which nobody waits for."""
+    """End the process. Its model may have left threads and processes behind; none of them is waited for."""
     try:
         processes = sys.modules.get("multiprocessing")
         for child in processes.active_children() if processes is not None else ():
@@ -96,7 +96,7 @@ def _exit() -> NoReturn:
 
 
 class WorkerLoop:
-    """What the frames of the server ask of the model."""
+    """Executor of the server's frames on the model."""
 
     def __init__(self, link: Link, ready: socket.socket) -> None:
         self._link = link
@@ -144,7 +144,7 @@ class WorkerLoop:
                 link.wait(lambda: self._work)
 
     def _take_turn(self) -> bool:
-        """What the model sends in a turn leaves at its end. A model whose turn fails cannot go on."""
+        """Take a turn of the model and send its messages at the end. A model with a failed turn cannot go on."""
         self._link.hold(True)
         try:
             return self._model.turn()

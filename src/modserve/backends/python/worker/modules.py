@@ -1,4 +1,4 @@
-"""Imports a model.py and the modules beside it.
+"""Import of a model.py and the modules next to it.
 
 A model sees the modules and packages of its version's directory, of its own directory, and of more that it names.
 
@@ -37,7 +37,7 @@ _directory_of_process: Optional[str] = None
 
 
 class Scope:
-    """What a model can import. `close` forgets its private modules."""
+    """Importable modules of a model. `close` forgets its private modules."""
 
     def __init__(self, path: str, of_host: Optional[host.Host], isolated: bool, search_paths: Sequence[str]) -> None:
         self.isolated = isolated
@@ -52,7 +52,7 @@ class Scope:
             self.globals["__builtins__"] = {**vars(builtins), "__import__": self._import}
 
     def run(self) -> ModuleType:
-        """Import model.py; raises whatever that raises."""
+        """Import model.py; raises any exception of its code."""
         offer_api()
         forget_listings()
         if self.isolated:
@@ -194,7 +194,7 @@ def offer_api() -> None:
 
 
 def model_directory() -> str:
-    """The directory of the model.py whose code calls. Raises RuntimeError where no model runs."""
+    """Return the directory of the calling model.py. Raises RuntimeError where no model runs."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         directory = frame.f_globals.get(DIRECTORY_IN_GLOBALS)
@@ -207,7 +207,7 @@ def model_directory() -> str:
 
 
 def _end_of_standard_library() -> int:
-    """Where the entries of `sys.path` after the standard library begin."""
+    """Return the index of the first entry of `sys.path` after the standard library."""
     standard = os.path.dirname(os.__file__)
     for index in range(len(sys.path), 0, -1):
         if sys.path[index - 1] in (standard, os.path.join(standard, "lib-dynload")):

@@ -8,7 +8,7 @@ from .errors import TritonModelException
 Value = Union[bool, int, float, str]
 
 _RESERVED = frozenset(("binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"))
-"""What clients send as parameters and Triton keeps apart."""
+"""Names that clients send as parameters and Triton keeps apart."""
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
@@ -37,7 +37,7 @@ def as_json(parameters: Optional[Mapping[str, Any]]) -> str:
 
 
 def as_json_of_client(parameters: Optional[Mapping[str, Any]]) -> str:
-    """As Triton writes those of a received request."""
+    """Return the parameters of a received request as JSON, as Triton writes them."""
     if not parameters:
         return "{}"
     shown = {name: value for name, value in parameters.items() if name not in _RESERVED}

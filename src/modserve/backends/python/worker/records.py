@@ -24,17 +24,17 @@ _RECORD = struct.Struct("<QHHIII")
 """Number, status, tensors, and bytes of description, extras and id."""
 _NUMBER_BYTES = 8
 _LOCATION = struct.Struct("<BQQQQ")
-"""Where the elements of a tensor are: which memory, offset and capacity of the block, start in it, size; in bytes."""
+"""Location of a tensor's elements: which memory, offset and capacity of the block, start in it, size; in bytes."""
 _ALIGN = 16
 
 INLINE_BYTES = 16 * 1024
 """A larger tensor goes through shared memory: one copy in place of four, for some microseconds more."""
 MAX_INLINE_BYTES = 128 * 1024
-"""All inline tensors of a frame together: so much fits into a socket at once."""
+"""Limit for all inline tensors of a frame together: a socket holds this much at once."""
 
 
 class Status:
-    """Of a record."""
+    """Status of a record."""
 
     RESPONSE: Final = 0  # a response, and more may come
     FINAL: Final = 1  # the last response
@@ -55,7 +55,7 @@ class TensorDescription(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What all requests or responses of a sort have in common."""
+    """Common part of all requests or responses of a sort."""
 
     tensors: Tuple[TensorDescription, ...]
     outputs: Tuple[str, ...]
@@ -63,7 +63,7 @@ class Description(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One request or response as it came. `elements` are the tensors' raw forms, in the description's order."""
+    """A received request or response. `elements` are the tensors' raw forms, in the description's order."""
 
     number: int
     status: int
@@ -80,7 +80,7 @@ Sort = Tuple[Tuple[Tuple[str, str, Tuple[int, ...]], ...], Tuple[str, ...], Tupl
 """A description as a key: name, datatype and shape of each tensor, the requested outputs, and the target of a call."""
 
 _KEPT = 1024
-"""Of each kind; more than that, and shapes vary too much for any to come again."""
+"""Limit of each kind; with more, shapes vary too much for any to come again."""
 
 
 class _Template(NamedTuple):

@@ -116,7 +116,7 @@ class _Call:
         self.tell: Optional[Callable[[], object]] = None
 
     def is_settled(self) -> bool:
-        """All is known of a call that has one response: it is over, or has more than one."""
+        """Return True if a call with one response is settled: it is over, or has more than one."""
         return self.over or len(self.outcomes) > 1
 
 
@@ -348,7 +348,7 @@ def _response(record: Record) -> InferenceResponse:
 
 
 def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:
-    """What few calls have."""
+    """Encode the rarely used members of a call; empty if it has none."""
     extras = {
         "parameters": call_parameters(request),
         "timeout": request.timeout(),
@@ -359,7 +359,7 @@ def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:
 
 
 def call_parameters(request: InferenceRequest) -> Dict[str, Any]:
-    """The parameters of a call, with those that say which sequence it belongs to."""
+    """Return the parameters of a call, with the members that identify its sequence."""
     parameters = dict(request.values or {})
     if request.correlation_id():
         parameters["sequence_id"] = request.correlation_id()

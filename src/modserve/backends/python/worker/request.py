@@ -15,7 +15,7 @@ RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(enum.IntEnum):
-    """Where to put outputs of a called model."""
+    """Preferred memory for outputs of a called model."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -217,7 +217,7 @@ class InferenceRequest:
         self._flags = _number("flags", flags, 0, 32)
 
     def timeout(self) -> int:
-        """In microseconds; 0 for none."""
+        """Return the time-out in microseconds; 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
@@ -238,7 +238,7 @@ class InferenceRequest:
         return here.call_decoupled(self) if decoupled else here.call(self)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
-        """Like `exec`, for the running event loop. It begins at once. Raises RuntimeError if no loop runs."""
+        """Run `exec` for the running event loop. It begins at once. Raises RuntimeError if no loop runs."""
         asyncio.get_running_loop()
         here = host.current()
         call: Awaitable[Any] = here.call_decoupled_async(self) if decoupled else here.call_async(self)
@@ -258,11 +258,11 @@ class InferenceRequest:
         return sender
 
     def is_cancelled(self) -> bool:
-        """Nobody waits for the response any more."""
+        """Return True if no client waits for the response."""
         return self._handle is not None and self._handle.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, the request runs again in a later execution."""
+        """Set the flags. With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, the request runs again in a later execution."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
                 f"set_release_flags({flags!r}): it takes TRITONSERVER_REQUEST_RELEASE_ALL (1) or "

@@ -100,7 +100,7 @@ def _refuse(index: int, tensor: object) -> None:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model; the same again gives those that have come once more.
+    """The responses of a decoupled model. A new iteration repeats the responses received so far.
 
     As in Triton, an end that comes alone is a response without outputs. After `cancel` the last one is an error with
     the code CANCELLED, unless the called model has ended before.
@@ -141,7 +141,7 @@ class RequestHandle(Protocol):
         """
 
     def is_cancelled(self) -> bool:
-        """Nobody waits for a response any more."""
+        """Return True if no client waits for a response."""
 
     def is_paused(self) -> bool:
         """A slow client has so much to take that `send` would block, if the response is not the final one."""
@@ -222,7 +222,7 @@ class InferenceResponseSender:
         return self._closed
 
     def close(self) -> None:
-        """Nothing more may be sent: the request has ended otherwise."""
+        """Refuse further responses: the request has ended otherwise."""
         with self._lock:
             self._closed = True
 

@@ -67,7 +67,7 @@ Logger.LogLevel = LogLevel  # type: ignore[attr-defined]
 
 
 class MetricKind(enum.IntEnum):
-    """What a metric measures. The numbers are Triton's."""
+    """Kind of a metric. The numbers are Triton's."""
 
     COUNTER = 0
     GAUGE = 1
@@ -85,7 +85,7 @@ _OPERATIONS = {
 
 
 class Metric:
-    """One series of a `MetricFamily`, which makes it. Its methods raise TritonModelException if the operation is not
+    """A series of a `MetricFamily`, which makes it. Its methods raise TritonModelException if the operation is not
     possible.
     """
 
@@ -101,11 +101,11 @@ class Metric:
         self._change("increment", value)
 
     def set(self, value: float) -> None:
-        """For gauges."""
+        """Set a gauge."""
         self._change("set", value)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """For histograms. Not in Triton: `times` counts equal values."""
+        """Observe in a histogram. Not in Triton: `times` counts equal values."""
         self._change("observe", value, times)
 
     def value(self) -> float:
@@ -199,7 +199,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a version of a model accepts requests; by default the version that calls without one get."""
+    """Return whether a version of a model accepts requests; by default the version used by calls without one."""
     if not isinstance(model_version, str):
         raise TypeError(f"is_model_ready(): model_version must be a str, not {type_name(model_version)}")
     arguments = {"name": _name("is_model_ready", model_name), "version": model_version or None}

@@ -1,4 +1,4 @@
-"""What a model.py imports as `triton_python_backend_utils`, with Triton's names and arguments."""
+"""Module that a model.py imports as `triton_python_backend_utils`, with Triton's names and arguments."""
 
 from typing import Any, Dict, Optional
 
@@ -99,7 +99,7 @@ def _config(model_config: Dict[str, Any], kind: str, name: str) -> Optional[Dict
 
 
 def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:
-    """Whether a configuration, a dict, is of a decoupled model."""
+    """Return whether a configuration, a dict, is of a decoupled model."""
     policy = model_config.get("model_transaction_policy", {})
     return bool(policy.get("decoupled", False))
 

@@ -17,7 +17,7 @@ class InvalidInputError(ValueError):
 
 
 class OutputError(ValueError):
-    """What a function returned is not what its declaration says."""
+    """A returned value that contradicts the function's declaration."""
 
 
 def arguments(fields: Sequence[Field], arrays: Arrays, row: Optional[int] = None) -> Dict[str, Any]:
@@ -53,7 +53,7 @@ def _texts(field: Field, array: Any) -> List[str]:
 
 
 def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
-    """What a function returned, as values by the names of the outputs. Raises OutputError."""
+    """Return a function's result as values by the names of the outputs. Raises OutputError."""
     if isinstance(returned, Mapping):
         values = {field.name: returned[field.key] for field in fields if field.key in returned}
         unknown = sorted(str(key) for key in returned if key not in {field.key for field in fields})
@@ -148,7 +148,7 @@ def _as_bytes(field: Field, array: Any) -> Any:
 
 
 def stacked(field: Field, values: Sequence[Any]) -> Any:
-    """One array of an output's rows, each from a call of its own. Raises OutputError."""
+    """Stack an output's rows, each from a call of its own, into one array. Raises OutputError."""
     rows = [output(field, value, None, batching=False) for value in values]
     if len({row.shape for row in rows}) > 1:
         shapes = sorted({str(list(row.shape)) for row in rows})
