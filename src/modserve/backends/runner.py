@@ -54,7 +54,7 @@ class Runner:
 
 
 class AsyncRunner:
-    """An instance that lives on an event loop, which is one of its own here, with so many executions under way."""
+    """An instance on an event loop of its own, with a number of concurrent executions."""
 
     def __init__(
         self, instance: AsyncInstance, names: tuple[str, ...], timed: Sequence[Inputs], *, alone: bool = False
@@ -136,7 +136,7 @@ class AsyncRunner:
 def runner(
     instance: Executor, names: tuple[str, ...], timed: Sequence[Inputs], *, alone: bool = False
 ) -> Runner | AsyncRunner:
-    """A runner over an instance, which it closes. `alone`: one execution at a time, whatever the instance takes.
+    """Return a runner over an instance, which it closes. `alone`: one execution at a time, for any instance.
 
     Raises UnmeasurableError for one that wants requests in place of a batch, INTERNAL for what is no instance.
     """

@@ -19,7 +19,7 @@ def run(
     pass_fds: Collection[int] = (),
     together: bool = False,
 ) -> Ended:
-    """Run a program to its end, whatever its status is. Blocks. `together`: what it writes is all in ``stdout``.
+    """Run a program to its end, with any exit status. Blocks. `together`: all its output is in ``stdout``.
 
     Raises INVALID_ARG, which begins with `doing`, if it cannot be run or is not over in time.
     """

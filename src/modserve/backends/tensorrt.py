@@ -30,7 +30,7 @@ class TensorRtBackend(NoCode):
         raise self.refusal(source.config, path, source.options)
 
     def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError:
-        """Why a plan is not served, and what is; `modserve check` says it without opening anything."""
+        """Return the error for a plan, with the alternative; `modserve check` reports it without opening anything."""
         return unsupported(
             f"model '{config.name}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "
             "built on and the version of TensorRT that built it. modserve cannot run TensorRT engines. Serve the ONNX "

@@ -1,4 +1,4 @@
-"""Where backends keep what they can make again: files of the user's cache, named by the content they were made from."""
+"""User's cache of files that backends can make again, named by the content they were made from."""
 
 import hashlib
 import os
@@ -37,7 +37,7 @@ def content_digest(root: Path, largest: int | None = None) -> str:
 
 
 def file_digest(path: Path, largest: int | None = None) -> str:
-    """Like `content_digest`, of a file. Raises OSError."""
+    """Return the `content_digest` of a file. Raises OSError."""
     with regular_file.open_regular(path) as file:
         status = os.fstat(file.fileno())
         if largest is not None and status.st_size > largest:

@@ -45,7 +45,7 @@ class EngineRequest(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The same inputs with their datatypes; `Tensor.raw` is the protocol's raw form, also of BYTES."""
+        """Inputs with their datatypes; `Tensor.raw` is the protocol's raw form, also of BYTES."""
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from modserve.core.files import regular_file
 
 
 class Form(enum.Enum):
-    """How a model was made; the values are for people."""
+    """Form of a model file; the values are for people."""
 
     TORCHSCRIPT = "TorchScript"
     EXPORTED = "exported program"
@@ -19,14 +19,14 @@ class Form(enum.Enum):
 
     @property
     def words(self) -> str:
-        """With its article."""
+        """Name with its article."""
         return self.value if self is Form.TORCHSCRIPT else f"{'an' if self is Form.EXPORTED else 'a'} {self.value}"
 
 
 _MOST_PICKLE = 16 << 20
 """Bytes of a pickle that are looked at to tell what it is."""
 _OF_WEIGHTS = ("torch", "collections", "numpy", "_codecs")
-"""Modules whose classes are in files that hold nothing but tensors."""
+"""Modules with classes that occur in files of tensors alone."""
 _SCRIPT = "torch.jit.script(model).save('model.pt'), or torch.jit.trace"
 _EXPORT = "torch.export.save(torch.export.export(model, example_inputs), 'model.pt2')"
 _RUNTIME = 'put the class into model.py beside it and set runtime: "model.py" in config.pbtxt'
@@ -86,7 +86,7 @@ def _no_archive(path: Path, start: bytes) -> ModserveError:
 
 
 def _saved(path: Path, classes: list[str]) -> ModserveError:
-    """For what ``torch.save`` made, which holds the names of these classes."""
+    """Return the error for a file of ``torch.save`` that holds the names of these classes."""
     foreign = [name for name in classes if name.partition(".")[0] not in _OF_WEIGHTS or name.startswith("torch.nn.")]
     modules = [name for name in foreign if not name.startswith("torch.nn.parameter.")]
     if modules:

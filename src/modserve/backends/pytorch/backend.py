@@ -1,4 +1,4 @@
-"""The ``pytorch`` backend. `options` has what users may set, `naming` which tensor is which.
+"""The ``pytorch`` backend. `options` has the users' settings, `naming` the assignment of tensors.
 
 A model's file has one of four forms (`archive.Form`), each with a class here that opens it (`program.TorchProgram`).
 What they load is run by `instance.PyTorchInstance`, whatever the form.
@@ -68,7 +68,7 @@ def _class_file(config: ModelConfig, path: Path) -> Path | None:
 
 
 def _beside(path: Path) -> str:
-    """What to say of a file that is missing while a class is there."""
+    """Return a hint for a missing file when there is a class; else empty."""
     if path.suffix == ".py" or not (path.parent / RUNTIME_MODEL).exists():
         return ""
     return f'; to serve the class in {RUNTIME_MODEL} beside it, set runtime: "{RUNTIME_MODEL}" in config.pbtxt'
@@ -82,7 +82,7 @@ def _device(placement: Placement) -> torch.device | None:
 
 
 class PyTorchModel:
-    """One file, and what was loaded of it for each device."""
+    """A model file, and the programs loaded from it for each device."""
 
     def __init__(self, source: ModelSource, options: PyTorchOptions, form: Form, path: Path) -> None:
         self._source = source

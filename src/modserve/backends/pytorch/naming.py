@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 from modserve.core.errors import invalid
 
 Path: TypeAlias = tuple[int | str, ...]
-"""Where a tensor is: indices of tuples and lists, keys of dictionaries, from the outside in."""
+"""Path to a tensor: indices of tuples and lists, keys of dictionaries, from the outside in."""
 Template: TypeAlias = Any
 """The arguments of a call with the names of inputs in place of tensors: a name, or a tuple, list or dict of such."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """A tensor that a model takes or gives. `names` are those that it may be called by, the best one first."""
+    """An input or output tensor of a model. `names` are its possible names, the best one first."""
 
     path: Path
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ class Structure:
     children: tuple["Structure", ...] = field(default=())
 
     def paths(self, before: Path = ()) -> list[Path]:
-        """Of its leaves, in order."""
+        """Return the paths of its leaves, in order."""
         if self.kind == "leaf":
             return [before]
         return [path for key, node in self.items for path in node.paths((*before, key))]
@@ -62,7 +62,7 @@ class Structure:
         return zip(self.keys, self.children, strict=True)
 
     def template(self, leaves: Iterator[str]) -> Template:
-        """It, with names in place of its leaves."""
+        """Return this structure with each leaf replaced by its name."""
         if self.kind == "leaf":
             return next(leaves)
         parts = [node.template(leaves) for node in self.children]
@@ -211,7 +211,7 @@ def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[st
 def bind_arguments(
     label: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
 ) -> list[tuple[Argument, Template]]:
-    """What each argument gets, in order; those that get nothing are left out. Raises INVALID_ARG."""
+    """Return each argument's value, in order; arguments without one are left out. Raises INVALID_ARG."""
     slots = argument_slots(label, arguments, names)
     places = bind(label, "input", names, slots, on_order)
     by_place = {place: name for name, place in places.items()}
@@ -265,7 +265,7 @@ def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
 
 
 def bind_results(label: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
-    """Which leaf of a result each output is. The order counts only where there are no keys. Raises INVALID_ARG."""
+    """Return each output's leaf of the result. The order counts only if there are no keys. Raises INVALID_ARG."""
     keyed = any(isinstance(key, str) for path in paths for key in path)
     return bind(label, "output", names, result_slots(paths), None if keyed else lambda _: None)
 

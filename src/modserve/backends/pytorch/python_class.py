@@ -1,4 +1,4 @@
-"""A class in ``model.py`` with weights beside it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
+"""A class in ``model.py`` with weights next to it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
 
 The file runs in the server's process: the operator trusts it, like the code of Python models.
 """
@@ -51,7 +51,7 @@ class PythonClass:
         self._defaults = _defaults(self._class)
         self._note = OnceLog(_log)
         self._first: dict[Any, Any] = {}
-        """For each device the first instance's module, with which the others share their parameters."""
+        """Module of the first instance, by device. The others share its parameters."""
 
     def describe(self) -> ModelDescription | None:
         if self._source.config.inputs and self._source.config.outputs:
@@ -203,7 +203,7 @@ def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
 
 
 def _defaults(class_: Any) -> list[Any]:
-    """Of all arguments that need not be passed by name; what has none is there, too."""
+    """Return the defaults of all arguments that can be passed by position, including arguments without one."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = list(inspect.signature(class_.forward).parameters.values())[1:]
     return [parameter.default for parameter in parameters if parameter.kind in kinds]

@@ -15,15 +15,15 @@ from modserve.core.errors import invalid
 from .failures import one_line
 
 _OPAQUE = "/opaque_obj_"
-"""How entries of an archive are called that hold pickles of any object."""
+"""Part of the names of archive entries that hold pickles of any object."""
 _TORCHBIND = "custom_obj_"
-"""And those of objects in C++, which PyTorch loads by itself."""
+"""Part of the names of entries that hold objects in C++, which PyTorch loads by itself."""
 _FORMULA = "expr_str"
 _LONGEST_FORMULA = 10_000
 _NAME = re.compile(r"[A-Z]\w*|[a-z]\d+|oo|nan|zoo|pi")
 """Classes of SymPy and of PyTorch, symbols and constants: no function of Python's is called so."""
 _TEXT = re.compile(r"[\w.+-]*")
-"""What a symbol or a number is called. SymPy would evaluate longer texts, too."""
+"""Pattern of a symbol or a number. SymPy would evaluate longer texts, too."""
 _PLAIN = (
     ast.Expression
     | ast.Load
@@ -79,7 +79,7 @@ def _formulas(value: object) -> Iterator[str]:
 
 
 def is_arithmetic(formula: str) -> bool:
-    """Whether a formula has only numbers, symbols, operators and calls of SymPy's classes."""
+    """Return True if a formula has only numbers, symbols, operators and calls of SymPy's classes."""
     if len(formula) > _LONGEST_FORMULA:
         return False
     try:

@@ -64,7 +64,7 @@ class AcceleratedForest:
 
 
 def computable(estimator: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether features of this type can be computed here, as far as precision goes."""
+    """Return True if features of this type can be computed here without loss of precision."""
     return _computable(dtype, _double(estimator))
 
 

@@ -53,7 +53,7 @@ def features_of(estimator: Any) -> Features:
 
 
 def _columns(names: Sequence[str], transformers: Sequence[tuple[str, Any, Any]]) -> dict[str, float | str]:
-    """Texts for the columns whose transformer learnt categories of texts, or takes texts; or else numbers."""
+    """Return texts for columns with a transformer of texts or of learnt text categories; numbers for others."""
     columns: dict[str, float | str] = dict.fromkeys(names, 0.0)
     for _, transformer, chosen in transformers:
         selected = [chosen] if isinstance(chosen, str) else np.asarray(names)[chosen] if _positions(chosen) else chosen
@@ -68,7 +68,7 @@ def _positions(chosen: Any) -> bool:
 
 
 def _example(transformer: Any, place: int) -> float | str | None:
-    """What a transformer knows in its column of this number."""
+    """Return a known value of a transformer's column number `place`."""
     categories = getattr(transformer, "categories_", ())
     if place < len(categories):
         known = [each for each in np.asarray(categories[place]).tolist() if each == each and each is not None]
@@ -77,7 +77,7 @@ def _example(transformer: Any, place: int) -> float | str | None:
 
 
 def sample(features: Features, rows: int) -> Any:
-    """What an estimator can be tried with; None if nobody knows."""
+    """Return rows to try an estimator with; None if none are known."""
     if features.text:
         return ["a text"] * rows
     if features.columns is not None:

@@ -54,7 +54,7 @@ _LOAD_HINTS = {
     "checkpoint": "The weights in its folder 'variables' are incomplete or belong to another model.",
     "Data loss": "The weights in its folder 'variables' are truncated.",
 }
-"""What to say of TensorFlow's texts, by a part of them; the first one counts."""
+"""Explanations of TensorFlow's messages, by a part of the message; the first one counts."""
 _GRAPH_LEVELS = {
     -1: config_pb2.OptimizerOptions.OFF,
     1: config_pb2.OptimizerOptions.ON_1,
@@ -68,7 +68,7 @@ Load = Callable[[Any], object]
 
 
 class _Deprecations(logging.Filter):
-    """Advice for those who write programs with TensorFlow is none for those who run a server."""
+    """Filter for TensorFlow's advice to programmers, which is useless to operators of a server."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "deprecated" not in record.getMessage()
@@ -141,7 +141,7 @@ class _ProcessThreads:
 
 
 class TensorFlowModel:
-    """One SavedModel or frozen graph, and its sessions."""
+    """A SavedModel or frozen graph, and its sessions."""
 
     def __init__(self, source: ModelSource, options: TensorFlowOptions, gpus: int) -> None:
         self._source = source
@@ -251,7 +251,7 @@ class _Session:
             raise invalid(f"failed to load model '{name}' from '{path}': {reason}") from error
 
     def call(self, feeds: Sequence[str], fetches: Sequence[str]) -> Call:
-        """What runs the graph: from arrays in the order of `feeds` to arrays in that of `fetches`, names of tensors."""
+        """Return a callable for the graph: from arrays by `feeds` to arrays by `fetches`, tensor names in order."""
         prepare = getattr(self._session, "_make_callable_from_options", None)
         if prepare is not None:  # ten times quicker for small graphs; Keras has used it since 2018
             options = config_pb2.CallableOptions(feed=feeds, fetch=fetches)
@@ -299,7 +299,7 @@ def _session_settings(config: ModelConfig, options: TensorFlowOptions, placement
 
 
 def _device(placement: Placement, gpus: int) -> str | None:
-    """Where operators go that do not say themselves; None leaves it to TensorFlow."""
+    """Return the device for operators that name none; None leaves it to TensorFlow."""
     return f"/GPU:{placement.device}" if gpus and placement.kind is InstanceKind.GPU else None
 
 

@@ -35,7 +35,7 @@ _DATATYPES: Mapping[int, Datatype] = {
     22: dtypes.UINT32,
     23: dtypes.UINT64,
 }
-"""By the numbers of ``tensorflow.DataType`` (tensorflow/core/framework/types.proto)."""
+"""Datatypes by the numbers of ``tensorflow.DataType`` (tensorflow/core/framework/types.proto)."""
 _INTERNAL_SIGNATURES = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderWithDefault", "PlaceholderV2"})
 _NO_OUTPUTS = frozenset({"NoOp", "Assert", "Const"})
@@ -43,7 +43,7 @@ _BY_VALUES = re.compile(
     "While|If|Case|Switch|Merge|Enter|Where|Unique|BooleanMask|NonMaxSuppression|Range|Fill|Tile|String|Regex|Lookup|"
     "Hash|Ragged|Sparse|Dynamic|Iterator|PyFunc|Queue|Print|TopK|OneHot|Pad|Repeat|Bincount|Resize|Decode|Map"
 )
-"""In names of operators whose work or output grows with the values of an input."""
+"""Parts of names of operators with work or output that grows with the values of an input."""
 _MOST_NODES = 4096
 _MOST_NAMES = 20
 
@@ -112,7 +112,7 @@ def tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
 
 
 def signature_of(graph: Any, wanted_name: str, config: ModelConfig) -> GraphSignature:
-    """The signature of that name, or by default ``serving_default``, or the first of those that are there.
+    """Return the signature of that name, or by default ``serving_default``, or the first one there is.
 
     Raises INVALID_ARG with the names there are.
     """
@@ -174,7 +174,7 @@ def dtype_name(dtype: int) -> str:
 
 
 def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelConfig) -> GraphSignature:
-    """What a frozen graph takes and gives: by the configuration's names, else its placeholders and its last operators.
+    """Return a frozen graph's signature: by the configuration's names, else its placeholders and its last operators.
 
     `tensors` is the graph as imported. Triton's configuration must name them; a graph has nothing else to say.
     Raises INVALID_ARG with the names there are.
@@ -219,7 +219,7 @@ def _unexpected(kind: str, name: str, allowed: list[str], config: ModelConfig) -
 
 
 def depends_on_data(graph: graph_pb2.GraphDef, outputs: Iterable[str]) -> bool:
-    """Whether executions may take very different times for inputs of the same shapes, by the operators that run.
+    """Return whether executions may take very different times for inputs of the same shapes, by the operators that run.
 
     `outputs` are the names of tensors. What saves and restores the variables is in the graph, too, and does not count.
     """

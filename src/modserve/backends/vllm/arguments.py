@@ -1,4 +1,4 @@
-"""What the server itself reads of ``model.json``: whether it can be one, and where its weights lie."""
+"""The server's own reading of ``model.json``: its validity, and the place of its weights."""
 
 import difflib
 import json

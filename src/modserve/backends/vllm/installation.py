@@ -74,6 +74,6 @@ def _argument_names(package: Path) -> frozenset[str]:
 
 
 def _version(package: Path) -> str:
-    """As pip has installed it; empty if it did not."""
+    """Return the version that pip installed; empty if pip did not."""
     folders = [path for name in ("vllm", "vllm_*") for path in package.parent.glob(f"{name}-*.dist-info")]
     return folders[0].name.removesuffix(".dist-info").rpartition("-")[2] if folders else ""
