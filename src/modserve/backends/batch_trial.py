@@ -181,7 +181,7 @@ class _Trial:
 
 
 def _dims(tensor: DescribedTensor, size: int) -> tuple[int, ...]:
-    """The shape of one row. A symbol may be a sum, as in exports of language models."""
+    """Return the shape of one row. A symbol may be a sum, as in exports of language models."""
     symbols = tensor.symbols or ("",) * len(tensor.shape)
     dims = zip(tensor.shape[1:], symbols[1:], strict=True)
     return (1, *(each if each >= 0 else size * len(symbol.split(" + ")) for each, symbol in dims))
@@ -219,7 +219,7 @@ def _line(error: Exception) -> str:
 
 
 def _key(spec: InstanceSpec, description: ModelDescription, files: Path) -> str:
-    """The digest of all that a result depends on; empty where the files cannot be read."""
+    """Return the digest of all that a result depends on; empty where the files cannot be read."""
     config = spec.config
     try:
         content = content_digest(files, _LARGEST_DIGESTED)

@@ -12,7 +12,7 @@ DIFFERENT = math.inf
 
 
 def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], names: Iterable[str]) -> tuple[float, str]:
-    """The largest difference of the outputs `names`, and why it is `DIFFERENT`, or an empty text.
+    """Return the largest difference of the outputs `names`, and why it is `DIFFERENT`, or an empty text.
 
     Of floating-point outputs it is the largest absolute difference of two elements, divided by the largest magnitude in
     the reference's tensor: elements near zero in a tensor of large ones do not count more than these. NaN must stand

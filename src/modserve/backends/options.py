@@ -94,7 +94,7 @@ def default_max_batch_size(options: Mapping[str, str], default: int = 4) -> int:
 
 
 def unknown_parameter(backend: str, config: ModelConfig, key: str, known: Collection[str]) -> str:
-    """A warning for a parameter of a model on which its backend does not act."""
+    """Return a warning for a parameter of a model on which its backend does not act."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     who = f"model '{config.name}': parameter '{key}' has no effect"
@@ -102,13 +102,13 @@ def unknown_parameter(backend: str, config: ModelConfig, key: str, known: Collec
 
 
 def unknown_parameters(backend: str, config: ModelConfig, known: Collection[str]) -> list[str]:
-    """A warning for each parameter of a model that neither its backend knows nor the server."""
+    """Return a warning for each parameter of a model that neither its backend knows nor the server."""
     keys = [key for key in config.parameters if key not in known and not key.startswith(SERVER_PARAMETERS)]
     return [unknown_parameter(backend, config, key, known) for key in keys]
 
 
 def library_path(name: str, source: ModelSource) -> str:
-    """The place of an operator library: as Triton takes it, or else in the version's directory, or the model's.
+    """Return the place of an operator library: as Triton takes it, or else in the version's directory, or the model's.
 
     Triton hands the text to the system's loader as it is, for which a path with a slash begins in the working
     directory, and a mere name does not.

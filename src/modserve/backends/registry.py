@@ -127,7 +127,7 @@ class BackendRegistry:
 
 
 def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:
-    """A new instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
+    """Return a new instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
     make: Any = model.instance
     if _takes_two(make):
         return cast(Executor, make(spec.config, spec.placement))

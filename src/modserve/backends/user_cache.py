@@ -17,7 +17,7 @@ def user_cache(name: str) -> Path | None:
 
 
 def directory_of(text: str | None, name: str) -> Path | None:
-    """The directory that an option names, by default `user_cache`; None for 'none', which keeps nothing."""
+    """Return the directory that an option names, by default `user_cache`; None for 'none', which keeps nothing."""
     if text is None:
         return user_cache(name)
     return None if text in ("", "none") else Path(text)

@@ -287,7 +287,7 @@ class ModelSource:
     complete: Callable[[ModelDescription | None], ModelConfig] | None = field(default=None, repr=False, compare=False)
 
     def completed(self, description: ModelDescription | None) -> ModelConfig:
-        """The configuration as the server would complete it with an engine's description. Raises INVALID_ARG."""
+        """Return the configuration as the server would complete it with an engine's description. Raises INVALID_ARG."""
         return self.config if self.complete is None else self.complete(description)
 
     @property
@@ -342,7 +342,7 @@ class Backend(Protocol):
     any_thread: bool
 
     def gpu_count(self) -> int:
-        """The number of GPUs that this engine can use here."""
+        """Return the number of GPUs that this engine can use here."""
 
     def open(self, source: ModelSource) -> BackendModel:
         """Open a model version. Blocking; called on a loading thread. Raises if the file is invalid."""

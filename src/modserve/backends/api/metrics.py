@@ -23,7 +23,7 @@ class ModelMetric(Protocol):
         """Count a value in a histogram, or several equal ones."""
 
     def value(self) -> float:
-        """The value of a counter or a gauge."""
+        """Return the value of a counter or a gauge."""
 
     def close(self) -> None:
         """Release the metric. It leaves the page when no other instance or model uses the same one."""

@@ -33,7 +33,7 @@ class ChoiceCache:
         self._memory = {} if memory is None else memory
 
     def load(self, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice | None:
-        """The choice that was made under the same facts, if it is one of the `candidates`."""
+        """Return the choice that was made under the same facts, if it is one of the `candidates`."""
         in_memory = self._memory.get(_digest(conditions))
         if in_memory is not None or self._directory is None:
             return in_memory

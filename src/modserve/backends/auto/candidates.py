@@ -122,7 +122,7 @@ class Artifact:
 
 
 def find_artifact(path: Path, model: str) -> Artifact:
-    """The file at `path`, or if that is a version directory, the one in it that has a format of the table.
+    """Return the file at `path`, or if that is a version directory, the one in it that has a format of the table.
 
     ``model.<suffix>`` counts before others, and of these there must be one. Raises INVALID_ARG.
     """

@@ -97,7 +97,7 @@ def _seconds(row: CandidateRow) -> float:
 
 
 def table(rows: Sequence[Mapping[str, object]], chosen: Candidate) -> str:
-    """The rows for the log, with an arrow at the one that serves."""
+    """Return the rows for the log, with an arrow at the one that serves."""
     cells = [("", "engine", "precision", "ms", "error", "")]
     for row in rows:
         seconds, error = row.get("seconds"), row.get("error")

@@ -170,7 +170,7 @@ class _Measurement:
             row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
     def _first_run(self, tried: _Trial, made: Samples) -> list[Mapping[str, Array]]:
-        """The outputs of the samples: of the first, and of as many more as there is time for."""
+        """Return the outputs of the samples: of the first, and of as many more as there is time for."""
         alone = self._job.objective(tried.config) == LATENCY
         tried.runner = runner = self._job.runner(tried.opened, tried.config, made.timed, alone=alone)
         self._stack.callback(close_quietly, runner.close, tried.candidate)

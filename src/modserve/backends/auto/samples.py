@@ -27,7 +27,7 @@ class Samples:
 
 
 def samples(config: ModelConfig, directory: Path, sample_shape: str, *, large: bool) -> Samples:
-    """The samples for a model with this complete configuration.
+    """Return the samples for a model with this complete configuration.
 
     `directory` is that of the model, `large`: timed with the largest batch. Raises UnmeasurableError, and INVALID_ARG
     for files that are no good.
@@ -77,7 +77,7 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
 
 
 def _warm_up_inputs(warm_up: WarmUp, config: ModelConfig, sizes: Sizes, directory: Path) -> dict[str, Array]:
-    """The inputs of one sample; what it leaves out is made up."""
+    """Return the inputs of one sample; what it leaves out is made up."""
     rows = warm_up.batch_size if config.batching else 1
     inputs = _generated(config, sizes, rows)
     for name, value in warm_up.inputs.items():

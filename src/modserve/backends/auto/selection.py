@@ -90,11 +90,11 @@ class Selection:
         return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
 
     def completed(self, opened: OpenCandidate) -> ModelConfig:
-        """The configuration as the server completes it with this engine. Raises INVALID_ARG."""
+        """Return the configuration as the server completes it with this engine. Raises INVALID_ARG."""
         return self.source.completed(self.describe(opened))
 
     def spec(self, spec: InstanceSpec, candidate: Candidate) -> InstanceSpec:
-        """The instance as its engine is to see it."""
+        """Return the instance as its engine is to see it."""
         parameters = engine_parameters(spec.config, candidate.backend, candidate.parameters)
         return replace(spec, config=replace(spec.config, backend=candidate.backend, parameters=parameters))
 
@@ -109,7 +109,7 @@ class Selection:
     def runner(
         self, opened: OpenCandidate, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
     ) -> Runner | AsyncRunner:
-        """A new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
+        """Return a new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
         instance = new_instance(opened.model, self.spec(spec, opened.candidate))
         try:

@@ -108,7 +108,7 @@ def best_setting(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SearchResult:
-    """The best of all numbers of instances, `counts`, and batch sizes, ascending.
+    """Return the best of all numbers of instances, `counts`, and batch sizes, ascending.
 
     `row` is a batch of one row. At most two crews are open: the one that leads, and the next, which races against it.
     What an instance raises with some size ends the trial of larger ones, and what the opening of a crew raises that of

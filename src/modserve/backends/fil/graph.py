@@ -25,7 +25,7 @@ _ROUNDED = {"BRANCH_LEQ": _DOWN, "BRANCH_GT": _DOWN, "BRANCH_LT": _UP, "BRANCH_G
 
 
 def model(forest: Forest) -> bytes:
-    """The serialised ``onnx.ModelProto``: FP32 of ``[rows, features]`` in, FP32 of ``[rows, columns]`` out."""
+    """Return the serialised ``onnx.ModelProto``: FP32 of ``[rows, features]`` in, FP32 of ``[rows, columns]`` out."""
     nodes, constants, last, before = [_ensemble(forest)], [], "sums", "sums"
     for index, (operator, constant, attributes) in enumerate(_steps(forest)):
         inputs = [last]

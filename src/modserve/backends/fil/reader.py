@@ -151,7 +151,7 @@ def samples(model: Any, arrays: dict[str, Any], features: int) -> Any:
 
 
 def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
-    """The arrays of one tree, each with an entry for each node. Raises BadFileError for what is no tree."""
+    """Return the arrays of one tree, each with an entry for each node. Raises BadFileError for what is no tree."""
     kinds, left, right = (np.asarray(tree.get_field(key)) for key in ("node_type", "cleft", "cright"))
     count = len(left)
     leaf = left < 0

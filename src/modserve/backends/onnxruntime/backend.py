@@ -141,7 +141,7 @@ class OnnxRuntimeModel:
         return ModelDescription(inputs, outputs, default_max_batch_size(self._source.options))
 
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
-        """The inputs and the outputs."""
+        """Return the inputs and the outputs."""
         session = self._first.session
         any_rank = read_file(self._own_file.path, unranked, frozenset[str]())
         inputs = [describe(argument, any_rank) for argument in session.get_inputs()]

@@ -37,12 +37,12 @@ _LONGEST_REASON = 300
 
 
 def line() -> str:
-    """The library with its version and what it can run models by, for the log."""
+    """Return the library with its version and what it can run models by, for the log."""
     return f"onnxruntime {ort.__version__}: {', '.join(ort.get_available_providers())}"
 
 
 def installed() -> dict[str, str]:
-    """The distributions that lie where the module was loaded from, and their versions."""
+    """Return the distributions that lie where the module was loaded from, and their versions."""
     versions = {}
     for name in DISTRIBUTIONS:
         try:

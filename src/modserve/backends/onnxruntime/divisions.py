@@ -39,7 +39,7 @@ class GuardedModel:
 
 
 def guarded(model: Buffer) -> GuardedModel | None:
-    """The model with guards; None if it divides no integers, or is no model."""
+    """Return the model with guards; None if it divides no integers, or is no model."""
     try:
         return _guarded(model)
     except (ValueError, IndexError, RecursionError):  # ONNX Runtime says what is wrong with it
@@ -76,7 +76,7 @@ def _guarded(model: Buffer) -> GuardedModel | None:
 
 
 def _opset(model: Buffer, imports: Iterable[WireField]) -> int:
-    """The version of ONNX's own operators."""
+    """Return the version of ONNX's own operators."""
     own = (each for each in imports if "".join(texts(model, each, onnx.OPSET_DOMAIN)) in onnx.OWN_DOMAINS)
     return max([number_of(model, each, onnx.OPSET_VERSION) for each in own], default=0)
 
@@ -92,7 +92,7 @@ class _Writer:
         self.count = 0
 
     def with_guards(self, message: WireField, node_number: int) -> Pieces:
-        """The content of a graph or a function."""
+        """Return the content of a graph or a function."""
         edits: list[tuple[WireField, Pieces]] = []
         for field in of(self._data, message, node_number):
             if field.head in self._types and self._types[field.head] in INTEGER_BYTES:
@@ -104,7 +104,7 @@ class _Writer:
         return edited(self._data, message.start, message.end, edits)
 
     def _with_graphs(self, outer: WireField) -> Pieces:
-        """The content of a node with graphs inside."""
+        """Return the content of a node with graphs inside."""
         edits = []
         for part in of(self._data, outer, onnx.NODE_ATTRIBUTE):
             graphs = [
@@ -117,7 +117,7 @@ class _Writer:
         return edited(self._data, outer.start, outer.end, edits)
 
     def _guard(self, division: Node) -> list[bytes]:
-        """The contents of the nodes that take the place of a division: its guard, and itself."""
+        """Return the contents of the nodes that take the place of a division: its guard, and itself."""
         name = f"{_PREFIX}{next(self._numbers)}:"
         one = self._types[division.field.head]
         dividend, divisor = division.inputs
@@ -159,7 +159,7 @@ class _Writer:
 
 
 def _constant(output: str, element: int, values: list[int], dims: tuple[int, ...] = ()) -> bytes:
-    """A node that gives a tensor of integers, a scalar unless there are `dims`."""
+    """Return a node that gives a tensor of integers, a scalar unless there are `dims`."""
     raw = b"".join(value.to_bytes(INTEGER_BYTES[element], "little", signed=True) for value in values)
     content = bytes_field(onnx.ATTRIBUTE_TENSOR, tensor(element, dims, raw))
     return node("Constant", [], output, [attribute("value", content, onnx.TENSOR)])

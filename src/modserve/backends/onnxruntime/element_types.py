@@ -107,7 +107,7 @@ class _GraphReader:
         arguments: _Types,
         depth: int,
     ) -> list[int]:
-        """The types of a graph's outputs. Inputs that say no type have those of `arguments`."""
+        """Return the types of a graph's outputs. Inputs that say no type have those of `arguments`."""
         if depth > _DEEPEST:
             raise ValueError("graphs are nested too deeply")
         data = self._data
@@ -204,7 +204,7 @@ class _GraphReader:
         constants: _Constants,
         depth: int,
     ) -> list[int]:
-        """The types of the outputs of a node with graphs inside; none for other nodes."""
+        """Return the types of the outputs of a node with graphs inside; none for other nodes."""
         arguments = [INT64, BOOL, *inputs[2:]] if node.op_type == "Loop" else inputs
         made: list[int] = []
         for attribute in attributes.values():
@@ -243,7 +243,7 @@ class _GraphReader:
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
     def _declared(self, value: WireField) -> int:
-        """The type of elements of a value, also in a sequence or an optional one."""
+        """Return the type of elements of a value, also in a sequence or an optional one."""
         data = self._data
         kinds = list(of(data, value, onnx.VALUE_TYPE))
         for kind in kinds:

@@ -110,7 +110,7 @@ def read_node(data: Buffer, field: WireField) -> Node:
 
 
 def of(data: Buffer, message: WireField, number: int) -> Iterator[WireField]:
-    """The fields with a number."""
+    """Return the fields with a number."""
     return (field for field in fields(data, message.start, message.end) if field.number == number)
 
 
@@ -119,19 +119,19 @@ def texts(data: Buffer, message: WireField, number: int) -> list[str]:
 
 
 def text(data: Buffer, message: WireField, number: int) -> str:
-    """The first value of a text field: the fields after it may be millions."""
+    """Return the first value of a text field: the fields after it may be millions."""
     field = next(of(data, message, number), None)
     return "" if field is None else bytes(data[field.start : field.end]).decode()
 
 
 def number_of(data: Buffer, message: WireField, number: int, default: int = 0) -> int:
-    """The first value of an integer field."""
+    """Return the first value of an integer field."""
     field = next((each for each in of(data, message, number) if each.kind != LENGTH_DELIMITED), None)
     return default if field is None else signed(read_varint(data, field.start)[0])
 
 
 def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:
-    """The graphs in an attribute. An attribute with a list has none, and a field for each number in it."""
+    """Yield the graphs in an attribute. An attribute with a list has none, and a field for each number in it."""
     for field in fields(data, attribute.start, attribute.end):
         if field.number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
             yield field
@@ -140,7 +140,7 @@ def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:
 
 
 def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:
-    """A part of the data with some of its fields replaced."""
+    """Return a part of the data with some of its fields replaced."""
     pieces: Pieces = []
     for field, replacement in sorted(edits, key=lambda edit: edit[0].head):
         pieces += [data[start : field.head], *replacement]
@@ -149,7 +149,7 @@ def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Piec
 
 
 def field_of(number: int, content: Pieces) -> Pieces:
-    """A field that contains a message."""
+    """Return a field that contains a message."""
     return [varint(number << 3 | LENGTH_DELIMITED) + varint(sum(map(len, content))), *content]
 
 
@@ -159,7 +159,7 @@ def field_of(number: int, content: Pieces) -> Pieces:
 def node(
     op_type: str, inputs: Iterable[str], output: str, attributes: Iterable[bytes] = (), *, name: str = ""
 ) -> bytes:
-    """A node of ONNX's own domain with one output."""
+    """Return a node of ONNX's own domain with one output."""
     parts = [bytes_field(NODE_INPUT, each.encode()) for each in inputs]
     parts += [bytes_field(NODE_OUTPUT, output.encode()), bytes_field(NODE_NAME, (name or output).encode())]
     parts.append(bytes_field(NODE_OP_TYPE, op_type.encode()))
@@ -172,7 +172,7 @@ def attribute(name: str, content: bytes, kind: int) -> bytes:
 
 
 def integer(name: str, value: int) -> bytes:
-    """An attribute."""
+    """Return an attribute."""
     return attribute(name, number_field(ATTRIBUTE_INT, value), INT)
 
 
@@ -182,7 +182,7 @@ def tensor(element: int, dims: Iterable[int], raw: bytes, name: str = "") -> byt
 
 
 def value(name: str, dims: Iterable[int]) -> bytes:
-    """The declaration of an input or output of FP32; -1 is any size."""
+    """Return the declaration of an input or output of FP32; -1 is any size."""
     sizes = (number_field(_DIMENSION_SIZE, size) if size >= 0 else b"" for size in dims)
     shape = b"".join(bytes_field(_SHAPE_DIMENSION, size) for size in sizes)
     kind = bytes_field(TYPE_TENSOR, number_field(ELEMENT, FLOAT) + bytes_field(TENSOR_TYPE_SHAPE, shape))
@@ -192,7 +192,7 @@ def value(name: str, dims: Iterable[int]) -> bytes:
 def model(
     nodes: Sequence[bytes], initializers: Sequence[bytes], ends: tuple[bytes, bytes], opsets: Mapping[str, int]
 ) -> bytes:
-    """A model with one input and one output, the `ends`; `opsets` has the version of each domain."""
+    """Return a model with one input and one output, the `ends`; `opsets` has the version of each domain."""
     parts = [bytes_field(GRAPH_NODE, each) for each in nodes] + [bytes_field(GRAPH_NAME, b"graph")]
     parts += [bytes_field(GRAPH_INITIALIZER, each) for each in initializers]
     parts += [bytes_field(GRAPH_INPUT, ends[0]), bytes_field(GRAPH_OUTPUT, ends[1])]

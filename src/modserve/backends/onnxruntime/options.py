@@ -114,7 +114,7 @@ global_threads = GlobalThreads()
 
 
 def threads_of(source: ModelSource) -> int:
-    """The threads of an instance, by which nodes are computed. Raises INVALID_ARG."""
+    """Return the threads of an instance, by which nodes are computed. Raises INVALID_ARG."""
     return parameters_of(source.config).integer("intra_op_thread_count", 0) or source.cpu_threads
 
 

@@ -105,7 +105,7 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
 
 
 def _provider(config: ModelConfig, name: str) -> str:
-    """The provider that people call `name`, if this build has it. Raises INVALID_ARG."""
+    """Return the provider that people call `name`, if this build has it. Raises INVALID_ARG."""
     available: Sequence[str] = ort.get_available_providers()
     known: dict[str, str] = {
         _short(each): each for each in (*ort.get_all_providers(), *_OF_OTHER_VERSIONS, *available)

@@ -103,7 +103,7 @@ class ModelFile:
 
 
 def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> OnnxSession:
-    """A session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
+    """Return a session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
     config = source.config
     threads = threads_of(source)
     providers = requested(config, placement, threads, sharing)

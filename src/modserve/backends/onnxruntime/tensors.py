@@ -63,7 +63,7 @@ def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional:
 
 
 def to_bfloat16(array: Array) -> Value:
-    """A bfloat16 array as a value over the same memory."""
+    """Return a bfloat16 array as a value over the same memory."""
     bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16_ONNX_TYPE)
 

@@ -31,7 +31,7 @@ class FlattenedModel:
 
 
 def flattened(model: Buffer) -> FlattenedModel | None:
-    """The model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
+    """Return the model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
     try:
         return _flattened(model)
     except (ValueError, IndexError):  # ONNX Runtime says what is wrong with it

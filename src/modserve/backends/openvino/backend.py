@@ -211,7 +211,7 @@ def _core(config: ModelConfig, extension: str) -> Any:
 
 
 def _value(compiled: Any, name: str, default: int) -> Any:
-    """A property of a compiled model; the default where the device has none."""
+    """Return a property of a compiled model; the default where the device has none."""
     try:
         return compiled.get_property(name)
     except RuntimeError:

@@ -59,7 +59,7 @@ def quantised(weights: Array, axis: int) -> tuple[Array, Array]:
 
 
 def _weights(node: Any) -> Array | None:
-    """A constant matrix as FP32, also one that the graph has in FP16; None for everything else."""
+    """Return a constant matrix as FP32, also one that the graph has in FP16; None for everything else."""
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     if node.get_type_name() != "Constant" or node.get_element_type() not in (ov.Type.f32, ov.Type.f16):

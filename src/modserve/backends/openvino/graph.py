@@ -117,7 +117,7 @@ def _read(core: Any, path: Path, model: str, options: OpenVinoOptions) -> Any:
 
 
 def _with_layouts(model: Any, config: ModelConfig, options: OpenVinoOptions) -> Any:
-    """The model with transpositions in front of it and behind it. Raises INVALID_ARG."""
+    """Return the model with transpositions in front of it and behind it. Raises INVALID_ARG."""
     inputs, outputs = _ports(model.inputs), _ports(model.outputs)
     steps = ov.preprocess.PrePostProcessor(model)
     for name, (seen, own) in options.layouts.items():

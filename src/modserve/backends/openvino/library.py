@@ -10,7 +10,7 @@ _TELEMETRY = "openvino_telemetry"
 
 
 def _import_quietly() -> ModuleType:
-    """The module. Its import reports to its maker over the Internet, unless there is nothing to report with.
+    """Return the module. Its import reports to its maker over the Internet, unless there is nothing to report with.
 
     OpenVINO then has a stand-in of its own. Who imports ``openvino_telemetry`` later gets it all the same.
     """
@@ -44,7 +44,7 @@ def devices() -> tuple[str, ...]:
 
 @functools.cache
 def properties(device: str) -> frozenset[str]:
-    """The names of all that can be set for a device; empty where it does not say."""
+    """Return the names of all that can be set for a device; empty where it does not say."""
     try:
         return frozenset(core().get_property(device, "SUPPORTED_PROPERTIES"))
     except RuntimeError:  # a device that is not there, which compiling says better
@@ -52,7 +52,7 @@ def properties(device: str) -> frozenset[str]:
 
 
 def core_with(extension: str) -> Any:
-    """A core with the operators of a shared library, which no other model sees. Raises RuntimeError."""
+    """Return a core with the operators of a shared library, which no other model sees. Raises RuntimeError."""
     own = ov.Core()
     own.add_extension(extension)
     return own

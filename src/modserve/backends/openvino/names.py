@@ -42,7 +42,7 @@ class Port:
 
 
 def find(ports: Sequence[Port], name: str) -> Port | None:
-    """The port that a configuration means by a name: exactly, by its operator, or but for ``:0`` at the end."""
+    """Return the port that a configuration means by a name: exactly, by its operator, or but for ``:0`` at the end."""
     plain = name.removesuffix(":0")
     for matches in (
         [port for port in ports if name in port.names],

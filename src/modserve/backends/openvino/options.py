@@ -236,7 +236,7 @@ def _properties(values: OptionReader) -> dict[str, Value]:
 
 
 def _plugin_config(values: OptionReader) -> dict[str, Value]:
-    """The parameter ``plugin_config``, in which older names of properties count as the new ones."""
+    """Return the parameter ``plugin_config``, in which older names of properties count as the new ones."""
     key, expected = "PLUGIN_CONFIG", 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
     if key not in values:
         return {}

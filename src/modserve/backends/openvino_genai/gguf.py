@@ -115,7 +115,7 @@ class _Reader:
             raise _BrokenError(f"it ends at byte {self._size}, before its tensor '{name}', which begins at {begin}")
 
     def _value(self, kind: int, depth: int) -> Value | None:
-        """A number or a text; None for an array, which is skipped."""
+        """Return a number or a text; None for an array, which is skipped."""
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:

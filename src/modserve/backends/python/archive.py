@@ -82,7 +82,7 @@ def _place(directory: str, name: str) -> str | None:
 
 
 def _parents(path: str, directory: str) -> Iterator[str]:
-    """The directories between `directory` and `path`, the outermost first."""
+    """Yield the directories between `directory` and `path`, the outermost first."""
     parts = os.path.relpath(os.path.dirname(path), directory).split(os.sep)
     inner = directory
     for part in parts:

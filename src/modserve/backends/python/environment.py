@@ -75,7 +75,7 @@ def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str)
 
 
 def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpreter:
-    """The interpreter of models that have no environment."""
+    """Return the interpreter of models that have no environment."""
     if backend.python == sys.executable:
         return _of_server(inherited)
     which_one = f"the interpreter of --backend-config=python,{PYTHON}={backend.python}"
@@ -88,7 +88,7 @@ def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpret
 def _named(
     text: str, model_directory: Path, label: str, name: str, backend: BackendOptions, inherited: Mapping[str, str]
 ) -> Path:
-    """The directory of the environment that a model names. Relative paths count from the server's directory."""
+    """Return the directory of the environment that a model names. Relative paths count from the server's directory."""
     path = Path(os.path.abspath(text.replace(MODEL_DIRECTORY, str(model_directory))))
     if path.is_dir():
         return path
@@ -110,7 +110,7 @@ def _elsewhere(text: str, model_directory: Path) -> str:
 
 
 def _unpacked(path: Path, label: str, name: str, cache: Path) -> Path:
-    """The directory that an archive is unpacked in, once for each state of the file."""
+    """Return the directory that an archive is unpacked in, once for each state of the file."""
     try:
         regular_file.check_regular(path)
     except OSError as error:

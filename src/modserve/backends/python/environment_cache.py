@@ -44,7 +44,7 @@ _in_use_lock = threading.Lock()
 
 
 def directory(option: str | None, variables: Mapping[str, str]) -> Path:
-    """The cache directory: the one that `option` names, or the user's, or one among the temporary files.
+    """Return the cache directory: the one that `option` names, or the user's, or one among the temporary files.
 
     The user's is in ``XDG_CACHE_HOME`` (XDG Base Directory Specification); a user in a container often has none that
     can be written to. Made if it is not there. Raises UNAVAILABLE.

@@ -160,7 +160,7 @@ def _model(name: str, target: object) -> _Model:
 
 
 def _path(module: object, target: object) -> str | None:
-    """The attributes that lead from a module to an object; None if none do."""
+    """Return the attributes that lead from a module to an object; None if none do."""
     names = [getattr(target, "__qualname__", "")]
     names += [name for name, value in vars(module).items() if value is target] if module is not None else []
     for name in names:
@@ -173,7 +173,7 @@ def _path(module: object, target: object) -> str | None:
 
 
 def _write(name: str, version: int, model: _Model) -> "tempfile.TemporaryDirectory[str]":
-    """A model directory with the model.py that imports the object."""
+    """Return a model directory with the model.py that imports the object."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         directory = Path(folder.name) / name / str(version)

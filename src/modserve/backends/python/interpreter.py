@@ -61,7 +61,7 @@ _locks_lock = threading.Lock()
 
 
 def find(directory: Path) -> str | None:
-    """The interpreter of an environment."""
+    """Return the interpreter of an environment."""
     for name in ("python", "python3", "pypy3"):
         path = directory / "bin" / name
         if os.access(path, os.X_OK) and path.is_file():

@@ -224,7 +224,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
-    """A response without an error."""
+    """Return a response without an error."""
     return FinalResponse({one._name: as_core(one) for one in response.output_tensors()}, response.values or _NOTHING)
 
 
@@ -232,7 +232,7 @@ def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
 
 
 def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
-    """A tensor of the server as a model has it. Its array is read-only where it lies over a client's bytes."""
+    """Return a tensor of the server as a model has it. Its array is read-only where it lies over a client's bytes."""
     raw = tensor.received
     if raw is None:
         return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, None, tensor.array)
@@ -242,7 +242,7 @@ def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
 
 
 def as_core(tensor: worker_tensor.Tensor) -> Tensor:
-    """A tensor of a model as the server has it."""
+    """Return a tensor of a model as the server has it."""
     datatype, array = dtypes.BY_NAME[tensor.datatype], tensor._array
     if datatype.size and array is not None:
         return Tensor(datatype, array.shape, None, array)  # whose type is that of the array, always

@@ -51,7 +51,7 @@ class WorkerOutput:
         self._take(b"\n")
 
     def last(self) -> str:
-        """The last lines, to end an error's text with."""
+        """Return the last lines, to end an error's text with."""
         lines: list[str] = []
         left = _KEPT
         for line in reversed(self._kept):

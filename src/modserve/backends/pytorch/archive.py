@@ -101,7 +101,7 @@ def _saved(path: Path, classes: list[str]) -> ModserveError:
 
 
 def _classes(pickle: bytes) -> list[str]:
-    """The classes and functions that a pickle names, as far as it can be read."""
+    """Return the classes and functions that a pickle names, as far as it can be read."""
     names: list[str] = []
     texts: list[str] = []
     try:

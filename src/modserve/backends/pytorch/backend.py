@@ -60,7 +60,7 @@ class PyTorchBackend:
 
 
 def _class_file(config: ModelConfig, path: Path) -> Path | None:
-    """The file with the model's class, if ``runtime`` says that there is one, as Triton looks for it."""
+    """Return the file with the model's class, if ``runtime`` says that there is one, as Triton looks for it."""
     if config.runtime != RUNTIME_MODEL or path.suffix == ".py":
         return None
     file = path.parent / RUNTIME_MODEL

@@ -108,7 +108,7 @@ def bracketed(root: str, path: Iterable[int | str]) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """The number behind the first ``__``, if there is nothing else."""
+    """Return the number behind the first ``__``, if there is nothing else."""
     digits = name.partition("__")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else None
 
@@ -133,7 +133,7 @@ def bind(
     slots: Sequence[ProgramTensor],
     on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
-    """The place among `slots` of each of `names`. `direction` is ``input`` or ``output``.
+    """Return the place among `slots` of each of `names`. `direction` is ``input`` or ``output``.
 
     Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
     it that is an error. Raises INVALID_ARG.
@@ -170,7 +170,7 @@ def bind(
 
 
 def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
-    """The tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
+    """Return the tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
 
     A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
     """
@@ -237,7 +237,7 @@ def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
 
 
 def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[ProgramTensor]:
-    """The tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
+    """Return the tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
 
     `argument_names` are those of its ``forward``, where they are known.
     """
@@ -255,7 +255,7 @@ def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> lis
 
 
 def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
-    """The tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
+    """Return the tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
     return [
         ProgramTensor(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
         if path and isinstance(path[0], str)
@@ -283,7 +283,7 @@ def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def fill(template: Template, values: Mapping[str, object]) -> Any:
-    """A template with values in place of names. Raises KeyError for one that is not there."""
+    """Return a template with values in place of names. Raises KeyError for one that is not there."""
     if type(template) is str:
         return values[template]
     if type(template) is dict:

@@ -106,7 +106,7 @@ class PythonClass:
         sys.modules.pop(self._module.__name__, None)
 
     def _new(self, device: Any) -> Any:
-        """The class made, with its weights."""
+        """Return the class made, with its weights."""
         module = self._made()
         if self._weights.exists():
             try:
@@ -175,7 +175,7 @@ def _import(label: str, file: Path) -> ModuleType:
 
 
 def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
-    """The class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
+    """Return the class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
     classes = {
         name: value
         for name, value in sorted(vars(module).items())

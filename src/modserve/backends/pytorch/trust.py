@@ -119,7 +119,7 @@ def _check_pickles(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def _pickles(archive: zipfile.ZipFile) -> Iterator[str]:
-    """The entries that PyTorch loads as pickles: by their names, or because a table in the archive says so."""
+    """Yield the entries that PyTorch loads as pickles: by their names, or because a table in the archive says so."""
     entries = archive.namelist()
     yield from (entry for entry in entries if entry.endswith(".pt"))
     for table in (entry for entry in entries if entry.endswith("_config.json")):

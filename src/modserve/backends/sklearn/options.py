@@ -30,7 +30,7 @@ def permissions(options: Mapping[str, str]) -> Permissions:
 
 
 def method(config: ModelConfig) -> str:
-    """The parameter ``method``, or empty. Raises INVALID_ARG."""
+    """Return the parameter ``method``, or empty. Raises INVALID_ARG."""
     return parameters_of(config).choice("method", METHODS)
 
 

@@ -30,7 +30,7 @@ class Features:
 
 
 def steps(estimator: Any) -> list[Any]:
-    """The estimators of a pipeline, of pipelines in it, too; or the one."""
+    """Return the estimators of a pipeline, of pipelines in it, too; or the one."""
     inner = getattr(estimator, "steps", None)
     if not isinstance(inner, list):
         return [estimator]

@@ -129,7 +129,7 @@ class _ProcessThreads:
         self._first: tuple[str, int] | None = None
 
     def wanted(self, model: str, count: int) -> str:
-        """A warning if there are already fewer or more than the model's parameter says."""
+        """Return a warning if there are already fewer or more than the model's parameter says."""
         with self._lock:
             first, number = self._first = self._first or (model, count)
         if number == count:
@@ -344,7 +344,7 @@ class TensorFlowInstance:
 
 
 def _text(error: Exception) -> str:
-    """The first lines of what TensorFlow says: what follows is the place in its own source, and in the graph."""
+    """Return the first lines of what TensorFlow says: what follows is the place in its own source, and in the graph."""
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     lines = text.split("\n\n")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip() and not line.startswith("\t"))

@@ -151,7 +151,7 @@ def _described(name: str, info: Any, config: ModelConfig) -> DescribedTensor:
 
 
 def described(name: str, dtype: int, shape: Any, config: ModelConfig) -> DescribedTensor:
-    """A tensor, by its TensorShapeProto; the configuration says the rank it lacks. Raises INVALID_ARG."""
+    """Return a tensor, by its TensorShapeProto; the configuration says the rank it lacks. Raises INVALID_ARG."""
     datatype = _DATATYPES.get(dtype)
     if datatype is None:
         raise invalid(

@@ -14,7 +14,7 @@ _OF_XGBOOST = "learner"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The arguments of vLLM's engine. Raises INVALID_ARG, with the place of what is wrong."""
+    """Return the arguments of vLLM's engine. Raises INVALID_ARG, with the place of what is wrong."""
     if not path.is_file():
         raise invalid(f"unable to find '{path}', which has the arguments of vLLM's engine, at least \"model\"")
     try:

@@ -46,7 +46,7 @@ def check_arguments(config: ModelConfig, path: Path, options: Mapping[str, str])
 
 
 def _package(config: ModelConfig, model_directory: Path, options: Mapping[str, str]) -> Path | None:
-    """The folder of the package ``vllm``, if it can be told."""
+    """Return the folder of the package ``vllm``, if it can be told."""
     environment = config.parameters.get(python_options.ENVIRONMENT_PATH, "").strip()
     if not environment and python_options.PYTHON in options:
         environment = str(Path(options[python_options.PYTHON]).parent.parent)
@@ -59,7 +59,7 @@ def _package(config: ModelConfig, model_directory: Path, options: Mapping[str, s
 
 @functools.cache
 def _argument_names(package: Path) -> frozenset[str]:
-    """The fields of vLLM's AsyncEngineArgs, a dataclass; empty where its source is not as expected."""
+    """Return the fields of vLLM's AsyncEngineArgs, a dataclass; empty where its source is not as expected."""
     try:
         tree = ast.parse((package / _ARGUMENTS).read_bytes())
     except (OSError, SyntaxError, ValueError):

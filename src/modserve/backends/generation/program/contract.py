@@ -95,7 +95,7 @@ def read(request: Any, sender: Any, at: float) -> GenerationCall:
 
 
 def read_json(text: bytes) -> Mapping[str, Any]:
-    """The input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
+    """Return the input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
     try:
         values = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def read_json(text: bytes) -> Mapping[str, Any]:
 
 
 def unknown(name: str, known: Collection[str]) -> RequestError:
-    """The refusal of a sampling parameter that there is none of."""
+    """Return the refusal of a sampling parameter that there is none of."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     hint = f"; did you mean '{near[0]}'?" if near else f"; known ones are: {', '.join(sorted(known))}"
     return RequestError(f"unknown sampling parameter '{name}'{hint}")
@@ -124,7 +124,7 @@ def as_bytes(tensor: Any) -> bytes:
 
 
 def arrays(wishes: Wishes, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
-    """A response, by the names of the model's outputs. `before` goes before each text."""
+    """Return a response, by the names of the model's outputs. `before` goes before each text."""
     outputs: dict[str, Any] = {"text_output": _bytes([before + piece.text for piece in pieces])}
     if wishes.finish_reason:
         outputs["finish_reason"] = _bytes([piece.reason for piece in pieces])

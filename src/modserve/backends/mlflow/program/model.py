@@ -121,7 +121,7 @@ class TritonPythonModel:
         return frame({self.inputs.index(name): array for name, array in arrays.items()})
 
     def results(self, prediction, rows):
-        """The outputs of the configuration, by their names or in their order."""
+        """Return the outputs of the configuration, by their names or in their order."""
         columns = by_name(prediction)
         if columns is None:
             columns = {self.outputs[0][0]: prediction}
@@ -224,7 +224,7 @@ def moment(name, text):
 
 
 def encoded(array):
-    """The elements as bytes: dates and times as ISO 8601 has them."""
+    """Return the elements as bytes: dates and times as ISO 8601 has them."""
     if array.dtype.kind == "M":
         array = np.datetime_as_string(array)
     return objects([element(each) for each in array.ravel().tolist()], array.shape)
@@ -251,7 +251,7 @@ def frame(arrays):
 
 
 def by_name(prediction):
-    """The columns of a frame or of a dict; None for what has no names."""
+    """Return the columns of a frame or of a dict; None for what has no names."""
     if isinstance(prediction, dict):
         return prediction
     if hasattr(prediction, "columns") and hasattr(prediction, "items"):

@@ -25,7 +25,7 @@ Outcome = Union[Dict[str, Any], Exception]
 
 
 def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[type]:
-    """The class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
+    """Return the class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
 
     The files of the object become some of the model's `own`; if that is None, clients are told of all files.
     """
@@ -100,7 +100,7 @@ class _Adapter:
         return [self._response(outcome) for outcome in outcomes]
 
     async def _all(self, coroutines: "Iterable[Coroutine[Any, Any, Any]]") -> "List[Any]":
-        """The results of all: of ``async`` functions at the same time, of others one after the other."""
+        """Return the results of all: of ``async`` functions at the same time, of others one after the other."""
         if self.definition.is_async:
             return list(await asyncio.gather(*coroutines))
         return [await each for each in coroutines]
@@ -153,7 +153,7 @@ class _Adapter:
         return InferenceResponse([Tensor(name, array) for name, array in outcome.items()])
 
     def _failure(self, error: Exception) -> TritonError:
-        """The error for the client. The log gets the traceback of a failure that is the model's own."""
+        """Return the error for the client. The log gets the traceback of a failure that is the model's own."""
         if isinstance(error, TritonError):
             return error
         if isinstance(error, InvalidInputError):
@@ -205,7 +205,7 @@ class _AsyncAdapter(_Adapter):
 
 
 def _run(coroutine: "Coroutine[Any, Any, Any]") -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -31,7 +31,7 @@ _PAGE = 4096
 
 
 def new_file(name: str) -> int:
-    """A file descriptor of an empty file in memory that can only grow.
+    """Return a file descriptor of an empty file in memory that can only grow.
 
     Where the system has no such thing, it is an unlinked file, which a process that truncates it can harm.
     """
@@ -84,7 +84,7 @@ class Arena:
             return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
 
     def allocate(self, size: int) -> Tuple[Location, Any]:
-        """A block with room for `size` bytes, leased once, and the array of bytes to write them to.
+        """Return a block with room for `size` bytes, leased once, and the array of bytes to write them to.
 
         Raises OSError where the system has no memory, and after `close`.
         """
@@ -111,7 +111,7 @@ class Arena:
         return location
 
     def hold(self, location: Location) -> Any:
-        """An array over a part of one of this side's own blocks, which the other side has mentioned.
+        """Return an array over a part of one of this side's own blocks, which the other side has mentioned.
 
         Raises ValueError for a block that there is not, or that is free.
         """
@@ -139,7 +139,7 @@ class Arena:
                         self._forgotten.append(block.offset)
 
     def take_forgotten(self) -> List[int]:
-        """The blocks that the other side need not keep mapped."""
+        """Return the blocks that the other side need not keep mapped."""
         if not self._forgotten:
             return []
         with self._lock:
@@ -176,7 +176,7 @@ class Mirror:
         self._released: Deque[int] = deque()
 
     def fetch(self, location: Location) -> Any:
-        """An array of the bytes at a location, which may be written to. The lease is over when it is gone.
+        """Return an array of the bytes at a location, which may be written to. The lease is over when it is gone.
 
         Raises ValueError for a place that is not in the file.
         """

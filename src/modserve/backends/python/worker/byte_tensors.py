@@ -30,7 +30,7 @@ def raw_of_elements(array: "np.ndarray[Any, Any]") -> bytes:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Buffer) -> "np.ndarray[Any, Any]":
-    """The elements of a raw form as an array of bytes objects with one dimension.
+    """Return the elements of a raw form as an array of bytes objects with one dimension.
 
     Raises ValueError where a length goes beyond the end.
     """

@@ -87,7 +87,7 @@ class Definition(NamedTuple):
         return os.path.dirname(os.path.abspath(place(self.target)[0]))
 
     def config(self) -> Dict[str, Any]:
-        """The model's configuration, as the JSON of ``config.pbtxt``, without its name."""
+        """Return the model's configuration, as the JSON of ``config.pbtxt``, without its name."""
         options = self.options
         config: Dict[str, Any] = {
             **options.config,
@@ -200,7 +200,7 @@ def _called(target: Any) -> Tuple[Any, str]:
 
 
 def _parameters(called: Any, is_method: bool) -> Dict[str, inspect.Parameter]:
-    """The parameters for inputs; one called ``**`` if it takes any keyword."""
+    """Return the parameters for inputs; one called ``**`` if it takes any keyword."""
     try:
         parameters = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError) as error:
@@ -291,7 +291,7 @@ def _takes_context(target: Any) -> bool:
 
 
 def place(target: Any) -> Tuple[str, int]:
-    """The file and line of a function or class; an empty text where there is none."""
+    """Return the file and line of a function or class; an empty text where there is none."""
     if isinstance(target, type):
         candidates = [inspect.unwrap(each) for each in vars(target).values() if inspect.isfunction(each)]
     else:

@@ -50,14 +50,14 @@ DATATYPES: Dict["np.dtype[Any]", str] = {dtype: name for name, dtype in DTYPES.i
 
 
 def bfloat16() -> "Optional[np.dtype[Any]]":
-    """The bfloat16 of ml_dtypes, if this process has imported it: numpy has none of its own."""
+    """Return the bfloat16 of ml_dtypes, if this process has imported it: numpy has none of its own."""
     ml_dtypes = sys.modules.get("ml_dtypes")
     scalar = getattr(ml_dtypes, "bfloat16", None)
     return None if scalar is None else np.dtype(scalar)
 
 
 def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, Any]":
-    """The array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
+    """Return the array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         raise TritonModelException(

@@ -97,7 +97,7 @@ LONGEST = 64 * 1024
 
 
 def shortened(text: str) -> str:
-    """A model's text without the middle of a very long one."""
+    """Return a model's text without the middle of a very long one."""
     if len(text) <= LONGEST:
         return text
     note = f" [... {len(text)} characters in all ...] "
@@ -106,13 +106,13 @@ def shortened(text: str) -> str:
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type, with its module where that says something."""
+    """Return the name of a value's type, with its module where that says something."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def forgotten(label: str, decoupled: bool) -> str:
-    """The failure of a request that neither `execute` nor a response sender has given a final response."""
+    """Return the failure of a request that neither `execute` nor a response sender has given a final response."""
     text = f"{label} released a request without a final response"
     if decoupled:
         return f"{text}: its response sender did not send the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"

@@ -93,7 +93,7 @@ class Field(NamedTuple):
 
 
 def datatype_name(value: Any) -> str:
-    """The protocol's name of a datatype that is written in any way that `Spec` allows. Raises ValueError."""
+    """Return the protocol's name of a datatype that is written in any way that `Spec` allows. Raises ValueError."""
     if isinstance(value, str):
         name = value.upper()
         name = name[len("TYPE_") :] if name.startswith("TYPE_") else name
@@ -131,7 +131,7 @@ def _shape(shape: Any) -> Tuple[int, ...]:
 
 
 def declared(key: str, declaration: Any) -> Field:
-    """A field from ``inputs=`` or ``outputs=``. Raises ValueError."""
+    """Return a field from ``inputs=`` or ``outputs=``. Raises ValueError."""
     if not isinstance(declaration, Spec):
         if isinstance(declaration, (str, bytes)) or not isinstance(declaration, (tuple, list)) or len(declaration) != 2:
             raise ValueError(
@@ -145,7 +145,7 @@ def declared(key: str, declaration: Any) -> Field:
 
 
 def hinted(key: str, hint: Any, batching: bool) -> Field:
-    """A field from a type hint. Raises ValueError."""
+    """Return a field from a type hint. Raises ValueError."""
     hint, optional = _without_none(hint)
     spec = Spec()
     for each in getattr(hint, "__metadata__", ()):
@@ -179,7 +179,7 @@ def hinted(key: str, hint: Any, batching: bool) -> Field:
 
 
 def output_fields(hint: Any, batching: bool) -> List[Field]:
-    """The outputs that a return hint describes, in their order. Raises ValueError."""
+    """Return the outputs that a return hint describes, in their order. Raises ValueError."""
     origin, arguments = _origin(hint)
     if origin in _STREAMS and arguments:
         return output_fields(arguments[0], batching)
@@ -197,7 +197,7 @@ def is_stream(hint: Any) -> bool:
 
 
 def type_hints(target: Any) -> Dict[str, Any]:
-    """The type hints of a function or class, with what is in ``Annotated``. Raises ValueError."""
+    """Return the type hints of a function or class, with what is in ``Annotated``. Raises ValueError."""
     extras: Dict[str, Any] = {"include_extras": True} if sys.version_info >= (3, 9) else {}  # before, it keeps them
     try:
         hints: Dict[str, Any] = typing.get_type_hints(target, **extras)
@@ -225,7 +225,7 @@ def _without_none(hint: Any) -> Tuple[Any, bool]:
 
 
 def _element(arguments: Tuple[Any, ...]) -> Any:
-    """The scalar type in ``ndarray[shape, dtype[scalar]]``; None where it is open."""
+    """Return the scalar type in ``ndarray[shape, dtype[scalar]]``; None where it is open."""
     for dtype in arguments[1:2]:
         for scalar in getattr(dtype, "__args__", ()):
             if isinstance(scalar, type) and scalar not in _ABSTRACT:

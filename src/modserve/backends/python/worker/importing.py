@@ -29,7 +29,7 @@ _PREFIX = "modserve_file_"
 
 
 def hold(target: Any) -> str:
-    """A target for an object of this process, which stays until it is removed from `HELD`."""
+    """Return a target for an object of this process, which stays until it is removed from `HELD`."""
     key = f"object {next(_numbers)}"
     HELD[key] = target
     return key
@@ -59,7 +59,7 @@ def imported(target: str, directory: str) -> Any:
 
 
 def _module(name: str, directory: str) -> Any:
-    """The module of this name; in the server, which may load it again, it is read again if it has changed."""
+    """Return the module of this name; in the server, which may load it again, it is read again if it has changed."""
     _search(directory)
     try:
         module = importlib.import_module(name)
@@ -91,7 +91,7 @@ def _mark(module: Any) -> Tuple[int, int]:
 
 
 def _from_file(file: str) -> Any:
-    """The module of a file. Not called ``__main__``: what a script does only when it is run is not done here."""
+    """Return the module of a file. Not called ``__main__``: what a script does only when it is run is not done here."""
     _search(os.path.dirname(os.path.abspath(file)))
     name = _PREFIX + os.path.basename(file)[: -len(".py")]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -110,7 +110,7 @@ class LoadedModel:
         self._before = f"Failed to process the request(s) for model '{name}', message: "
 
     def auto_complete_config(self, config_json: str) -> Optional[str]:
-        """The configuration as the model completes it, both as JSON; None where it has no such method."""
+        """Return the configuration as the model completes it, both as JSON; None where it has no such method."""
         complete = self._run(lambda: getattr(self._class, "auto_complete_config", None), "auto_complete_config")
         if complete is None:
             return None

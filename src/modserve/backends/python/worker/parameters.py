@@ -14,7 +14,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Value]]:
-    """A copy; None where there are none. Raises TritonModelException with Triton's texts."""
+    """Return a copy; None where there are none. Raises TritonModelException with Triton's texts."""
     if parameters is None:
         return None
     if not isinstance(parameters, dict):
@@ -32,7 +32,7 @@ def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Val
 
 
 def as_json(parameters: Optional[Mapping[str, Any]]) -> str:
-    """The text for a model that asks what parameters its request or response has."""
+    """Return the text for a model that asks what parameters its request or response has."""
     return json.dumps(parameters) if parameters else "{}"
 
 

@@ -164,7 +164,7 @@ class OutgoingRecord(NamedTuple):
 
 
 def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
-    """A frame with a record for each entry."""
+    """Return a frame with a record for each entry."""
     if len(entries) == 1:
         number, status, sort, elements, id, extras = entries[0]
         if sort is not None and not id and not extras:
@@ -235,7 +235,7 @@ def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optiona
 def read_records(
     body: memoryview, count: int, inline_at: int, descriptions: Descriptions, fetch: Callable[[Location], Any]
 ) -> List[Record]:
-    """The records of a frame. `fetch` makes a view of elements in shared memory.
+    """Return the records of a frame. `fetch` makes a view of elements in shared memory.
 
     Raises ValueError for what `write_records` does not make.
     """

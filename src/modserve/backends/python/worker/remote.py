@@ -176,7 +176,7 @@ class RemoteHost:
         return self._single(number, call, request)
 
     def _single(self, number: int, call: _Call, request: InferenceRequest) -> InferenceResponse:
-        """The one response of a call that is settled."""
+        """Return the one response of a call that is settled."""
         if call.over:
             del self._calls[number]
         else:
@@ -320,7 +320,7 @@ _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 
 
 def entry(number: int, response: Optional[InferenceResponse], final: bool) -> OutgoingRecord:
-    """A response as a record."""
+    """Return a response as a record."""
     if response is None:
         return OutgoingRecord(number, Status.END)
     error = response.error()

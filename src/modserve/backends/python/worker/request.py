@@ -51,7 +51,7 @@ class InferenceTrace:
         self.parent = parent
 
     def get_context(self) -> Optional[str]:
-        """The OpenTelemetry context as JSON text, or None."""
+        """Return the OpenTelemetry context as JSON text, or None."""
         return self._context or None
 
 

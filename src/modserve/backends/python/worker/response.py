@@ -121,7 +121,7 @@ class ResponseIterator:
         return self._before[self._at - 1]
 
     def _receive(self) -> InferenceResponse:
-        """The next one. Raises StopIteration."""
+        """Return the next one. Raises StopIteration."""
         raise NotImplementedError
 
     def cancel(self) -> None:

@@ -146,7 +146,7 @@ class MetricFamily:
         host.current().control("metric_family", {"name": name, "description": description, "kind": kind.name})
 
     def Metric(self, labels: Optional[Mapping[str, str]] = None, buckets: Optional[List[float]] = None) -> Metric:
-        """The series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
+        """Return the series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         for label, value in (labels or {}).items():

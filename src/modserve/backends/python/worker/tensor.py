@@ -83,7 +83,7 @@ class Tensor:
         return list(self.dims)
 
     def triton_dtype(self) -> DataType:
-        """The datatype as the number that `triton_to_numpy_type` takes."""
+        """Return the datatype as the number that `triton_to_numpy_type` takes."""
         return DataType[self.datatype]
 
     def is_cpu(self) -> bool:
@@ -91,7 +91,7 @@ class Tensor:
         return True
 
     def as_numpy(self) -> "np.ndarray[Any, Any]":
-        """The values; the same array each time. BYTES are bytes objects.
+        """Return the values; the same array each time. BYTES are bytes objects.
 
         BF16 needs ml_dtypes to be imported in this process; otherwise this raises TritonModelException, as Triton
         always does.
@@ -116,7 +116,7 @@ class Tensor:
         return np.ndarray(self.dims, dtype, raw)
 
     def raw_form(self) -> Buffer:
-        """The values in the protocol's raw form, without a copy if possible."""
+        """Return the values in the protocol's raw form, without a copy if possible."""
         raw = self._raw
         if raw is not None:
             return raw
@@ -134,7 +134,7 @@ class Tensor:
         return view
 
     def _as_bits(self) -> "np.ndarray[Any, Any]":
-        """The values as an array, BF16 as uint16: for DLPack, which has no strings."""
+        """Return the values as an array, BF16 as uint16: for DLPack, which has no strings."""
         if self.datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self.datatype != "BF16":
@@ -145,7 +145,7 @@ class Tensor:
         return np.ndarray(self.dims, np.uint16, raw)
 
     def to_dlpack(self) -> object:
-        """A "dltensor" capsule over the same memory, or over a copy if that is read-only."""
+        """Return a "dltensor" capsule over the same memory, or over a copy if that is read-only."""
         return dlpack.capsule(self._as_bits(), self.datatype)
 
     def __dlpack__(
@@ -164,7 +164,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: Union[str, bytes], tensor: object) -> "Tensor":
-        """A tensor over the memory of a "dltensor" capsule or of an object with `__dlpack__`.
+        """Return a tensor over the memory of a "dltensor" capsule or of an object with `__dlpack__`.
 
         Memory that is not contiguous, or is on a GPU, is copied. Raises TritonModelException if the object cannot be a
         tensor.

@@ -56,7 +56,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 
 def numpy_to_triton_type(data_type: Any) -> Optional[int]:
-    """The number of a numpy type or dtype, from 1 (BOOL) to 14 (BF16); None if it has none."""
+    """Return the number of a numpy type or dtype, from 1 (BOOL) to 14 (BF16); None if it has none."""
     try:
         name = datatype_of(np.dtype(data_type))
     except TypeError:
@@ -82,12 +82,12 @@ def _named(tensors: Any, name: str) -> Optional[Tensor]:
 
 
 def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
-    """The configuration of an input in a model's configuration, a dict; None if there is no such input."""
+    """Return the configuration of an input in a model's configuration, a dict; None if there is no such input."""
     return _config(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
-    """The configuration of an output in a model's configuration, a dict; None if there is no such output."""
+    """Return the configuration of an output in a model's configuration, a dict; None if there is no such output."""
     return _config(model_config, "output", name)
 
 

@@ -21,7 +21,7 @@ class OutputError(ValueError):
 
 
 def arguments(fields: Sequence[Field], arrays: Arrays, row: Optional[int] = None) -> Dict[str, Any]:
-    """The keyword arguments of the function: for all rows, or for the one `row`. Raises InvalidInputError."""
+    """Return the keyword arguments of the function: for all rows, or for the one `row`. Raises InvalidInputError."""
     return {
         field.key: _value(field, arrays[field.name] if row is None else arrays[field.name][row])
         for field in fields
@@ -85,7 +85,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any:
-    """The array of an output.
+    """Return the array of an output.
 
     It has `rows` rows before the declared shape; any number of them for None in a model that batches; and no such
     dimension in one that does not. Raises OutputError.
@@ -118,7 +118,7 @@ def _fits(shape: Tuple[int, ...], expected: Tuple[int, ...]) -> bool:
 
 
 def _typed(field: Field, array: Any) -> Any:
-    """The array in the type of the output, where no value changes but by rounding. Raises OutputError."""
+    """Return the array in the type of the output, where no value changes but by rounding. Raises OutputError."""
     if field.datatype == "BYTES":
         return _as_bytes(field, array)
     expected = np.dtype(NUMPY_TYPES[field.datatype])

@@ -71,7 +71,7 @@ class Location(NamedTuple):
 
 
 def number_frame(kind: int, number: int) -> bytes:
-    """A frame that says no more than which request or call it is about."""
+    """Return a frame that says no more than which request or call it is about."""
     return HEADER.pack(8, kind, 0, 0) + number.to_bytes(8, "little")
 
 

@@ -154,7 +154,7 @@ class GenerationEngine:
             self._pipeline.step()  # it frees the cache of what was stopped at a text
 
     def _read(self, at: float) -> list[tuple[GenaiOutput, str]]:
-        """The outputs that have new tokens or have ended, and why."""
+        """Return the outputs that have new tokens or have ended, and why."""
         statuses = self._genai.GenerationStatus
         fresh, tokens = [], 0
         for generation in self._running:

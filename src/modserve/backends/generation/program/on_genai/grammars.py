@@ -76,7 +76,7 @@ class GrammarChecker:
 
 
 def shortened(error: BaseException) -> str:
-    """The message of an error of the engine on one line, without the places in its source."""
+    """Return the message of an error of the engine on one line, without the places in its source."""
     return " ".join(_PLACE.sub("", str(error)).split())
 
 

@@ -237,7 +237,7 @@ def _limited(kind: str, text: str, where: str) -> Grammar:
 
 
 def _widest(schema: Any) -> int:
-    """The most members of an object in a schema."""
+    """Return the most members of an object in a schema."""
     widest, rest = 0, [schema]
     while rest:
         value = rest.pop()

@@ -72,7 +72,7 @@ class TokenText:
         return [self._tokens] if self._shown is not None else [self._tokens[: self._read], self._tokens]
 
     def advance(self, texts: Sequence[str], *, final: bool = False) -> str:
-        """The text that is new. Half a character waits, unless this is the `final` call."""
+        """Return the text that is new. Half a character waits, unless this is the `final` call."""
         shown = self._shown = texts[0] if self._shown is None else self._shown
         text = texts[-1]
         waits = len(text) <= len(shown) or (text.endswith(_REPLACEMENT) and not final)
@@ -108,7 +108,7 @@ class StopTexts:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that `stop` begins with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length

@@ -53,7 +53,7 @@ def adapters(directory: str) -> dict[str, str]:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """The object in a file of JSON. Raises LoadingError with the place of what is wrong."""
+    """Return the object in a file of JSON. Raises LoadingError with the place of what is wrong."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)

@@ -27,7 +27,7 @@ class SamplingReader:
         self._known = fields | {LORA, *_OLDER_NAMES}
 
     def read(self, values: Mapping[str, Any], *, strict: bool) -> tuple[Any, str | None]:
-        """The parameters, and the name of an adapter. Numbers may be texts, as Triton's clients send them.
+        """Return the parameters, and the name of an adapter. Numbers may be texts, as Triton's clients send them.
 
         Raises RequestError. Unknown names are ignored unless `strict`.
         """
@@ -53,7 +53,7 @@ class SamplingReader:
 
 
 def _structured(value: Any) -> Any:
-    """An object, or its text, without the members that say nothing. Triton's backend takes the text alone."""
+    """Return an object, or its text, without the members that say nothing. Triton's backend takes the text alone."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
