@@ -1,4 +1,4 @@
-"""Finds out by trial whether the first dimension of a model's tensors is a batch.
+"""Trial of whether the first dimension of a model's tensors is a batch.
 
 A file says that a dimension is variable, never that it is a batch. So rows are run together and apart, with generated
 data, before the server merges the requests of a model whose configuration does not set `max_batch_size`. Only rows
@@ -48,7 +48,7 @@ _SIZES = (8, 64, 224, 1, 3)
 _IDS, _FLAGS = 100, 2
 """Exclusive upper bounds of integers, tried in this order: every vocabulary has 100 tokens; indices may be 0 or 1."""
 _ENOUGH_S, _MOST_S = 10.0, 60.0
-"""After the first no other sample begins, after the second the trial ends without a result."""
+"""Time limits in seconds: for beginning another sample, and for ending the trial without a result."""
 _TOLERANCE, _REDUCED_TOLERANCE = 2e-3, 0.05
 """The largest difference of outputs, relative to their largest number: of fp32 on the CPU, and of all else."""
 _TOO_LONG = f"a trial takes longer than {_MOST_S:g} s"
@@ -98,7 +98,7 @@ def batching_obstacle(
 
 
 class _Trial:
-    """Rows a and b run apart, then as (a, b), (b, a) and (a, a). Each has a first dimension of 1."""
+    """Trial of a model: rows a and b run apart, then as (a, b), (b, a) and (a, a). Each has a first dimension of 1."""
 
     def __init__(
         self, run: Runner | AsyncRunner, description: ModelDescription, tolerance: float, clock: Callable[[], float]
@@ -219,7 +219,7 @@ def _line(error: Exception) -> str:
 
 
 def _key(spec: InstanceSpec, description: ModelDescription, files: Path) -> str:
-    """Return the digest of all that a result depends on; empty where the files cannot be read."""
+    """Return the digest of everything that a result depends on; empty if the files cannot be read."""
     config = spec.config
     try:
         content = content_digest(files, _LARGEST_DIGESTED)

@@ -1,6 +1,6 @@
-"""The engines that modserve has a backend for: what each loads, what it needs, and whether it is installed.
+"""Engines that modserve has a backend for: the files, the requirements and the state of installation of each.
 
-Nothing here imports an engine: to say which are there must be quick, and must not fail with one that is broken.
+No engine is imported here: listing them must be quick, and must not fail with one that is broken.
 """
 
 import functools
@@ -25,11 +25,11 @@ class Engine:
     distributions: tuple[str, ...]
     """Distributions with the library's version; the first one that is installed counts."""
     extra: str
-    """The extra of this package that installs it; empty for what is always there."""
+    """Extra of this package that installs it; empty for an engine that is always there."""
     loads: str
     """The kinds of files, for people."""
     stand_ins: tuple[str, ...] = ()
-    """Other backends whose engine runs some of these files where the library is not installed."""
+    """Other backends with engines that run some of these files where the library is not installed."""
     builds: tuple[tuple[str, str], ...] = ()
     """Builds of different sizes on pip: the command and what it installs, the build for any machine first. An empty
     command stands for that of the extra."""
@@ -64,12 +64,12 @@ class Engine:
 
     @property
     def install(self) -> str:
-        """The command that installs it; empty for what is always there."""
+        """Command that installs it; empty for an engine that is always there."""
         return pip_install(self.extra) if self.extra else ""
 
     @property
     def install_lines(self) -> str:
-        """A line to copy for each build, with what it installs as a comment."""
+        """Lines to copy, one for each build, with its contents as a comment."""
         return "\n".join(f"{command or self.install}    # {remark}" for command, remark in self.builds) or self.install
 
     @property
@@ -177,7 +177,7 @@ def is_installed(module: str) -> bool:
 
 @functools.cache
 def version_of(distribution: str) -> str:
-    """Empty if it is not installed."""
+    """Return the version of a distribution; empty if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -32,7 +32,7 @@ def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], nam
 def not_comparable(samples: Sequence[Mapping[str, Array]], names: Iterable[str]) -> str:
     """Return why the reference's outputs `names` cannot show how exact another precision is; empty if they can.
 
-    An output that is the same everywhere says nothing: a saturated probability, the one class of all samples, no boxes.
+    An output that is constant proves nothing: a saturated probability, the one class of all samples, no boxes.
     """
     for name in names:
         values = [_flat(np.asarray(outputs[name])) for outputs in samples]

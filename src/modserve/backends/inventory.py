@@ -18,7 +18,7 @@ _WITHOUT_LIBRARY = {
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """A backend, or one that is missing. `library` and `version` are what it stands on, both empty if on nothing."""
+    """A backend, installed or missing. `library` and `version` are those it needs, both empty if none."""
 
     backend: str
     library: str
@@ -33,7 +33,7 @@ class BackendEntry:
 
 
 def inventory() -> list[BackendEntry]:
-    """Every backend that is known: what is installed first, each half by name."""
+    """List all known backends: installed ones first, each half by name."""
     entries = [_entry(point) for point in installed_backends()]
     return sorted(entries, key=lambda entry: (not entry.installed, entry.backend))
 

@@ -1,4 +1,4 @@
-"""The backend API, second edition: what an engine implements to run models. docs/backends.md has examples.
+"""The backend API, second edition: the interface of engines that run models. docs/backends.md has examples.
 
 Three small objects: a `Backend` (one per process) opens model files; a `BackendModel` is one open model version; an
 instance executes batches. A package registers a backend by an entry point in the group ``modserve.backends``. Its name
@@ -103,7 +103,7 @@ CheckReady: TypeAlias = Callable[[], Awaitable[bool]]
 """Readiness check of the model, as far as this instance knows: an ``async def``, called on the event loop's thread.
 
 Called for queries of the model's readiness, also during executions, but never concurrently. The model is ready if all
-of its instances say so within 5 s. Raising means not ready.
+of its instances report so within 5 s. Raising means not ready.
 """
 
 
@@ -167,7 +167,7 @@ class _OnLoop(Protocol):
     """
 
     def attach(self, handle: InstanceHandle) -> None:
-        """Called once, on the event loop's thread, before any start. Raising fails the load."""
+        """Attach the instance to the event loop: once, on its thread, before any start. Raising fails the load."""
 
     def detach(self) -> None:
         """Release the event loop: nothing more is started. Called on the event loop's thread, before `close`."""
@@ -210,7 +210,7 @@ def reuses_outputs(executor: Executor) -> bool:
 # Models and backends
 
 QUEUES: Final = frozenset({"dynamic_batching", "model_warmup", "response_cache", "version_policy"})
-"""Value for `in_place` of a backend whose models do not depend on the server's queues."""
+"""Value for `in_place` of a backend with models that do not depend on the server's queues."""
 INSTANCES: Final = QUEUES | {"instance_group"}
 """Value for `in_place` of a backend that also allows making and closing instances while others run."""
 

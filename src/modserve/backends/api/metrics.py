@@ -30,7 +30,7 @@ class ModelMetric(Protocol):
 
 
 class ModelMetrics(Protocol):
-    """Makes the metrics of one model version, from any thread. Unloading it closes all of them."""
+    """Factory of the metrics of one model version, for any thread. Unloading the version closes all of them."""
 
     def family(self, name: str, help: str, kind: MetricKind) -> None:
         """Declare a family; each model does so before it makes metrics of it. Repeating it is no error.
@@ -42,7 +42,7 @@ class ModelMetrics(Protocol):
     def metric(
         self, family: str, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> ModelMetric:
-        """A metric of a family. `buckets`, only for histograms, are upper bounds, ascending and without infinity.
+        """Return a metric of a family. `buckets`, only for histograms, are ascending upper bounds without infinity.
 
         An existing histogram with the same labels keeps its buckets. Raises INVALID_ARG.
         """

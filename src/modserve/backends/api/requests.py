@@ -179,7 +179,7 @@ class ModelCaller(Protocol):
     def infer(
         self, request: InferenceRequest, *, parent: Parents = None, trace: str = ""
     ) -> "Future[InferenceResponse]":
-        """The one response. Threads use ``result()``, which raises `ModserveError`. Cancelling cancels the call."""
+        """Run a request; the future has its one response, or raises `ModserveError`. Cancelling it cancels the call."""
 
     def stream(self, request: InferenceRequest, *, parent: Parents = None) -> Iterator[InferenceResponse]:
         """Yield all responses, blocking, for threads; raises `ModserveError`. Closing the iterator cancels the call."""

@@ -33,7 +33,7 @@ _registry = functools.cache(BackendRegistry)
 
 
 class AutoBackend:
-    """Takes what `candidates.FORMATS` lists. By default, `registry` and `cpu` are those of this process and machine."""
+    """Backend for `candidates.FORMATS`. By default, `registry` and `cpu` are those of this process and machine."""
 
     default_model_filename = ""
     default_cpu_instances = 1
@@ -55,7 +55,7 @@ class AutoBackend:
         """Choices that cannot be kept on disk."""
 
     def gpu_count(self) -> int:
-        """None: engines are compared on the CPU alone."""
+        """Return 0: engines are compared on the CPU alone."""
         return 0
 
     def code_in(self, config: ModelConfig, path: Path) -> str:

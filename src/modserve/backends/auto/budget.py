@@ -15,7 +15,7 @@ class Budget:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Not to be nested."""
+        """Count the time inside. Not to be nested."""
         self._since = self._clock()
         try:
             yield

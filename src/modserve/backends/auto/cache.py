@@ -33,7 +33,7 @@ class ChoiceCache:
         self._memory = {} if memory is None else memory
 
     def load(self, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice | None:
-        """Return the choice that was made under the same facts, if it is one of the `candidates`."""
+        """Return the choice made under the same facts, if it is one of the `candidates`."""
         in_memory = self._memory.get(_digest(conditions))
         if in_memory is not None or self._directory is None:
             return in_memory
@@ -97,7 +97,7 @@ def _digest(conditions: Mapping[str, object]) -> str:
 
 
 def _choice(entry: object, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice:
-    """Raises KeyError, TypeError or ValueError for what is none."""
+    """Read a choice. Raises KeyError, TypeError or ValueError for an entry that is none."""
     if not isinstance(entry, dict) or entry["facts"] != json.loads(json.dumps(conditions, default=list)):
         raise ValueError("it is for something else")
     candidate = next((each for each in candidates if each.name == entry["choice"]), None)

@@ -26,7 +26,7 @@ _INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 class Candidate:
     """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
 
-    `variant` tells apart what has the same engine and precision. Of the flags one suffices; without any the candidate
+    `variant` distinguishes those of one engine and precision. Of the flags one suffices; without any the candidate
     runs everywhere. `module` is a Python module that it needs besides the engine, which `extra` installs.
     """
 
@@ -122,7 +122,7 @@ class Artifact:
 
 
 def find_artifact(path: Path, model: str) -> Artifact:
-    """Return the file at `path`, or if that is a version directory, the one in it that has a format of the table.
+    """Return the file at `path`; for a version directory, the one in it that has a format of the table.
 
     ``model.<suffix>`` counts before others, and of these there must be one. Raises INVALID_ARG.
     """

@@ -13,7 +13,7 @@ TIE = 0.03
 
 @dataclass(slots=True)
 class CandidateRow:
-    """A candidate, and what came of it. With `why` it cannot serve."""
+    """A candidate with its results. With `why` it cannot serve."""
 
     candidate: Candidate
     seconds: float | None = None
@@ -71,7 +71,7 @@ def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
 def decide(rows: Sequence[CandidateRow], reference: Candidate, samples: str) -> tuple[CandidateRow, str]:
     """Return the row that serves, and why. At least one row was measured and may serve.
 
-    `samples` says for people what the error was measured on.
+    `samples` describes the samples of the error, for people.
     """
     able = [row for row in rows if not row.why and row.seconds is not None]
     fastest = min(able, key=_seconds)

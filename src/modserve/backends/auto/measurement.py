@@ -1,4 +1,4 @@
-"""Opens the candidates of a model, runs them in turns, and keeps the chosen one."""
+"""Measurement of a model's candidates: opens them, runs them in turns, and keeps the chosen one."""
 
 import logging
 import threading
@@ -41,7 +41,7 @@ def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCa
 
 @dataclass(slots=True)
 class _Trial:
-    """A candidate that is open, with what came of it so far."""
+    """An open candidate with its results so far."""
 
     row: CandidateRow
     opened: OpenCandidate
@@ -170,7 +170,7 @@ class _Measurement:
             row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
     def _first_run(self, tried: _Trial, made: Samples) -> list[Mapping[str, Array]]:
-        """Return the outputs of the samples: of the first, and of as many more as there is time for."""
+        """Return the outputs of the samples: of the first, and of as many others as time allows."""
         alone = self._job.objective(tried.config) == LATENCY
         tried.runner = runner = self._job.runner(tried.opened, tried.config, made.timed, alone=alone)
         self._stack.callback(close_quietly, runner.close, tried.candidate)

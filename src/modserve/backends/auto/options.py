@@ -105,7 +105,7 @@ def _choices(values: OptionReader, key: str, choices: tuple[str, ...]) -> tuple[
 def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str]) -> dict[str, str]:
     """Return an engine's share of a model's parameters: those of the server, and ``<backend>.<key>`` as ``<key>``.
 
-    `own` are those that make the candidate what it is, and win.
+    `own` are the candidate's own parameters, and win.
     """
     prefix = f"{backend}."
     passed = {key: value for key, value in config.parameters.items() if key.startswith(SERVER_PARAMETERS)}

@@ -1,4 +1,4 @@
-"""Times several engines in turns, so that noise of the machine affects all of them alike.
+"""Timing of several engines in turns, so that noise of the machine affects all of them alike.
 
 A round is one turn of each entrant; a turn repeats short executions until it is long enough to be timed. Before it
 there is a rest, since the threads of the engine before still spin for a while, and an execution that does not count,

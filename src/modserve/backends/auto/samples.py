@@ -77,7 +77,7 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
 
 
 def _warm_up_inputs(warm_up: WarmUp, config: ModelConfig, sizes: Sizes, directory: Path) -> dict[str, Array]:
-    """Return the inputs of one sample; what it leaves out is made up."""
+    """Return the inputs of one sample; generates missing ones."""
     rows = warm_up.batch_size if config.batching else 1
     inputs = _generated(config, sizes, rows)
     for name, value in warm_up.inputs.items():

@@ -1,4 +1,4 @@
-"""Finds the best number of instances of a model, threads for each, and batch size.
+"""Search for the best number of instances of a model, threads for each, and batch size.
 
 The instances share the threads that the server has for the model: two of them have half each. One number of instances
 comes after the other. For each the batch grows until a row takes no less time any more, and the best settings race
@@ -30,7 +30,7 @@ _AS_GOOD = 1.05
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchSetting:
-    """Ordered by what is to be preferred among equals."""
+    """A batch size and a number of instances; the smaller one is preferred among equals."""
 
     batch: int
     instances: int
@@ -111,8 +111,8 @@ def best_setting(
     """Return the best of all numbers of instances, `counts`, and batch sizes, ascending.
 
     `row` is a batch of one row. At most two crews are open: the one that leads, and the next, which races against it.
-    What an instance raises with some size ends the trial of larger ones, and what the opening of a crew raises that of
-    its number; with the first size of the first crew it is raised.
+    An exception of an instance ends the trial of larger sizes, one of opening a crew the trial of its number. With the
+    first size of the first crew it is raised.
     """
     search = _Search(batches, row, Budget(budget_s, clock), clock, sleep)
     with ExitStack() as leading:
@@ -137,7 +137,7 @@ def best_setting(
 
 
 class _Search:
-    """The settings of the crew that leads, which has to be open, and what came of all."""
+    """Search state: the settings of the leading crew, which has to be open, and all results."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Search:
         return entrants
 
     def _timed(self, entrant: "_Entrant", end_s: float) -> float:
-        """Seconds of a row, by the best of some executions after the first; by the first if the time is over."""
+        """Return the seconds of a row, by the best of some executions after the first; by the first if time is up."""
         took: list[float] = []
         for _ in range(1 + _TRIALS):
             if took and self.budget.spent >= end_s:
@@ -238,7 +238,7 @@ def _batch(row: Inputs, size: int) -> Inputs:
 
 
 def instance_counts(threads: int) -> list[int]:
-    """1, 2, 4, … up to the number of threads."""
+    """Return 1, 2, 4, … up to the number of threads."""
     return [1 << power for power in range(max(1, threads).bit_length())]
 
 

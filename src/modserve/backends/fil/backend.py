@@ -77,7 +77,7 @@ class FilModel:
         self.result = _result(self.forest, options, config)
 
     def _prepared(self) -> tuple[Forest, Predictor]:
-        """Return the forest and what computes it."""
+        """Return the forest and its predictor."""
         name, options = self._source.config.name, self._options
         wishes_treelite = self._double or options.predictor == "treelite"
         forest = self._read(wishes_treelite)
@@ -144,7 +144,7 @@ def _result(forest: Forest, options: ForestOptions, config: ModelConfig) -> Resu
 
 
 def _size(specs: Sequence[TensorSpec], name: str, size: int) -> int:
-    """Return the last dimension of a tensor, or -1 if that is what the configuration says."""
+    """Return the last dimension of a tensor, or -1 if configured so."""
     return -1 if any(spec.name == name and spec.dims[-1:] == (-1,) for spec in specs) else size
 
 

@@ -22,7 +22,7 @@ _MODULES = {"xgboost_json": "xgboost", "xgboost_ubj": "xgboost", "xgboost": "xgb
 
 
 def contributions(path: Path, kind: str, threads: int) -> Contributions:
-    """Raises INVALID_ARG for files of other libraries, and where their library is not installed."""
+    """Return a function for the contributions. Raises INVALID_ARG for other libraries' files or without the library."""
     module = _MODULES.get(kind)
     if module is None:
         raise invalid(

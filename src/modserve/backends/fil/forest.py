@@ -80,7 +80,7 @@ class Forest:
 def read(
     path: Path, kind: str, *, unknown_fields: bool = False, for_treelite: bool = False, limit_s: float | None = None
 ) -> Forest:
-    """Read a file of the format `kind`. Raises INVALID_ARG, with what is wrong with it, and INTERNAL."""
+    """Read a file of the format `kind`. Raises INVALID_ARG, with the fault of the file, and INTERNAL."""
     if limit_s is None:
         limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
     with tempfile.TemporaryDirectory(prefix="modserve-") as folder:

@@ -43,7 +43,7 @@ def kind_of(path: Path, model_type: str) -> str:
 
 
 def sniff(path: Path) -> str:
-    """Return the format that the first bytes of a file are typical of, or empty."""
+    """Return the format of a file by its first bytes; empty if unknown."""
     with regular_file.open_regular(path) as file:
         head = file.read(_HEAD)
     if head.startswith((b"tree\n", b"tree\r\n")):

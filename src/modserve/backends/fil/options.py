@@ -54,7 +54,7 @@ class ForestOptions:
 
 
 def model_options(config: ModelConfig) -> ForestOptions:
-    """Raises INVALID_ARG, with the model's name and what would be right."""
+    """Read the options of a model. Raises INVALID_ARG, with the model's name and the expected value."""
     values = parameters_of(config)
     classifier = _IS_CLASSIFIER if _IS_CLASSIFIER in values else _OUTPUT_CLASS
     threshold = values.number("threshold", math.nan, lambda _: True, "a number, such as 0.5")

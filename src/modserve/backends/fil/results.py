@@ -1,4 +1,4 @@
-"""Turns a forest's numbers into the output of Triton's forest backend, according to its parameters."""
+"""Conversion of a forest's numbers to the output of Triton's forest backend, according to its parameters."""
 
 from collections.abc import Callable
 

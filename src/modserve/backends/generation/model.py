@@ -1,4 +1,4 @@
-"""A language model whose engine runs in worker processes of the Python backend.
+"""A language model with its engine in worker processes of the Python backend.
 
 The worker runs `program`, a decoupled model.py, so what docs/python-models.md says of processes, limits and the revival
 of lost ones holds for it. A process of its own: a step of an engine keeps the interpreter's lock, and its libraries are
@@ -28,8 +28,8 @@ Parameters = Mapping[str, str]
 
 
 class LanguageModel:
-    """Implements `backends.api.BackendModel`. `parameters` finds what the model's files say that a configuration may
-    leave out: it may run the model's first process, and gets the model of the Python backend for that.
+    """Implements `backends.api.BackendModel`. `parameters` reads parameters from the model's files that a configuration
+    may leave out: it may run the model's first process, and gets the model of the Python backend for that.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LanguageModel:
         batch_limit: str,
         parameters: Callable[[PythonModel], Parameters],
     ) -> None:
-        """`batch_limit` is the parameter that limits the engine's batches. Raises INVALID_ARG."""
+        """Make the model. `batch_limit` is the parameter that limits the engine's batches. Raises INVALID_ARG."""
         config = source.config
         if config.max_batch_size:
             raise invalid(
@@ -71,7 +71,7 @@ class LanguageModel:
         )
 
     def _without_files(self, parameters: Parameters) -> dict[str, str]:
-        """Leave out what files in the folder of the version or of the model say, since chats read those, too.
+        """Leave out parameters with a file in the folder of the version or of the model, since chats read those, too.
 
         Whoever put them there corrects what the weights say.
         """

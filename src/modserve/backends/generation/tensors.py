@@ -11,7 +11,7 @@ _RETURNED = (
     DescribedTensor("num_output_tokens", dtypes.UINT32, (-1,)),
     DescribedTensor("token_ids", dtypes.BYTES, (-1,)),
 )
-"""Outputs that a request gets if it says so."""
+"""Outputs that a request gets on demand."""
 INPUTS = (
     DescribedTensor("text_input", dtypes.BYTES, (1,)),
     DescribedTensor("stream", dtypes.BOOL, (1,), True),

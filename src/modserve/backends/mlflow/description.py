@@ -1,4 +1,4 @@
-"""Reads a file ``MLmodel`` without MLflow: the signature as tensors, and the versions that saved the model.
+"""Reading of a file ``MLmodel`` without MLflow: the signature as tensors, and the versions that saved the model.
 
 The format is that of MLflow's documentation on models and their signatures.
 """

@@ -70,14 +70,14 @@ class GenerationEngineApi(Protocol):
         """Begin to generate; the call's sender gets the responses, from any thread. Raises RequestError."""
 
     def turn(self) -> bool:
-        """Do a step of what has begun, if this thread does that; whether there is more to do."""
+        """Do a step of the begun requests, if this thread does that; returns whether there is more to do."""
 
     def close(self) -> None:
-        """Ends the engine when nothing runs any more."""
+        """End the engine when no request runs any more."""
 
 
 def read(request: Any, sender: Any, at: float) -> GenerationCall:
-    """Raises RequestError."""
+    """Read a request. Raises RequestError."""
     inputs = {tensor.name(): tensor for tensor in request.inputs()}
     words = inputs.get(SAMPLING)
     values = read_json(as_bytes(words)) if words is not None else json.loads(request.parameters() or "{}")
@@ -95,7 +95,7 @@ def read(request: Any, sender: Any, at: float) -> GenerationCall:
 
 
 def read_json(text: bytes) -> Mapping[str, Any]:
-    """Return the input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
+    """Read the input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
     try:
         values = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def read_json(text: bytes) -> Mapping[str, Any]:
 
 
 def unknown(name: str, known: Collection[str]) -> RequestError:
-    """Return the refusal of a sampling parameter that there is none of."""
+    """Return the refusal of an unknown sampling parameter."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     hint = f"; did you mean '{near[0]}'?" if near else f"; known ones are: {', '.join(sorted(known))}"
     return RequestError(f"unknown sampling parameter '{name}'{hint}")

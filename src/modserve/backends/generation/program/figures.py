@@ -94,7 +94,7 @@ class Figures:
         self.observe("time_to_first_token_seconds", seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        """Tokens of an output have come, so long after the ones before."""
+        """Count new tokens of an output, `seconds` after the ones before."""
         self.observe("inter_token_latency_seconds", seconds)
 
     def finished(self, reason: str) -> None:
@@ -110,7 +110,7 @@ class Figures:
         return at - self._reported_at >= _REPORT_SECONDS
 
     def report(self, at: float) -> None:
-        """Tell the server what was kept. Of a bucket it hears the number and the mean, which leave the histogram as it
+        """Report the figures to the server. For a bucket it gets number and mean, which leave the histogram as it
         would be."""
         self._reported_at = at
         for name, number in self._counts.items():

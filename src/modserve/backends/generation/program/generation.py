@@ -1,4 +1,4 @@
-"""A request on its way through an engine: what of its outputs has come, and what is still to be sent."""
+"""A request on its way through an engine: its outputs so far, and the part still to be sent."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar

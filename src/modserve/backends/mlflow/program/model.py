@@ -52,7 +52,7 @@ class TritonPythonModel:
         return responses
 
     def groups(self, requests):
-        """Requests next to each other that can be one call: those with the same parameters and the same inputs."""
+        """Group adjacent requests that can be one call: with the same parameters and the same inputs."""
         groups = []
         for request in requests:
             key = self.parameters(request), self.names(request)
@@ -63,7 +63,7 @@ class TritonPythonModel:
         return [group for _, group in groups]
 
     def names(self, request):
-        """The inputs that a request has, in the order of the configuration, which is that of the model's columns."""
+        """Return the inputs that a request has, in the order of the configuration and of the model's columns."""
         present = {tensor.name() for tensor in request.inputs()}
         return [name for name in self.inputs if name in present]
 
@@ -74,7 +74,7 @@ class TritonPythonModel:
         return {name: values[name] for name in self.params if name in values}
 
     def respond(self, requests):
-        """Responses to requests that are one call. Where it fails, each is a call of its own: only bad ones fail."""
+        """Respond to requests that are one call. If it fails, each becomes a call of its own: only bad ones fail."""
         try:
             return self.responses(requests)
         except Exception as error:
@@ -189,7 +189,7 @@ def objects(values, shape):
 
 
 def texts(name, array):
-    """Texts where the tensor has bytes."""
+    """Decode an array of bytes to texts; others stay as they are."""
     if array.dtype != object:
         return array
     try:
@@ -200,7 +200,7 @@ def texts(name, array):
 
 
 def dates(name, array):
-    """Dates and times out of ISO 8601. What has a time zone becomes UTC, as MLflow's dates have none."""
+    """Parse dates and times of ISO 8601. Those with a time zone become UTC, as MLflow's dates have none."""
     moments = [moment(name, text) for text in array.ravel().tolist()]
     return np.array(moments, "datetime64[ns]").reshape(array.shape)
 
@@ -224,7 +224,7 @@ def moment(name, text):
 
 
 def encoded(array):
-    """Return the elements as bytes: dates and times as ISO 8601 has them."""
+    """Encode the elements as bytes: dates and times as in ISO 8601."""
     if array.dtype.kind == "M":
         array = np.datetime_as_string(array)
     return objects([element(each) for each in array.ravel().tolist()], array.shape)
@@ -251,7 +251,7 @@ def frame(arrays):
 
 
 def by_name(prediction):
-    """Return the columns of a frame or of a dict; None for what has no names."""
+    """Return the columns of a frame or of a dict; None if there are no names."""
     if isinstance(prediction, dict):
         return prediction
     if hasattr(prediction, "columns") and hasattr(prediction, "items"):

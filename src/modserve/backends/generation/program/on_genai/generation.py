@@ -1,4 +1,4 @@
-"""An output of OpenVINO GenAI: what has been generated, and what is still to be sent."""
+"""An output of OpenVINO GenAI: the generated part, and the part still to be sent."""
 
 import json
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class GenaiOutput:
         self.tokens.add(ids)
 
     def say(self, texts: Sequence[str], reason: str) -> None:
-        """Take what `tokens.rows` have become, and why the engine stopped, if it did: `UNFINISHED` if not."""
+        """Take the texts of `tokens.rows`, and why the engine stopped: `UNFINISHED` if it did not."""
         final = reason != UNFINISHED
         text, ended = self.tokens.advance(texts, final=final), False
         if self.count >= self._min_tokens:

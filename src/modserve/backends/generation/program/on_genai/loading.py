@@ -13,7 +13,7 @@ from .grammars import shortened
 _SIZES = ("cache_size", "num_kv_blocks", "max_num_batched_tokens", "max_num_seqs")
 _STEP = "max_num_batched_tokens"
 _LONGEST = 1 << 20
-"""Tokens of a prompt where nothing says how many a model takes."""
+"""Tokens of a prompt if the model's limit is unknown."""
 _LIMITED = ("cache_size", "num_kv_blocks")
 EXACT_SETTINGS: Mapping[str, str] = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
@@ -27,7 +27,7 @@ _FLAGS = ("enable_prefix_caching", "dynamic_split_fuse", "use_cache_eviction", "
 
 
 def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> GenerationEngine:
-    """Raises LoadingError."""
+    """Load the engine. Raises LoadingError."""
     import openvino_genai
 
     parameters = files.parameters

@@ -1,4 +1,4 @@
-"""Reads sampling parameters, which have vLLM's names, and checks that the engine can do what they say.
+"""Sampling parameters, under vLLM's names, checked against the engine's abilities.
 
 Pure: `generation_config` takes the engine's module as an argument.
 """
@@ -91,7 +91,7 @@ def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameter
 def generation_config(
     genai: Any, sampling: SamplingParameters, eos: int, stops: frozenset[int], max_tokens: int
 ) -> Any:
-    """The engine's GenerationConfig for one output, without the seed. `eos` and `stops` are the model's own tokens.
+    """Return the engine's GenerationConfig for an output, without the seed. `eos` and `stops` are the model's tokens.
 
     Texts to stop at are not the engine's business: it would hold back as many tokens as the longest of them has.
     """
@@ -237,7 +237,7 @@ def _limited(kind: str, text: str, where: str) -> Grammar:
 
 
 def _widest(schema: Any) -> int:
-    """Return the most members of an object in a schema."""
+    """Return the largest number of members of an object in a schema."""
     widest, rest = 0, [schema]
     while rest:
         value = rest.pop()

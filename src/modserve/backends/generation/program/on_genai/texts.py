@@ -1,4 +1,4 @@
-"""Turns the tokens of outputs into text as they come: characters of several tokens, and texts to stop at."""
+"""Conversion of the tokens of outputs to text as they come: characters of several tokens, and stop texts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class TokenText:
         return [self._tokens] if self._shown is not None else [self._tokens[: self._read], self._tokens]
 
     def advance(self, texts: Sequence[str], *, final: bool = False) -> str:
-        """Return the text that is new. Half a character waits, unless this is the `final` call."""
+        """Return the new text. Half a character waits, unless this is the `final` call."""
         shown = self._shown = texts[0] if self._shown is None else self._shown
         text = texts[-1]
         waits = len(text) <= len(shown) or (text.endswith(_REPLACEMENT) and not final)
@@ -85,7 +85,7 @@ class TokenText:
 
 
 class StopTexts:
-    """Finds the first of several texts in what is said, and holds back what may be the beginning of one."""
+    """Search for the first of several stop texts in the output; holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         self._stops = stops
@@ -108,7 +108,7 @@ class StopTexts:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length

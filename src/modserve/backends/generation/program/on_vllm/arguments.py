@@ -12,7 +12,7 @@ MULTI_LORA = "multi_lora.json"
 _GONE = frozenset(
     {"disable_log_requests", "max_seq_len_to_capture", "swap_space", "use_v2_block_manager", "worker_use_ray"}
 )
-"""Arguments of older versions that change nothing of what is generated."""
+"""Arguments of older versions without influence on the generated text."""
 _FLAGS = {"true": True, "false": False}
 
 
@@ -21,7 +21,7 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return the arguments in the file at `path`. `defaults` are all of this vLLM `version`. Raises LoadingError.
 
-    A flag may be a text, as in Triton's examples. `model` may be the path of a folder beside the file.
+    A flag may be a text, as in Triton's examples. `model` may be the path of a folder next to the file.
     """
     arguments = {}
     for name, value in read_object(path).items():
@@ -53,7 +53,7 @@ def adapters(directory: str) -> dict[str, str]:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """Return the object in a file of JSON. Raises LoadingError with the place of what is wrong."""
+    """Read the object in a JSON file. Raises LoadingError with the place of a fault."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)

@@ -64,7 +64,7 @@ class VllmEngine:
         self._closing = False
 
     def close(self) -> None:
-        """Ends the engine when nothing runs any more."""
+        """End the engine when no request runs any more."""
         with self._changed:
             while self._count:
                 self._changed.wait()
@@ -94,7 +94,7 @@ class VllmEngine:
         self._loop.call_soon_threadsafe(self._start, generation, prompt, sampling, options)
 
     def turn(self) -> bool:
-        """The event loop does all."""
+        """Return False: the event loop does all the work."""
         return False
 
     # On the event loop
@@ -174,7 +174,7 @@ class VllmEngine:
     def _ended(self) -> None:
         """End the process after the engine has died, so that the server fails all requests and starts another one.
 
-        A request whose failure came from here could be followed by another one that the server still sends here.
+        If requests failed here instead, the server could still send further ones here.
         """
         if not self._closing:
             self._log("vLLM's engine has died, and its process ends")
@@ -194,7 +194,7 @@ class Adapters:
         }
 
     def request(self, name: str | None) -> Any:
-        """Raises RequestError, with the words of Triton's backend."""
+        """Return the LoRA request of an adapter. Raises RequestError, with the words of Triton's backend."""
         if name is None:
             return None
         if not self._enabled:

@@ -1,4 +1,4 @@
-"""An output of vLLM: what has been generated, and what is still to be sent."""
+"""An output of vLLM: the generated part, and the part still to be sent."""
 
 import json
 import math
@@ -30,7 +30,7 @@ class VllmOutput:
         return bool(self._text) or (self.finished and not self._end_taken)
 
     def add(self, news: Any) -> int:
-        """Takes a CompletionOutput of vLLM; how many tokens it has."""
+        """Add a CompletionOutput of vLLM; returns its number of tokens."""
         if news.text:
             self._text.append(news.text)
         self._ids.extend(news.token_ids)

@@ -51,7 +51,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, list[float] | None, Callable[[Any], Iterabl
 
 
 class EngineStatistics:
-    """Takes what vLLM's engines count in each of their steps: several, where the model's data is parallel."""
+    """Collector of the counts of vLLM's engines in each of their steps: several, if the model is data-parallel."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -91,7 +91,7 @@ class TritonsMetrics:
 
 
 def lengths(most: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50, … up to `most`."""
+    """Return 1, 2, 5, 10, 20, 50, … up to `most`."""
     numbers: list[float] = []
     power = 1
     while True:
@@ -116,6 +116,6 @@ def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int],
                 self._triton.record(iteration_stats)
 
         def log_engine_initialized(self) -> None:
-            """vLLM wants it; there is nothing to say."""
+            """Do nothing: vLLM requires this method."""
 
     return StatLogger
