@@ -37,12 +37,12 @@ _LONGEST_REASON = 300
 
 
 def line() -> str:
-    """Return the library with its version and what it can run models by, for the log."""
+    """Return the library with its version and its providers, for the log."""
     return f"onnxruntime {ort.__version__}: {', '.join(ort.get_available_providers())}"
 
 
 def installed() -> dict[str, str]:
-    """Return the distributions that lie where the module was loaded from, and their versions."""
+    """Return the distributions in the folder that the module was loaded from, and their versions."""
     versions = {}
     for name in DISTRIBUTIONS:
         try:
@@ -98,7 +98,7 @@ def preload_cuda() -> None:
 def why_unusable(provider: str, options: Mapping[str, str]) -> str:
     """Return ONNX Runtime's reason for not using a provider; empty if it reports none.
 
-    It says so on standard error alone, and goes on without. So it is tried once more, in a process of its own.
+    ONNX Runtime reports it on standard error alone, and goes on without. So a process of its own tries once more.
     """
     arguments = [_SMALLEST_MODEL.hex(), provider, json.dumps(dict(options)), "yes" if has_cuda_wheels() else ""]
     command = [sys.executable, "-c", _TRIAL, *arguments]
@@ -110,7 +110,7 @@ def why_unusable(provider: str, options: Mapping[str, str]) -> str:
 
 
 def reason(log: str) -> str:
-    """The first error in the log of ONNX Runtime, or else its last warning, without where in the source it arose."""
+    """Return the first error in ONNX Runtime's log, or else its last warning, without the place in the source."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log).splitlines()
     errors = [line for line in plain if "[E:onnxruntime:" in line][:1]
     lines = errors or [line for line in plain if "[W:onnxruntime:" in line][-1:]

@@ -26,7 +26,7 @@ MARK: Final = "modserve: divisor of "
 """Prefix of the name of the node that fails for a 0; the name of the division follows."""
 _PREFIX: Final = "modserve:divisor:"
 _OLDEST_OPSET: Final = 7
-"""Before, ONNX had no broadcasting."""
+"""First version of ONNX's operators with broadcasting."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class _Writer:
         return edited(self._data, outer.start, outer.end, edits)
 
     def _guard(self, division: Node) -> list[bytes]:
-        """Return the contents of the nodes that take the place of a division: its guard, and itself."""
+        """Return the nodes that replace a division: its guard, and itself."""
         name = f"{_PREFIX}{next(self._numbers)}:"
         one = self._types[division.field.head]
         dividend, divisor = division.inputs
@@ -159,7 +159,7 @@ class _Writer:
 
 
 def _constant(output: str, element: int, values: list[int], dims: tuple[int, ...] = ()) -> bytes:
-    """Return a node that gives a tensor of integers, a scalar unless there are `dims`."""
+    """Return a node with a constant tensor of integers, a scalar unless there are `dims`."""
     raw = b"".join(value.to_bytes(INTEGER_BYTES[element], "little", signed=True) for value in values)
     content = bytes_field(onnx.ATTRIBUTE_TENSOR, tensor(element, dims, raw))
     return node("Constant", [], output, [attribute("value", content, onnx.TENSOR)])

@@ -68,7 +68,7 @@ _NAMED: Final[Mapping[str, tuple[str, int]]] = {
     "HammingWindow": ("output_datatype", FLOAT),
     "BlackmanWindow": ("output_datatype", FLOAT),
 }
-"""The attribute that says the type, and what holds without it."""
+"""Attribute with the type, and the type without it."""
 _NAMED_OR_FIRST: Final = frozenset(("EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"))
 _DEEPEST = 64
 """Graphs within graphs, and functions that call functions: no more can be meant."""
@@ -107,7 +107,7 @@ class _GraphReader:
         arguments: _Types,
         depth: int,
     ) -> list[int]:
-        """Return the types of a graph's outputs. Inputs that say no type have those of `arguments`."""
+        """Return the types of a graph's outputs. Inputs without a type have those of `arguments`."""
         if depth > _DEEPEST:
             raise ValueError("graphs are nested too deeply")
         data = self._data
@@ -167,7 +167,7 @@ class _GraphReader:
             self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
 
     def _resolved(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
-        """A function's node may have an attribute of the call, by another name."""
+        """Resolve a function node's references to attributes of the call, under other names."""
         if not outer:
             return dict(attributes)
         resolved = {}
@@ -243,7 +243,7 @@ class _GraphReader:
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
     def _declared(self, value: WireField) -> int:
-        """Return the type of elements of a value, also in a sequence or an optional one."""
+        """Return the element type of a value, also in a sequence or an optional one."""
         data = self._data
         kinds = list(of(data, value, onnx.VALUE_TYPE))
         for kind in kinds:

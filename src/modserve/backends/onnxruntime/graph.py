@@ -1,4 +1,4 @@
-"""Reads an ONNX file: the precision of its graph, whether its run time varies, and which tensors have no rank."""
+"""Properties of an ONNX file: the precision of its graph, whether its run time varies, and tensors without a rank."""
 
 from collections import Counter
 from math import prod
@@ -18,7 +18,7 @@ _SHAPED_BY_VALUES = frozenset(
     b"MaxUnpool MelWeightMatrix NonMaxSuppression NonZero OneHot Pad Range RegexFullMatch Resize STFT SplitToSequence "
     b"StringSplit Tile TopK Unique Upsample".split()
 )
-"""Operators whose work or output grows with the values of an input. Some are harmless where that is a constant."""
+"""Operators with work or output that grows with the values of an input. Some are harmless with a constant."""
 _PRECISIONS = {
     1: "fp32",
     2: "uint8",
@@ -60,7 +60,7 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
 
 
 def unranked(model: Buffer) -> frozenset[str]:
-    """Names of the inputs and outputs without a shape in a serialised ONNX model."""
+    """Return the names of the inputs and outputs without a shape in a serialised ONNX model."""
     names: set[str] = set()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):
@@ -81,7 +81,7 @@ def _has_shape(model: Buffer, value: WireField) -> bool:
 
 
 def precision(model: Buffer) -> str:
-    """The precision that most weights of a serialised model have; fp32 for a model without weights, as trees are."""
+    """Return the precision of most weights of a serialised model; fp32 for a model without weights, such as trees."""
     elements: Counter[str] = Counter()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):

@@ -89,7 +89,7 @@ class OnnxRuntimeInstance:
     def _execute_with_values(
         self, feeds: Mapping[str, Array | ort.OrtValue], outputs: tuple[str, ...]
     ) -> Mapping[str, Array]:
-        """The way around numpy's lack of bfloat16: ONNX Runtime's own values, over the same memory."""
+        """Execute with ONNX Runtime's own values, over the same memory, because numpy lacks bfloat16."""
         values = {
             name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
             for name, feed in feeds.items()

@@ -1,4 +1,4 @@
-"""Reads and writes parts of ONNX files as bytes, without the `onnx` package.
+"""Reading and writing of parts of ONNX files as bytes, without the `onnx` package.
 
 A model may be large: it is read in place, and parts that are not needed are skipped.
 """
@@ -87,7 +87,7 @@ class Node(NamedTuple):
 
 
 def read_node(data: Buffer, field: WireField) -> Node:
-    """Raises ValueError and IndexError for what is no node."""
+    """Read a node. Raises ValueError and IndexError for an invalid one."""
     texts = {NODE_OP_TYPE: "", NODE_DOMAIN: "", NODE_NAME: ""}
     lists: dict[int, list[str]] = {NODE_INPUT: [], NODE_OUTPUT: []}
     attributes = {}
@@ -110,7 +110,7 @@ def read_node(data: Buffer, field: WireField) -> Node:
 
 
 def of(data: Buffer, message: WireField, number: int) -> Iterator[WireField]:
-    """Return the fields with a number."""
+    """Return the fields of a message with this number."""
     return (field for field in fields(data, message.start, message.end) if field.number == number)
 
 
@@ -167,12 +167,12 @@ def node(
 
 
 def attribute(name: str, content: bytes, kind: int) -> bytes:
-    """`content` is a field of the kind."""
+    """Return an attribute; `content` is a field of the kind."""
     return bytes_field(ATTRIBUTE_NAME, name.encode()) + content + number_field(ATTRIBUTE_TYPE, kind)
 
 
 def integer(name: str, value: int) -> bytes:
-    """Return an attribute."""
+    """Return an integer attribute."""
     return attribute(name, number_field(ATTRIBUTE_INT, value), INT)
 
 

@@ -1,4 +1,4 @@
-"""The options of the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's ONNX Runtime backend (its README, and ``ModelState`` in src/onnxruntime.cc). Each is
 acted on, or a warning says why it is not.
@@ -99,7 +99,7 @@ class GlobalThreads:
         self._lock = threading.Lock()
 
     def configure(self, options: Mapping[str, str]) -> None:
-        """Make them if the server's options for the backend say so. Raises INVALID_ARG."""
+        """Make them if the server's options for the backend ask for it. Raises INVALID_ARG."""
         values = options_of(options)
         if not values.flag(_GLOBAL_THREADS, default=False):
             return
@@ -114,7 +114,7 @@ global_threads = GlobalThreads()
 
 
 def threads_of(source: ModelSource) -> int:
-    """Return the threads of an instance, by which nodes are computed. Raises INVALID_ARG."""
+    """Return the number of threads of an instance that compute nodes. Raises INVALID_ARG."""
     return parameters_of(source.config).integer("intra_op_thread_count", 0) or source.cpu_threads
 
 
@@ -132,7 +132,7 @@ def shares_session(config: ModelConfig) -> bool:
 
 
 def optimisation_level(config: ModelConfig) -> str:
-    """The graph's, in words."""
+    """Return the graph's optimisation level, in words."""
     return _LEVEL_NAMES.get(config.graph_optimization_level or 0, "all")
 
 

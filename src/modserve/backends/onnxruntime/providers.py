@@ -66,8 +66,8 @@ _TENSORRT_NAMES = {
 def requested(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
     """Return the providers of a session, in order of preference, without the CPU's, which always is the last.
 
-    `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for names that there are
-    not, for those that this build does not have, and for options that are no good.
+    `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for unknown names,
+    for names that this build lacks, and for bad options.
     """
     on_gpu = placement.kind is InstanceKind.GPU
     if listed := config.parameters.get(PROVIDERS, ""):
@@ -105,7 +105,7 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
 
 
 def _provider(config: ModelConfig, name: str) -> str:
-    """Return the provider that people call `name`, if this build has it. Raises INVALID_ARG."""
+    """Return the provider of a common name, if this build has it. Raises INVALID_ARG."""
     available: Sequence[str] = ort.get_available_providers()
     known: dict[str, str] = {
         _short(each): each for each in (*ort.get_all_providers(), *_OF_OTHER_VERSIONS, *available)
@@ -178,7 +178,7 @@ def _cuda_options(config: ModelConfig) -> ProviderOptions:
 
 
 def check(session: ort.InferenceSession, providers: Requested, config: ModelConfig, placement: Placement) -> None:
-    """Raises INVALID_ARG if the session lacks a provider: ONNX Runtime goes on without one that fails."""
+    """Check a session's providers. Raises INVALID_ARG if one is missing: ONNX Runtime continues without it."""
     present = session.get_providers()
     for name, options in providers:
         if name not in present:

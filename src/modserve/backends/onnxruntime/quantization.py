@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_quantised(config: ModelConfig) -> bool:
-    """Raises INVALID_ARG."""
+    """Return True if the model is to be quantised. Raises INVALID_ARG."""
     return parameters_of(config).choice(PARAMETER, ("int8",)) == "int8"
 
 

@@ -45,7 +45,7 @@ _LOAD_HINTS = {
 
 @dataclass(frozen=True)
 class OnnxSession:
-    """An `ort.InferenceSession`, and what is known of it."""
+    """An `ort.InferenceSession` with its properties."""
 
     session: ort.InferenceSession
     providers: tuple[str, ...]
@@ -80,7 +80,7 @@ class ModelFile:
         return self.read()
 
     def read(self) -> str | bytes:
-        """The file, or what it holds with tensors in place of dictionaries, and with divisions of integers guarded.
+        """Return the file, or its content with tensors in place of dictionaries, and with guarded integer divisions.
 
         Not kept: it may be large.
         """
@@ -103,7 +103,7 @@ class ModelFile:
 
 
 def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> OnnxSession:
-    """Return a session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
+    """Open a session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
     config = source.config
     threads = threads_of(source)
     providers = requested(config, placement, threads, sharing)

@@ -46,7 +46,7 @@ _ADVICE = (
 
 
 def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional: bool = False) -> DescribedTensor:
-    """Describe an input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype.
+    """Describe an input or output of a session. Raises INVALID_ARG if it is no tensor of a v2 datatype.
 
     `unranked`: names without a shape in the file, which ONNX Runtime reports as if they were scalars.
     """
@@ -82,5 +82,5 @@ def to_array(value: Value) -> Array:
 
 
 def decoded(name: str, array: Array) -> Array:
-    """BYTES elements as the text that ONNX strings are. Raises INVALID_ARG for what is not UTF-8."""
+    """Decode BYTES elements to text, which ONNX strings are. Raises INVALID_ARG if they are not UTF-8."""
     return object_array(texts_of(name, array), array.shape)

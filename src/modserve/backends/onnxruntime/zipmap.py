@@ -69,7 +69,7 @@ def _is_sequence(data: Buffer, declaration: WireField) -> bool:
 
 
 def _labels(data: Buffer, node: WireField) -> Labels:
-    """Raises ValueError if the node has none."""
+    """Return the labels. Raises ValueError if the node has none."""
     for attribute in of(data, node, onnx.NODE_ATTRIBUTE):
         name = text(data, attribute, onnx.ATTRIBUTE_NAME)
         if name == "classlabels_int64s":

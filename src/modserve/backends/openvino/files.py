@@ -1,4 +1,4 @@
-"""Finds the model file in a version directory, and lists the formats that OpenVINO reads."""
+"""Search for the model file in a version directory, and the formats that OpenVINO reads."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`inputs` and `outputs` are the graph's ports by what the configuration calls them, in order."""
+    """A loaded graph. `inputs` and `outputs` are its ports by their configured names, in order."""
 
     model: Any
     inputs: dict[str, Port]
@@ -77,7 +77,7 @@ def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -
 
 
 def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph, model: str) -> list[DescribedTensor]:
-    """Raises UNSUPPORTED for a datatype that the protocol, or this backend, has not."""
+    """Describe tensors. Raises UNSUPPORTED for a datatype that the protocol, or this backend, lacks."""
     configured = {spec.name: spec for spec in specs}
     tensors = []
     for name, port in ports.items():

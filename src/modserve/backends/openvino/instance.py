@@ -191,7 +191,7 @@ class OpenVinoStreams:
 
 
 def _new_shape(shape: Any) -> Any:
-    """The shape to make an output's memory with: OpenVINO makes more where a dimension varies. None if it cannot."""
+    """Return the shape of an output's memory: OpenVINO makes more where a dimension varies. None if it cannot."""
     if shape.rank.is_dynamic:
         return None
     return ov.Shape([size.get_length() if size.is_static else 0 for size in shape])

@@ -1,4 +1,4 @@
-"""The options of the ``openvino`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``openvino`` backend: model parameters and ``--backend-config`` keys.
 
 The names in capitals are those of Triton's OpenVINO backend (its README and ``ModelState`` in src/openvino.cc) and of
 OpenVINO's own properties, those in small letters OpenVINO Model Server's; case does not matter. Each is acted on, or a
@@ -31,7 +31,7 @@ _PADDING = "ENABLE_BATCH_PADDING"
 _COMPRESSION = "WEIGHT_COMPRESSION"
 _DYNAMIC_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _COMPRESSED_GROUP = 32
-"""Elements that OpenVINO rounds with one scale, where the model's parameters say nothing else."""
+"""Elements that OpenVINO rounds with one scale, unless the model's parameters set another number."""
 
 _FLAGS = {**dict.fromkeys(("YES", "TRUE", "1"), True), **dict.fromkeys(("NO", "FALSE", "0"), False)}
 _PRECISIONS = {"fp32": "f32", "fp16": "f16"}
@@ -67,7 +67,7 @@ def _precision(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Property:
-    """A parameter that is a property of OpenVINO's: which, how its text is read, and what it is for people."""
+    """A parameter that is a property of OpenVINO's: its name, the reader of its text, and its meaning for people."""
 
     name: str
     read: Callable[[str], Value]
@@ -160,7 +160,7 @@ class OpenVinoOptions:
 
 
 def read(config: ModelConfig) -> OpenVinoOptions:
-    """Raises INVALID_ARG for what is no good, with the parameter's name."""
+    """Read the options. Raises INVALID_ARG for bad values, with the parameter's name."""
     # Of two spellings the one in capitals counts.
     by_name = {key.upper(): config.parameters[key] for key in sorted(config.parameters, reverse=True)}
     values = OptionReader(f"model '{config.name}': parameter", by_name)
@@ -236,7 +236,7 @@ def _properties(values: OptionReader) -> dict[str, Value]:
 
 
 def _plugin_config(values: OptionReader) -> dict[str, Value]:
-    """Return the parameter ``plugin_config``, in which older names of properties count as the new ones."""
+    """Read the parameter ``plugin_config``, in which older names of properties count as the new ones."""
     key, expected = "PLUGIN_CONFIG", 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
     if key not in values:
         return {}

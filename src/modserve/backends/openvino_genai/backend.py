@@ -29,7 +29,7 @@ class OpenVinoGenaiBackend:
     known_options: Mapping[str, str] = python_options.BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
-        """None for instance groups: the parameter `device` names the device."""
+        """Return 0, for instance groups: the parameter `device` names the device."""
         return 0
 
     def code_in(self, config: ModelConfig, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Reads the values at the beginning of a GGUF file: what a model was made for, and its chat template.
+"""Values at the beginning of a GGUF file: facts about the model, and its chat template.
 
 The format is that of ggml's docs/gguf.md. Unused strings and arrays are skipped.
 """
@@ -27,7 +27,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 @dataclass(slots=True)
 class GgufHeader:
-    """Numbers and texts by their names; of the tokens only where in the file each of them is."""
+    """Header with numbers and texts by their names; for the tokens, only the place of each in the file."""
 
     values: dict[str, Value] = field(default_factory=dict)
     places: list[tuple[int, int]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class GgufHeader:
 
 
 def special_tokens(path: Path, header: GgufHeader) -> Mapping[str, str]:
-    """``bos_token`` and ``eos_token``, as far as the file has them."""
+    """Return ``bos_token`` and ``eos_token``, as far as the file has them."""
     texts = {}
     with regular_file.open_regular(path) as file:
         for name in ("bos_token", "eos_token"):
@@ -62,7 +62,7 @@ def special_tokens(path: Path, header: GgufHeader) -> Mapping[str, str]:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises INVALID_ARG for what is no GGUF file, or has a broken beginning; OSError if it cannot be read."""
+    """Read the header. Raises INVALID_ARG if it is no GGUF file, or has a broken beginning; OSError if unreadable."""
     size = path.stat().st_size
     with regular_file.open_regular(path) as file:
         try:
@@ -101,7 +101,7 @@ class _Reader:
         return header
 
     def _check_tensors(self, count: int, alignment: Value) -> None:
-        """Every tensor begins inside the file: the engine itself reads on behind the end of one that is cut."""
+        """Check that every tensor begins inside the file: the engine itself reads beyond the end of a truncated one."""
         last, name = -1, ""
         for _ in range(count):
             own = self._text()
@@ -115,7 +115,7 @@ class _Reader:
             raise _BrokenError(f"it ends at byte {self._size}, before its tensor '{name}', which begins at {begin}")
 
     def _value(self, kind: int, depth: int) -> Value | None:
-        """Return a number or a text; None for an array, which is skipped."""
+        """Read a number or a text; None for an array, which is skipped."""
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:

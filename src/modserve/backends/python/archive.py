@@ -1,4 +1,4 @@
-"""Unpacks the archive of an environment. A program of its own, since it would hold up the server's other threads.
+"""Unpacking of an environment's archive. A program of its own, since it would hold up the server's other threads.
 
 ``python archive.py ARCHIVE DIRECTORY`` with the standard library alone. It ends with 0, or with `REFUSED` or `FAILED`
 and a text on standard error that says why: what is wrong with the archive, or with the file system.
@@ -31,11 +31,11 @@ _READERS: dict[bytes, Callable[[str], io.BufferedIOBase]] = {
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\0": lzma.LZMAFile,
 }
-"""The first bytes of a compressed file → what reads it. All else is taken for a plain tar archive."""
+"""Readers of compressed files by their first bytes. Other files are taken for plain tar archives."""
 
 
 class EnvironmentArchiveError(Exception):
-    """The archive is damaged, or holds what must not be unpacked. The text says which member, and why."""
+    """A damaged archive, or one with a member that must not be unpacked. The text names the member, and the reason."""
 
 
 def unpack(archive: str, directory: str) -> None:

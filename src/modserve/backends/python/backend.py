@@ -47,7 +47,7 @@ class PythonBackend:
     known_options = options.BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
-        """Return the GPUs that a model may use: what it does with them is its own affair."""
+        """Return the GPUs that a model may use: its use of them is its own affair."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         try:
             count = len(list(_NVIDIA.iterdir()))
@@ -173,7 +173,7 @@ class PythonModel:
 
 
 def _config(text: str) -> dict[str, Any]:
-    """Return the configuration with the fields that models look at, which Triton has filled in before it asks them."""
+    """Return the configuration with the fields that models read, which Triton fills in before it asks them."""
     config: dict[str, Any] = json.loads(text)
     pinned = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
     optimization = pinned | config.get("optimization", {})

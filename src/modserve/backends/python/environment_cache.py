@@ -5,8 +5,8 @@ A cache directory has, for each key,
 - ``<key>/environment/``, what was made. It is made in its place and not renamed into it, since scripts inside name
   it by its absolute path;
 - ``<key>/complete.json``, written last and by a rename: without it, the rest is what a killed server left behind;
-- ``<key>.make``, locked exclusively by whoever makes it. The programs that it starts inherit the lock, so that nobody
-  touches what one of them still writes to after the server was killed;
+- ``<key>.make``, locked exclusively by the process that makes it. Its child programs inherit the lock, so that
+  nothing else touches files that one of them still writes after the server was killed;
 - ``<key>.use``, locked by all that make or use it, as long as their process lives. Who gets it exclusively may remove
   the environment.
 
