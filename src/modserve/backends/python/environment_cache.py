@@ -44,7 +44,7 @@ _in_use_lock = threading.Lock()
 
 
 def directory(option: str | None, variables: Mapping[str, str]) -> Path:
-    """Return the cache directory: the one that `option` names, or the user's, or one among the temporary files.
+    """Return the cache directory: the one of `option`, or the user's, or one among the temporary files.
 
     The user's is in ``XDG_CACHE_HOME`` (XDG Base Directory Specification); a user in a container often has none that
     can be written to. Made if it is not there. Raises UNAVAILABLE.
@@ -95,7 +95,7 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
     """Return the directory of an environment. Makes it if it is not there, by one process and one thread at a time.
 
     `source` is the file that it is made from: environments made from a former state of it, or from files that are
-    gone, are removed if nobody uses them. `label` begins the lines in the log. Blocks, for as long as `make` takes.
+    gone, are removed if they are not in use. `label` begins the lines in the log. Blocks, for as long as `make` takes.
     Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
     """
     entry = cache / key

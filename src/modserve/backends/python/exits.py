@@ -15,7 +15,7 @@ _LOOK_S = 0.002
 
 
 def file_of(pid: int) -> int:
-    """Return a file descriptor that is readable when a child has ended; -1 where the system has no such thing."""
+    """Return a file descriptor that is readable when a child has ended; -1 if the system has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

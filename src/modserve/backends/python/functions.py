@@ -136,7 +136,7 @@ class FunctionRepository:
 
 
 def _model(name: str, target: object) -> _Model:
-    """Raises INVALID_ARG for an object that workers cannot import."""
+    """Describe an object. Raises INVALID_ARG for one that workers cannot import."""
     if isinstance(target, str):
         return _Model(target, os.getcwd(), None)
     definition = definition_of(target)
@@ -173,7 +173,7 @@ def _path(module: object, target: object) -> str | None:
 
 
 def _write(name: str, version: int, model: _Model) -> "tempfile.TemporaryDirectory[str]":
-    """Return a model directory with the model.py that imports the object."""
+    """Write a model directory with a model.py that imports the object."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         directory = Path(folder.name) / name / str(version)

@@ -86,7 +86,7 @@ class InlineInstance(LocalInstance):
         super().close()
 
     def _refuse_to_wait(self, operation: str) -> None:
-        """Raises `TritonModelException` on the event loop's thread, where nothing would ever come."""
+        """Raise `TritonModelException` on the event loop's thread, where no result would ever come."""
         if threading.get_ident() == self._thread:
             raise TritonModelException(
                 f"{operation} would block the whole server, because the model runs on its "

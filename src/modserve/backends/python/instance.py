@@ -249,7 +249,7 @@ class WorkerInstance:
             batch.done(finals)
 
     def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
-        """Return the final responses of the batch, if that is what has come: as they do in most cases."""
+        """Return the final responses of the batch, if no others have come: the usual case."""
         numbers = self._batches[0].numbers
         if len(records) != len(numbers):
             return None

@@ -38,7 +38,7 @@ _batch: "contextvars.ContextVar[tuple[weakref.ref[EngineRequest], ...]]" = conte
 
 
 class LocalInstance:
-    """The life of an instance inside the server, and its executions.
+    """Instance inside the server: its life and its executions.
 
     ``before_wait(what)`` is called before the model waits for the server, with a name for that; it may raise
     `TritonModelException`.
@@ -224,7 +224,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
-    """Return a response without an error."""
+    """Convert a response without an error to a final one."""
     return FinalResponse({one._name: as_core(one) for one in response.output_tensors()}, response.values or _NOTHING)
 
 
@@ -232,7 +232,7 @@ def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
 
 
 def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
-    """Return a tensor of the server as a model has it. Its array is read-only where it lies over a client's bytes."""
+    """Convert a tensor of the server to a model's. Its array is read-only if it lies over a client's bytes."""
     raw = tensor.received
     if raw is None:
         return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, None, tensor.array)
@@ -242,7 +242,7 @@ def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
 
 
 def as_core(tensor: worker_tensor.Tensor) -> Tensor:
-    """Return a tensor of a model as the server has it."""
+    """Convert a model's tensor to the server's."""
     datatype, array = dtypes.BY_NAME[tensor.datatype], tensor._array
     if datatype.size and array is not None:
         return Tensor(datatype, array.shape, None, array)  # whose type is that of the array, always

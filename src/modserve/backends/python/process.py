@@ -169,7 +169,7 @@ class WorkerProcess:
         self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
-        """Never blocks. Nothing is sent to a process that has ended; `stop` sends to one that is ending."""
+        """Send without blocking. An ended process gets no frames; `stop` sends to one that is ending."""
         if self._soon:
             frame = b"".join([*self._soon, frame])
             self._soon.clear()
@@ -220,7 +220,7 @@ class WorkerProcess:
         return more
 
     def _take_some(self) -> bool:
-        """Take what has come. False at the end of all that can be understood; raises OSError as a socket does."""
+        """Read once. Returns False at the end of all valid data; raises OSError as a socket does."""
         count = self._socket.recv_into(self._frames.room())
         return count > 0 and self._receive(count)
 
@@ -254,7 +254,7 @@ class WorkerProcess:
         return memoryview(self._mirror.fetch(location))
 
     def trim_later(self) -> None:
-        """Shared memory has been used: some time after that, what is free goes back to the system."""
+        """Return free shared memory to the system some time after its use."""
         if self._trimming is None and not self._ended:
             self._trimming = self.loop.call_later(_TRIM_S, guarded("shared_memory", self._trim))
 
@@ -285,7 +285,7 @@ class WorkerProcess:
     # The end
 
     def _exited(self) -> None:
-        """The process has ended. Its socket may still be open, in a child that it has left behind."""
+        """Read the rest after the process's end. Its socket may still be open, in a child that it has left behind."""
         for _ in range(_LAST_READS):
             if not self._read():
                 break
@@ -293,7 +293,7 @@ class WorkerProcess:
             self._died()
 
     def _died(self) -> None:
-        """The socket has closed: the process has ended, or is about to."""
+        """Handle the end of the socket: the process has ended, or is about to."""
         questions, self._questions = self._questions, deque()
         self.end()
         # Not one of the event loop's own threads, on which others' large tensors wait.
@@ -311,7 +311,7 @@ class WorkerProcess:
         self.on_end(error)
 
     def _ended_how(self) -> str:
-        """Wait for the end; says how it came about. On any thread."""
+        """Wait for the end and describe its cause. On any thread."""
         by_itself = exits.wait(self.process, time.monotonic() + _EXIT_S)
         with self._ending:
             self._reap()
@@ -321,12 +321,12 @@ class WorkerProcess:
         return f"its process {self.process.pid} {how}{self._output.last()}"
 
     def _reap(self) -> None:
-        """Kill what is left, also what the model has started, and take the exit status."""
+        """Kill the rest, including child processes of the model, and take the exit status."""
         self.kill()
         self.process.wait()
 
     def kill_because(self, reason: str) -> None:
-        """The end that the server makes; the event loop hears of it by the socket."""
+        """Kill the process; the event loop notices by the socket."""
         self._reason = f"was killed: {reason}"
         self.kill()
 

@@ -33,7 +33,7 @@ def file_of(version_directory: Path, model_directory: Path) -> Path | None:
 
 
 def environment(path: Path, model: str, base: interpreter.Interpreter, cache: Path) -> Path:
-    """Return the virtual environment with these requirements; made first, if it is not there. Blocks meanwhile.
+    """Return the virtual environment with these requirements. Makes it if it is not there, and blocks meanwhile.
 
     Raises INVALID_ARG with pip's last lines, and UNAVAILABLE for what the file system refuses.
     """

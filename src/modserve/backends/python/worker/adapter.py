@@ -1,4 +1,4 @@
-"""Runs a decorated function or class with the life cycle of a ``TritonPythonModel``.
+"""Adapter that runs a decorated function or class with the life cycle of a ``TritonPythonModel``.
 
 Everything is written as coroutines. Those of functions that are not ``async`` never wait for anything, and `_run`
 drives them to their end without an event loop.
@@ -27,7 +27,7 @@ Outcome = Union[Dict[str, Any], Exception]
 def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[type]:
     """Return the class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
 
-    The files of the object become some of the model's `own`; if that is None, clients are told of all files.
+    The files of the object become some of the model's `own`; if that is None, clients see all files.
     """
     definition = find(module)
     if definition is None:
@@ -38,7 +38,7 @@ def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[t
 
 
 def python_model(definition: Definition, own: Optional[failure.OwnFiles]) -> type:
-    """The class that runs a decorated object as a model.py's ``TritonPythonModel``. `own` is as in `of_module`."""
+    """Return a ``TritonPythonModel`` class that runs a decorated object. `own` is as in `of_module`."""
     members: Dict[str, Any] = {"definition": definition, "own": own}
     if hasattr(definition.target, "is_ready") and isinstance(definition.target, type):
         members["is_ready"] = lambda self: self._object.is_ready()
@@ -100,13 +100,13 @@ class _Adapter:
         return [self._response(outcome) for outcome in outcomes]
 
     async def _all(self, coroutines: "Iterable[Coroutine[Any, Any, Any]]") -> "List[Any]":
-        """Return the results of all: of ``async`` functions at the same time, of others one after the other."""
+        """Return the results of all: of ``async`` functions concurrently, of others one after the other."""
         if self.definition.is_async:
             return list(await asyncio.gather(*coroutines))
         return [await each for each in coroutines]
 
     def _groups(self, arrays: Sequence[Arrays]) -> List[List[int]]:
-        """The numbers of the requests that run together: with the same inputs and shapes, in a model that batches."""
+        """Return the numbers of requests that run together: with equal inputs and shapes, in a model that batches."""
         if not self.definition.batching or self.definition.by_row:
             return [[index] for index in range(len(arrays))]
         groups: Dict[Tuple[Any, ...], List[int]] = {}
@@ -153,7 +153,7 @@ class _Adapter:
         return InferenceResponse([Tensor(name, array) for name, array in outcome.items()])
 
     def _failure(self, error: Exception) -> TritonError:
-        """Return the error for the client. The log gets the traceback of a failure that is the model's own."""
+        """Return the error for the client. The log gets the traceback if the failure is the model's own."""
         if isinstance(error, TritonError):
             return error
         if isinstance(error, InvalidInputError):
@@ -205,7 +205,7 @@ class _AsyncAdapter(_Adapter):
 
 
 def _run(coroutine: "Coroutine[Any, Any, Any]") -> Any:
-    """Return the result of a coroutine that waits for nothing."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -248,7 +248,7 @@ def _context(definition: Definition, args: Dict[str, str], config: Dict[str, Any
 
 
 def _compare(definition: Definition, config: Dict[str, Any]) -> None:
-    """Raises ValueError where the configuration says something else than the declaration."""
+    """Compare the configuration with the declaration. Raises ValueError if they contradict each other."""
     size, declared = config.get("max_batch_size", 0), definition.options.max_batch_size
     if (size > 0) != (declared > 0):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Functions and classes as models: the decorator ``modserve.model``.
 
-A decorated object stays what it is, so that it can be called and tested; its `Definition` hangs on it under the name
-`MARK`. The definition says what the server must know, and `adapter` runs the object as any model.py.
+A decorated object stays unchanged, so that it can be called and tested; its `Definition` is its attribute `MARK`. The
+definition has all facts for the server, and `adapter` runs the object as any model.py.
 """
 
 from typing import Any, Callable, Mapping, Optional, TypeVar, Union, overload
@@ -84,7 +84,7 @@ def definition_of(target: object) -> Optional[Definition]:
 
 
 def find(module: Any) -> Optional[Definition]:
-    """The model in a module: the decorated object called ``model``, or the only one. None for a module without any.
+    """Return a module's model: the decorated object called ``model``, or the only one. None for a module without any.
 
     Objects that the module itself defines come before imported ones. Raises TypeError for several.
     """

@@ -19,7 +19,7 @@ _RESERVED = {
     "name": "it is set where the model is served",
     "output": "use outputs=…",
 }
-"""The parts of a configuration that the decorator writes, with what to do in place of them."""
+"""Parts of a configuration that the decorator writes, with the alternative for each."""
 
 Instances = Union[int, Mapping[str, Any], Sequence[Mapping[str, Any]]]
 
@@ -119,7 +119,7 @@ class Definition(NamedTuple):
 
 
 def define(target: Any, options: Options) -> Definition:
-    """Raises ValueError for what cannot be a model; the text says what would be right."""
+    """Define a model. Raises ValueError if the object cannot be one; the text has the remedy."""
     _check(options)
     called, method = _called(target)
     batching = options.max_batch_size > 0
@@ -243,7 +243,7 @@ def _inputs(
 
 
 def _with_default(field: Field, parameter: Optional[inspect.Parameter]) -> Field:
-    """A parameter with a default is an optional input."""
+    """Return the field, optional if its parameter has a default. Raises ValueError for an optional one without."""
     has_default = parameter is None or parameter.default is not parameter.empty
     if field.optional and not has_default:
         raise ValueError(f"input '{field.key}' is optional, so its parameter needs a default, such as None")
@@ -291,7 +291,7 @@ def _takes_context(target: Any) -> bool:
 
 
 def place(target: Any) -> Tuple[str, int]:
-    """Return the file and line of a function or class; an empty text where there is none."""
+    """Return the file and line of a function or class; an empty text if it has none."""
     if isinstance(target, type):
         candidates = [inspect.unwrap(each) for each in vars(target).values() if inspect.isfunction(each)]
     else:

@@ -87,7 +87,7 @@ class _Owner:
 
 
 def capsule(array: "np.ndarray[Any, Any]", datatype: str) -> object:
-    """Return a capsule over the memory of an array (BF16 as uint16), or over a copy where that is read-only."""
+    """Make a capsule over the memory of an array (BF16 as uint16), or over a copy if that is read-only."""
     if not array.flags.writeable:
         array = array.copy()
     if not hasattr(array, "__dlpack__"):
@@ -102,7 +102,7 @@ def capsule(array: "np.ndarray[Any, Any]", datatype: str) -> object:
 
 
 def array(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
-    """A contiguous array (BF16 as uint16) over the memory of a capsule or of an object with `__dlpack__`; its datatype.
+    """Return a contiguous array (BF16 as uint16) over the memory of a capsule or `__dlpack__` object; its datatype.
 
     Raises TritonModelException.
     """

@@ -68,7 +68,7 @@ def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, 
 
 
 def datatype_of(dtype: "np.dtype[Any]") -> Optional[str]:
-    """The datatype of arrays of a dtype, None if the protocol has none. Arrays of objects and bytes are BYTES."""
+    """Return the datatype of a dtype's arrays; None if the protocol has none. Objects and bytes are BYTES."""
     name = DATATYPES.get(dtype)
     if name is not None and dtype.isnative:
         return name

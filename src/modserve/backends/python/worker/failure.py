@@ -55,15 +55,15 @@ class OwnFiles:
         return None
 
     def among(self, places: Iterable[Place]) -> List[Place]:
-        """Return the places that are in these files, by the names that clients know."""
+        """Return the places in these files, by the clients' names."""
         named = [(self.name(file), line, function) for file, line, function in places]
         return [(file, line, function) for file, line, function in named if file is not None]
 
 
 def of_exception(error: BaseException, before: str, own: Optional[OwnFiles] = None) -> ModelError:
-    """Return an exception of a model's code: `before`, the type and text, and where, the innermost first.
+    """Describe an exception of a model's code: `before`, the type and text, and the places, the innermost first.
 
-    For operators (`own` is None) it is as Triton tells it, with every place but those in this project and in importlib.
+    For operators (`own` is None) it is as in Triton, with all places except for this project's and importlib's.
     Clients see the places in a model's `own` files. A code that the model chose is kept.
     """
     if isinstance(error, ModelError):
@@ -97,7 +97,7 @@ def _described(error: BaseException, before: str, own: Optional[OwnFiles]) -> Mo
 
 
 def formatted(error: BaseException) -> str:
-    """Return the traceback from where the model's code begins, but for the middle of a very long one."""
+    """Return the traceback from the start of the model's code, without the middle of a very long one."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame):
         trace = trace.tb_next

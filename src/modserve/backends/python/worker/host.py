@@ -35,7 +35,7 @@ class Host(Protocol):
         """Run `call_decoupled` for the running event loop of the model."""
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Have the server do something and wait for what it says; raises `TritonModelException` if it refuses.
+        """Run an operation on the server and wait for its result; raises `TritonModelException` if it refuses.
 
         ``load`` (name, config or None, files: name to bytes, or None), ``unload`` (name, unload_dependents), ``ready``
         (name, version or None; a bool), ``metric_family`` (name, description, kind; nothing), ``metric`` (family,
@@ -46,7 +46,7 @@ class Host(Protocol):
         """Apply ``increment``, ``set`` or (`times` times) ``observe`` to a metric; raises `TritonModelException`."""
 
     def drop_metric(self, metric: int) -> None:
-        """The model has no such metric any more."""
+        """Drop a metric: the model has it no more."""
 
 
 class _ThreadHost(threading.local):
@@ -61,13 +61,13 @@ _of_process: Optional[Host] = None
 
 
 def set_of_process(host: Optional[Host]) -> None:
-    """There is one host in this process: a worker's."""
+    """Set the only host of this process: a worker's."""
     global _of_process
     _of_process = host
 
 
 def set_of_thread(host: Optional[Host]) -> None:
-    """This thread runs code of the model that has `host`."""
+    """Set the host of the model that this thread runs."""
     _here.host = host
 
 

@@ -115,7 +115,7 @@ class WorkerLoop:
         host.set_of_process(self._server)
 
     def run(self) -> None:
-        """Do what the server says until it says stop."""
+        """Process the server's frames until it sends stop."""
         work = self._work
         while True:
             if not work:
@@ -134,7 +134,7 @@ class WorkerLoop:
         self._finalize()
 
     def _wait(self) -> None:
-        """Until there is work. A model with turns of its own has them meanwhile: they find its requests all at once."""
+        """Wait for work. A model with turns of its own has them meanwhile: they find its requests all at once."""
         link, more = self._link, True
         while not self._work:
             if more and self._turn is not None:

@@ -58,7 +58,7 @@ def load(
 
 
 class _ModelContext:
-    """This thread runs code of the model with a host meanwhile. None changes nothing."""
+    """Context in which this thread runs code of the model with a host. None changes nothing."""
 
     __slots__ = ("_host",)
 
@@ -110,7 +110,7 @@ class LoadedModel:
         self._before = f"Failed to process the request(s) for model '{name}', message: "
 
     def auto_complete_config(self, config_json: str) -> Optional[str]:
-        """Return the configuration as the model completes it, both as JSON; None where it has no such method."""
+        """Return the configuration as the model completes it, both as JSON; None if it has no such method."""
         complete = self._run(lambda: getattr(self._class, "auto_complete_config", None), "auto_complete_config")
         if complete is None:
             return None
@@ -196,7 +196,7 @@ class LoadedModel:
         raise failed
 
     def settled(self, requests: List[InferenceRequest], returned: Any, *, is_coroutine: bool = False) -> Responses:
-        """The responses in what `execute` returned, as the server reads them. Raises ModelError if it is no such list.
+        """Return the responses from `execute`, as the server reads them. Raises ModelError if it returned no such list.
 
         A response that cannot be read fails its own request: an object of the model's own class may raise anything.
         """
@@ -296,7 +296,7 @@ class LoadedModel:
         return is_ready
 
     def turn(self) -> bool:
-        """Let the model do a part of what it does between executions; whether there is more."""
+        """Let the model do a part of its work between executions; returns whether there is more."""
         return bool(self._run(getattr(self._instance, TURN), TURN))
 
     def finalize(self) -> None:

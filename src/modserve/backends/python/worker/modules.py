@@ -139,7 +139,7 @@ class Scope:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module with a few globals of its own."""
+    """Loader of a module with a few globals of its own."""
 
     def __init__(self, name: str, path: str, of_model: Dict[str, Any]) -> None:
         super().__init__(name, path)
@@ -150,13 +150,13 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
     def get_code(self, fullname: str) -> CodeType:
-        """Always from the source: cached bytecode is that of a file as old to the second, which a reload may not be."""
+        """Always compile the source: cached bytecode matches its source to the second, and a reload may be sooner."""
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
         return code
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the private modules of models."""
+    """Finder of models' private modules."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
