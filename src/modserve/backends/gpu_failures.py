@@ -17,7 +17,7 @@ _FULL = re.compile(r"CUDA (?:error|failure 2): out of memory|\bCU[A-Z]+_STATUS_A
 
 
 def lost(text: str) -> InstanceLostError | None:
-    """Return the failure that `text` reports, if nothing runs on the GPU afterwards; else None."""
+    """Return the failure that `text` reports, if the GPU is unusable afterwards; else None."""
     match = _STICKY.search(text)
     if match is None:
         return None

@@ -31,7 +31,7 @@ def _nothing() -> None:
 
 
 after_import: Callable[[], None] = _nothing
-"""Called on the loading thread when a backend has been imported. Set by a process that is the server's own."""
+"""Hook on the loading thread after the import of a backend. Set by a process that is the server's own."""
 
 
 _imports: dict[str, tuple[int, int]] = {}
@@ -44,7 +44,7 @@ def imports_since(since_ns: int) -> list[str]:
 
 
 def installed_backends() -> EntryPoints:
-    """The entry points of all backends, read anew only where a package has come or gone: that takes milliseconds."""
+    """Return the entry points of all backends, reread only if a package has come or gone: that takes milliseconds."""
     return _entry_points(tuple((place, _changed_ns(place)) for place in sys.path))
 
 
@@ -83,7 +83,7 @@ class BackendRegistry:
     def get(self, name: str) -> Backend:
         """Return the backend called `name`.
 
-        Raises INVALID_ARG for an unknown name and for one whose library is not installed, INTERNAL if it cannot be
+        Raises INVALID_ARG for an unknown name and for one without an installed library, INTERNAL if it cannot be
         imported or lacks a part of the backend API.
         """
         backend = self._loaded.get(name)
@@ -127,7 +127,7 @@ class BackendRegistry:
 
 
 def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:
-    """Return a new instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
+    """Make an instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
     make: Any = model.instance
     if _takes_two(make):
         return cast(Executor, make(spec.config, spec.placement))

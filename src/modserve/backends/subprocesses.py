@@ -47,6 +47,6 @@ def status(ended: Ended) -> str:
 
 
 def last_lines(output: bytes, count: int = 10) -> str:
-    """Return the last lines of what a program wrote, indented."""
+    """Return the last lines of a program's output, indented."""
     lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-count:])

@@ -23,7 +23,7 @@ class TensorRtBackend(NoCode):
         return 0
 
     def open(self, source: ModelSource) -> NoReturn:
-        """Raises UNSUPPORTED, or INVALID_ARG if there is no file."""
+        """Refuse the model. Raises UNSUPPORTED, or INVALID_ARG if there is no file."""
         name, path = source.config.name, source.path
         if not path.exists():
             raise invalid(f"unable to find model file '{path}' for model '{name}'")

@@ -25,7 +25,7 @@ def output_datatypes(config: ModelConfig) -> dict[str, Datatype]:
 
 
 def texts_of(name: str, array: Array) -> list[str]:
-    """Return the elements of an input of BYTES. Raises INVALID_ARG for what is not UTF-8."""
+    """Decode the elements of an input of BYTES. Raises INVALID_ARG if they are not UTF-8."""
     try:
         return [element.decode() for element in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:

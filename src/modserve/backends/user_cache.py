@@ -9,7 +9,7 @@ from modserve.core.files import regular_file
 
 
 def user_cache(name: str) -> Path | None:
-    """The user's directory for files of one kind (XDG Base Directory Specification); None for a user without a home."""
+    """Return the user's directory for files of one kind (XDG Base Directory Specification); None without a home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
@@ -17,7 +17,7 @@ def user_cache(name: str) -> Path | None:
 
 
 def directory_of(text: str | None, name: str) -> Path | None:
-    """Return the directory that an option names, by default `user_cache`; None for 'none', which keeps nothing."""
+    """Return the directory of an option, by default `user_cache`; None for 'none', which keeps no files."""
     if text is None:
         return user_cache(name)
     return None if text in ("", "none") else Path(text)

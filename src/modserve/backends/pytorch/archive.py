@@ -24,7 +24,7 @@ class Form(enum.Enum):
 
 
 _MOST_PICKLE = 16 << 20
-"""Bytes of a pickle that are looked at to tell what it is."""
+"""Limit, in bytes, of the part of a pickle that is examined to recognise it."""
 _OF_WEIGHTS = ("torch", "collections", "numpy", "_codecs")
 """Modules with classes that occur in files of tensors alone."""
 _SCRIPT = "torch.jit.script(model).save('model.pt'), or torch.jit.trace"
@@ -33,7 +33,7 @@ _RUNTIME = 'put the class into model.py beside it and set runtime: "model.py" in
 
 
 def form_of(path: Path) -> Form:
-    """Raises INVALID_ARG for what is no model of PyTorch's, with what it is and what helps."""
+    """Return the form of a file. Raises INVALID_ARG if it is no model of PyTorch's, with its kind and the remedy."""
     if path.suffix == ".py":
         return Form.CLASS
     with regular_file.open_regular(path) as file:
@@ -101,7 +101,7 @@ def _saved(path: Path, classes: list[str]) -> ModserveError:
 
 
 def _classes(pickle: bytes) -> list[str]:
-    """Return the classes and functions that a pickle names, as far as it can be read."""
+    """Return the classes and functions that a pickle names, as far as it is readable."""
     names: list[str] = []
     texts: list[str] = []
     try:

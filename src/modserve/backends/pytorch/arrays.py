@@ -52,7 +52,7 @@ def to_tensor(array: Array) -> Any:
 def input_converter(
     name: str, datatype: Datatype, kind: str, *, copies: bool, cast: Any = None, device: Any = None
 ) -> Callable[[Array], object]:
-    """Makes what a model gets for an input. `kind` is that of the argument, empty where it is not known.
+    """Return a converter of an input for the model. `kind` is that of the argument, empty if unknown.
 
     `copies`: the model writes into its inputs. `cast` is the type for floating-point tensors. Raises INVALID_ARG, and
     so does what it returns.
@@ -122,7 +122,7 @@ def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Ar
     """Return an output as an array with memory that is not written to any more.
 
     `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the precision was
-    changed by us, and the configuration says what clients get.
+    changed by us, and the configuration has the clients' type.
     """
     if not isinstance(value, torch.Tensor):
         return _to_array(value, datatype)

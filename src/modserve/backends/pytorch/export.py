@@ -280,7 +280,7 @@ def _values(program: Any) -> dict[str, Any]:
 
 
 def _written(program: Any) -> set[str]:
-    """The arguments, weights, buffers and constants that executions of a program may write to, by their names in it."""
+    """Return the names of arguments, weights, buffers and constants that executions of a program may write to."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()}
     buffers = {target: name for name, target in signature.inputs_to_buffers.items()}

@@ -112,7 +112,7 @@ class PyTorchInstance:
 
 
 def _stream(device: Any) -> Any:
-    """A CUDA stream for an instance; None on other devices. Its work comes after that of the thread that calls."""
+    """Return a CUDA stream for an instance; None on other devices. Its work follows the calling thread's."""
     if device is None or device.type != "cuda":
         return None
     stream = torch.cuda.Stream(device)

@@ -1,4 +1,4 @@
-"""Matches the tensors of a configuration to the arguments and results of a PyTorch model.
+"""Assignment of a configuration's tensors to the arguments and results of a PyTorch model.
 
 Three conventions, as in Triton's PyTorch backend (README of pytorch_backend; `GetNamingConvention` in
 src/pt/model_instance_state.cc, and `CallSpec` in src/pt2): the names of arguments and keys, ``NAME__index``, and the
@@ -33,7 +33,7 @@ class Argument:
     """An argument of a model's ``forward``.
 
     `kind` is ``tensor``, ``strings`` (a list of them), ``number``, ``string``, ``list`` or ``dict`` (of tensors, as
-    many as the configuration says), ``tuple`` (of `size` tensors), or empty for what no tensor can stand for.
+    many as are configured), ``tuple`` (of `size` tensors), or empty for what no tensor can stand for.
     """
 
     name: str
@@ -81,7 +81,7 @@ _KINDS = {
 
 
 def parse_structure(text: str) -> Structure:
-    """A structure as PyTorch writes it (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for other types."""
+    """Parse PyTorch's text of a structure (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for others."""
     return _node(json.loads(text)[1])
 
 
@@ -103,12 +103,12 @@ def _node(value: Mapping[str, Any]) -> Structure:
 
 
 def bracketed(root: str, path: Iterable[int | str]) -> str:
-    """``root[2][key]``, as Triton names the parts of a structure."""
+    """Return ``root[2][key]``, Triton's name of a part of a structure."""
     return root + "".join([f"[{key}]" for key in path])
 
 
 def index_of(name: str) -> int | None:
-    """Return the number behind the first ``__``, if there is nothing else."""
+    """Return the number after the first ``__``, if there is nothing else."""
     digits = name.partition("__")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else None
 
@@ -133,7 +133,7 @@ def bind(
     slots: Sequence[ProgramTensor],
     on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
-    """Return the place among `slots` of each of `names`. `direction` is ``input`` or ``output``.
+    """Return the index in `slots` of each of `names`. `direction` is ``input`` or ``output``.
 
     Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
     it that is an error. Raises INVALID_ARG.
@@ -271,7 +271,7 @@ def bind_results(label: str, names: Sequence[str], paths: Sequence[Path]) -> dic
 
 
 def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
-    """The leaves of what a model returned. A list of strings is one; so is an empty list, which may be one of those."""
+    """Yield the leaves of a model's result. A list of strings is one; so is an empty list, which may be of strings."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from flatten(part, (*path, str(key)))
@@ -283,7 +283,7 @@ def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def fill(template: Template, values: Mapping[str, object]) -> Any:
-    """Return a template with values in place of names. Raises KeyError for one that is not there."""
+    """Replace the names in a template by values. Raises KeyError for a missing one."""
     if type(template) is str:
         return values[template]
     if type(template) is dict:

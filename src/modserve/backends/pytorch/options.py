@@ -1,4 +1,4 @@
-"""The options of the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's PyTorch backend (its README; `ModelState::ParseParameters` in src/pt/model_state.cc;
 src/model.py), and a few of our own. Each is acted on, or a warning says why it is not. Nothing here needs PyTorch.
@@ -92,7 +92,7 @@ class PyTorchOptions:
 
 
 def read(config: ModelConfig) -> PyTorchOptions:
-    """Raises INVALID_ARG for parameters that are no good."""
+    """Read the options. Raises INVALID_ARG for bad parameters."""
     values = parameters_of(config)
 
     def is_on(key: str) -> bool:
@@ -135,7 +135,7 @@ def warnings(config: ModelConfig, form: Form, gpus: int) -> list[str]:
 
 
 def _idle(config: ModelConfig, form: Form, gpus: int) -> Iterator[tuple[str, str]]:
-    """Parameters without effect, and why."""
+    """Yield the parameters without effect, with reasons."""
     for key in config.parameters:
         if key == _NVFUSER:
             yield key, "PyTorch no longer has NVFuser"

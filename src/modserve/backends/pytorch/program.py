@@ -18,7 +18,7 @@ class LoadedProgram:
     """A model in memory, for one instance or several.
 
     `kinds` are those of arguments, by the names of inputs (`naming.Argument`). `writes_inputs` and `holds_outputs`: the
-    model may change what it gets, and what it returned. `paths` of results, if they are known already, and `flat`: it
+    model may change its inputs, and its former results. `paths` of results, if they are known already, and `flat`: it
     returns a list of just these.
     """
 

@@ -106,7 +106,7 @@ class PythonClass:
         sys.modules.pop(self._module.__name__, None)
 
     def _new(self, device: Any) -> Any:
-        """Return the class made, with its weights."""
+        """Make an object of the class, with its weights."""
         module = self._made()
         if self._weights.exists():
             try:
@@ -124,7 +124,7 @@ class PythonClass:
         return module.eval()
 
     def _sibling(self, first: Any, device: Any) -> Any:
-        """Another one, over the same parameters, with buffers of its own."""
+        """Make another one, over the same parameters, with buffers of its own."""
         module = self._made()
         parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
         state = {
@@ -175,7 +175,7 @@ def _import(label: str, file: Path) -> ModuleType:
 
 
 def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
-    """Return the class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
+    """Return the class to serve: by name, or as Triton chooses, but never one that the file imports."""
     classes = {
         name: value
         for name, value in sorted(vars(module).items())
@@ -228,7 +228,7 @@ def _arguments(class_: Any) -> list[Argument]:
 
 
 def _expanded(arguments: list[Argument], names: list[str]) -> list[Argument]:
-    """``*args`` take what is left."""
+    """Assign the remaining names to ``*args``."""
     before = [argument for argument in arguments if argument.kind != "rest" and argument.size >= 0]
     rest = next((argument for argument in arguments if argument.kind == "rest"), None)
     if rest is None:

@@ -37,7 +37,7 @@ class SharedThreads:
         self._instances: list[InstanceThreads] = []
 
     def enter(self, instance: "InstanceThreads") -> int:
-        """Return the number for an execution of the instance, until it leaves."""
+        """Begin an execution of the instance and return its number of threads, until it leaves."""
         with self._lock:
             self._running += 1
             self._alone = self._alone + 1 if self._running == 1 else 0

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _SCALARS = {"IntType": "number", "FloatType": "number", "BoolType": "number", "NumberType": "number"}
 _STATEFUL = frozenset({"prim::SetAttr", "prim::CallMethod", "prim::CallFunction"})
-"""Operators that change the module, or may, since what they call cannot be seen."""
+"""Operators that change the module, or may, since the code that they call is not visible."""
 _CONVOLUTION = "conv"
 
 
@@ -128,7 +128,7 @@ def _runner(forward: Any, arguments: list[Argument], bound: list[tuple[Argument,
 
 
 def _argument(argument: Any) -> tuple[Argument, bool]:
-    """An argument of a schema, and whether it must be passed even if there is nothing for it."""
+    """Read an argument of a schema; also returns whether it must be passed even if there is no value for it."""
     kind, size, optional = _kind(argument.type)
     required = not (argument.has_default_value() or optional)
     text = _type_text(argument.type)
@@ -184,8 +184,8 @@ def _nodes(block: Any) -> Iterator[Any]:
 def _changes(graph: Any, kinds: list[str]) -> tuple[bool, bool]:
     """Return whether executions may write to the inputs, and whether they may change the module.
 
-    PyTorch's alias analysis takes inputs and attributes of one type for possibly the same memory, so that what writes
-    to one counts for all; what is in lists and dictionaries it does not follow.
+    PyTorch's alias analysis takes inputs and attributes of one type for possibly the same memory, so that a write to
+    one counts for all; it does not follow members of lists and dictionaries.
     """
     aliases = graph.alias_db()
     nodes = list(_nodes(graph))

@@ -41,7 +41,7 @@ _PLAIN = (
 
 
 def check_archive(path: Path) -> None:
-    """Raises INVALID_ARG for what would run code when PyTorch loads the archive, and for a damaged one."""
+    """Check an archive. Raises INVALID_ARG for content that would run code when PyTorch loads it, and for damage."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.namelist()
@@ -100,7 +100,7 @@ def _is_harmless(node: ast.AST) -> bool:
 
 
 def _check_pickles(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse what PyTorch would unpickle by running code from the file.
+    """Refuse entries that PyTorch would unpickle by running code from the file.
 
     ``torch.export.load`` loads example inputs and odd tensors as pickles, and those that the safe loader refuses with
     the other one (torch/_export/serde/serialize.py, `deserialize_torch_artifact`).
@@ -119,7 +119,7 @@ def _check_pickles(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def _pickles(archive: zipfile.ZipFile) -> Iterator[str]:
-    """Yield the entries that PyTorch loads as pickles: by their names, or because a table in the archive says so."""
+    """Yield the entries that PyTorch loads as pickles: by their names, or by a table in the archive."""
     entries = archive.namelist()
     yield from (entry for entry in entries if entry.endswith(".pt"))
     for table in (entry for entry in entries if entry.endswith("_config.json")):

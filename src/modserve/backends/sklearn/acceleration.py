@@ -44,7 +44,7 @@ class AcceleratedForest:
         return method == "predict" or (self.classes is not None and method == "predict_proba")
 
     def compute(self, method: str, rows: Any) -> Array | None:
-        """The result of a method of the estimator, as `shapes.as_tensor` has it; None if it is for the estimator."""
+        """Compute a method of the estimator, as `shapes.as_tensor`; returns None if the estimator itself must."""
         if not self.computes(method):
             return None
         if not isinstance(rows, np.ndarray) or not _computable(rows.dtype, self.double):
@@ -79,7 +79,7 @@ def _double(estimator: Any) -> bool:
 
 
 def accelerated(estimator: Any, threads: int) -> AcceleratedForest | None:
-    """None for what is no forest, has several outputs or categories, and where Treelite is not installed."""
+    """Convert a forest. None if it is none, has several outputs or categories, or if Treelite is not installed."""
     kind = type(estimator).__name__
     if not type(estimator).__module__.startswith("sklearn.ensemble.") or kind not in _CLASSIFIERS | _REGRESSORS:
         return None

@@ -23,14 +23,14 @@ class Permissions:
 
 
 def permissions(options: Mapping[str, str]) -> Permissions:
-    """Raises INVALID_ARG."""
+    """Read the operator's permissions. Raises INVALID_ARG."""
     values = options_of(options)
     names = (name.strip() for name in values.text(TRUSTED).replace(";", ",").split(","))
     return Permissions(tuple(filter(None, names)), values.flag(ALLOW_PICKLE, default=False))
 
 
 def method(config: ModelConfig) -> str:
-    """Return the parameter ``method``, or empty. Raises INVALID_ARG."""
+    """Read the parameter ``method``; empty if not set. Raises INVALID_ARG."""
     return parameters_of(config).choice("method", METHODS)
 
 

@@ -41,7 +41,7 @@ _ALIGNMENT = 64
 """Bytes. TensorFlow reads arrays that begin at a multiple of it where they are, and copies others."""
 _WORTH_ALIGNING = 16 * 1024
 _MOST_CALLS = 64
-"""Sets of inputs and outputs for which an instance keeps what TensorFlow prepares to run them."""
+"""Limit of the sets of inputs and outputs for which an instance keeps TensorFlow's prepared calls."""
 _NO_OPERATOR = (
     "This TensorFlow does not have that operator; if a library has it, name it in model_operations "
     "{ op_library_filename: … }."
@@ -75,7 +75,7 @@ class _Deprecations(logging.Filter):
 
 
 def _log_as_we_do() -> None:
-    """TensorFlow's Python log goes where the server's goes, not to standard error on its own."""
+    """Send TensorFlow's Python log to the server's log instead of standard error."""
     log = tf.get_logger()
     for handler in list(log.handlers):
         log.removeHandler(handler)
@@ -109,7 +109,7 @@ class TensorFlowEngine:
 
 
 def _load_operators(name: str, source: ModelSource) -> None:
-    """Adds the operators of a library, for all models of the process, as TensorFlow does. Raises INVALID_ARG."""
+    """Add the operators of a library, for all models of the process, as TensorFlow does. Raises INVALID_ARG."""
     try:
         tf.load_op_library(library_path(name, source))
     except (tf.errors.OpError, RuntimeError) as error:
@@ -122,14 +122,14 @@ def _load_operators(name: str, source: ModelSource) -> None:
 
 
 class _ProcessThreads:
-    """The threads that work on one operator: the first model says how many, for all models."""
+    """Threads that work on one operator: the first model sets their number, for all models."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._first: tuple[str, int] | None = None
 
     def wanted(self, model: str, count: int) -> str:
-        """Return a warning if there are already fewer or more than the model's parameter says."""
+        """Return a warning if there are already fewer or more than the model's parameter asks for."""
         with self._lock:
             first, number = self._first = self._first or (model, count)
         if number == count:
@@ -344,7 +344,7 @@ class TensorFlowInstance:
 
 
 def _text(error: Exception) -> str:
-    """Return the first lines of what TensorFlow says: what follows is the place in its own source, and in the graph."""
+    """Return the first lines of TensorFlow's message: the rest is the place in its own source, and in the graph."""
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     lines = text.split("\n\n")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip() and not line.startswith("\t"))

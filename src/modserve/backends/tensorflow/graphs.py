@@ -1,4 +1,4 @@
-"""Reads the files of TensorFlow models: their tags, signatures, tensors and operators."""
+"""Files of TensorFlow models: their tags, signatures, tensors and operators."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """The tensors of a model: their names for clients, their names in the graph, and what they are."""
+    """Tensors of a model: their names for clients, their names in the graph, and their types."""
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -60,7 +60,7 @@ class GraphSignature:
 
 
 def read_saved_model(directory: Path, name: str) -> saved_model_pb2.SavedModel:
-    """Raises INVALID_ARG."""
+    """Read a SavedModel. Raises INVALID_ARG."""
     file = next((directory / each for each in SAVED_MODEL_FILES if (directory / each).is_file()), None)
     if file is None:
         raise invalid(
@@ -81,7 +81,7 @@ def read_saved_model(directory: Path, name: str) -> saved_model_pb2.SavedModel:
 
 
 def read_graph(file: Path, name: str) -> graph_pb2.GraphDef:
-    """Raises INVALID_ARG."""
+    """Read a frozen graph. Raises INVALID_ARG."""
     message = graph_pb2.GraphDef()
     _parse(message, file, name)
     if not message.node:
@@ -99,7 +99,7 @@ def _parse(message: Message, file: Path, name: str) -> None:
 
 
 def tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
-    """The graph with this very tag, as TensorFlow's loader wants it. Raises INVALID_ARG with the tags there are."""
+    """Return the graph with this exact tag, as TensorFlow's loader does. Raises INVALID_ARG with the tags there are."""
     tags = [sorted(graph.meta_info_def.tags) for graph in model.meta_graphs]
     for graph, its_tags in zip(model.meta_graphs, tags, strict=True):
         if its_tags == [tag]:
@@ -151,7 +151,7 @@ def _described(name: str, info: Any, config: ModelConfig) -> DescribedTensor:
 
 
 def described(name: str, dtype: int, shape: Any, config: ModelConfig) -> DescribedTensor:
-    """Return a tensor, by its TensorShapeProto; the configuration says the rank it lacks. Raises INVALID_ARG."""
+    """Describe a tensor by its TensorShapeProto; the configuration supplies a missing rank. Raises INVALID_ARG."""
     datatype = _DATATYPES.get(dtype)
     if datatype is None:
         raise invalid(
@@ -176,7 +176,7 @@ def dtype_name(dtype: int) -> str:
 def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelConfig) -> GraphSignature:
     """Return a frozen graph's signature: by the configuration's names, else its placeholders and its last operators.
 
-    `tensors` is the graph as imported. Triton's configuration must name them; a graph has nothing else to say.
+    `tensors` is the graph as imported. Triton's configuration must name them; a graph has no other names.
     Raises INVALID_ARG with the names there are.
     """
     placeholders = [node.name for node in graph.node if node.op in _PLACEHOLDERS]

@@ -61,7 +61,7 @@ class TensorFlowOptions:
 
 
 def read_options(source: ModelSource) -> TensorFlowOptions:
-    """Raises INVALID_ARG for values that are no good."""
+    """Read the options. Raises INVALID_ARG for bad values."""
     config, values, options = source.config, parameters_of(source.config), options_of(source.options)
     own_threads = values.flag(_PER_SESSION, default=False)
     intra = values.integer(INTRA_THREADS, 0) or source.cpu_threads * source.cpu_instances
@@ -98,14 +98,14 @@ def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
 
 
 def saved_model_directory(path: Path) -> Path | None:
-    """The directory of a SavedModel, of which the path may also name the file inside; None for any other file."""
+    """Return the directory of a SavedModel, of which the path may also name the file; None for any other file."""
     if path.name in SAVED_MODEL_FILES:
         return path.parent
     return path if path.is_dir() else None
 
 
 def _init_ops_file(source: ModelSource) -> Path | None:
-    """The file of the model version counts, then that of the model."""
+    """Return the file of the model version, else that of the model."""
     name = source.config.parameters.get(INIT_OPS, "")
     if not name:
         return None

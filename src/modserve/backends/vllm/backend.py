@@ -1,4 +1,4 @@
-"""The ``vllm`` backend: what Triton's backend of that name loads, on the vLLM that is installed.
+"""The ``vllm`` backend: models of Triton's backend of that name, on the installed vLLM.
 
 The engine runs in processes that vLLM starts, and is driven from a worker process of the Python backend, not from the
 server: vLLM imports torch, turns tokens into text with the interpreter's lock, and changes signal handlers, loggers

@@ -14,7 +14,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Value]]:
-    """Return a copy; None where there are none. Raises TritonModelException with Triton's texts."""
+    """Return a copy; None if there are none. Raises TritonModelException with Triton's texts."""
     if parameters is None:
         return None
     if not isinstance(parameters, dict):
@@ -32,7 +32,7 @@ def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Val
 
 
 def as_json(parameters: Optional[Mapping[str, Any]]) -> str:
-    """Return the text for a model that asks what parameters its request or response has."""
+    """Return the parameters of a request or response as JSON, for the model."""
     return json.dumps(parameters) if parameters else "{}"
 
 

@@ -46,7 +46,7 @@ class Status:
 
 
 class TensorDescription(NamedTuple):
-    """A tensor but for its elements. `datatype` is what each side makes of the name; `size` is -1 for BYTES."""
+    """A tensor without its elements. `datatype` is each side's own form of the name; `size` is -1 for BYTES."""
 
     name: str
     datatype: Any
@@ -107,7 +107,7 @@ class _Shape(NamedTuple):
 
 
 class Descriptions:
-    """The descriptions that have been used lately, in both forms. `datatypes` makes of a name what this side uses."""
+    """Recently used descriptions, in both forms. `datatypes` maps a name to this side's form."""
 
     def __init__(self, datatypes: Callable[[str], Any] = str) -> None:
         self._datatypes = datatypes
@@ -124,7 +124,7 @@ class Descriptions:
         return written
 
     def read(self, written: bytes) -> Description:
-        """Raises ValueError or KeyError for what is no description."""
+        """Read a description. Raises ValueError or KeyError for an invalid one."""
         description = self._read.get(written)
         if description is None:
             description = _read(written, self._datatypes)
@@ -149,7 +149,7 @@ def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
 
 
 Place = Callable[[Buffer, int], Optional[Location]]
-"""Puts elements of that many bytes into shared memory, and says where. None: they must go inline."""
+"""Function that puts that many bytes of elements into shared memory; returns the place. None: they must go inline."""
 
 
 class OutgoingRecord(NamedTuple):
@@ -164,7 +164,7 @@ class OutgoingRecord(NamedTuple):
 
 
 def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
-    """Return a frame with a record for each entry."""
+    """Encode a frame with a record for each entry."""
     if len(entries) == 1:
         number, status, sort, elements, id, extras = entries[0]
         if sort is not None and not id and not extras:
@@ -220,7 +220,7 @@ def _template_for(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Opt
 
 
 def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optional[_Template]:
-    """None where the elements' sizes vary, or are too large for the frame."""
+    """Return the template of a frame; None if the elements' sizes vary, or are too large for the frame."""
     kind, status, sort = key
     sizes = [described.size for described in descriptions.read(descriptions.write(sort)).tensors]
     if [size for size in sizes if size < 0 or size > INLINE_BYTES] or sum(sizes) > MAX_INLINE_BYTES // 2:
@@ -235,9 +235,9 @@ def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optiona
 def read_records(
     body: memoryview, count: int, inline_at: int, descriptions: Descriptions, fetch: Callable[[Location], Any]
 ) -> List[Record]:
-    """Return the records of a frame. `fetch` makes a view of elements in shared memory.
+    """Decode the records of a frame. `fetch` makes a view of elements in shared memory.
 
-    Raises ValueError for what `write_records` does not make.
+    Raises ValueError for a frame that is not from `write_records`.
     """
     end = len(body)
     if count == 1:

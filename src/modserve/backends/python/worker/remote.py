@@ -96,7 +96,7 @@ class RemoteRequest:
             self._server.link.send(wire.number_frame(MessageKind.LET_GO, self.number))
 
     def heard(self, kind: int) -> None:
-        """The server says something about this request."""
+        """Apply the server's message about this request."""
         if kind == MessageKind.PAUSE:
             self.paused = True
         else:
@@ -176,7 +176,7 @@ class RemoteHost:
         return self._single(number, call, request)
 
     def _single(self, number: int, call: _Call, request: InferenceRequest) -> InferenceResponse:
-        """Return the one response of a call that is settled."""
+        """Return the only response of a settled call."""
         if call.over:
             del self._calls[number]
         else:
@@ -238,7 +238,7 @@ class RemoteHost:
         return number, call
 
     async def _wait_until(self, call: _Call, ready: Callable[[], Any]) -> None:
-        """Wait on the running event loop until what has come is enough."""
+        """Wait on the running event loop until `ready` is true."""
         if ready():
             return
         loop = asyncio.get_running_loop()
@@ -320,7 +320,7 @@ _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 
 
 def entry(number: int, response: Optional[InferenceResponse], final: bool) -> OutgoingRecord:
-    """Return a response as a record."""
+    """Convert a response to a record."""
     if response is None:
         return OutgoingRecord(number, Status.END)
     error = response.error()

@@ -106,7 +106,7 @@ class InferenceRequest:
         trace: Optional[InferenceTrace] = None,
         parameters: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """A request for another model; `timeout` is in microseconds, 0 for none.
+        """Make a request for another model; `timeout` is in microseconds, 0 for none.
 
         Raises TypeError for a missing argument or one of a wrong type, and TritonModelException like Triton.
         """
@@ -178,7 +178,7 @@ class InferenceRequest:
         model_version: int = -1,
         decoupled: bool = False,
     ) -> "InferenceRequest":
-        """A request of a client: nothing is checked or copied. The names are all outputs where it named none."""
+        """Make a client's request, without checks or copies. The names are all outputs if it named none."""
         self = cls.__new__(cls)
         self._handle = handle
         self._inputs = inputs
@@ -245,7 +245,7 @@ class InferenceRequest:
         return asyncio.ensure_future(call)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Always the same sender."""
+        """Return the sender, always the same one."""
         sender = self._sender
         if sender is None:
             if self._handle is None:
@@ -274,7 +274,7 @@ class InferenceRequest:
         return self._release_flags == RELEASE_RESCHEDULE
 
     def end(self) -> None:
-        """The request has ended other than through its sender, which may send nothing more."""
+        """End the request other than through its sender, which may send nothing more."""
         self._ended = True
         if self._sender is not None:
             self._sender.close()

@@ -31,7 +31,7 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
-        """Raises TypeError for a message that is no text, or an invalid level."""
+        """Log a message. Raises TypeError for one that is no text, or an invalid level."""
         if isinstance(message, bytes):
             message = message.decode("utf-8", "replace")
         if not isinstance(message, str):
@@ -97,7 +97,7 @@ class Metric:
         self._host = of_host
 
     def increment(self, value: float) -> None:
-        """A counter takes no value below 0."""
+        """Add to a counter, only a value of 0 or more, or to a gauge."""
         self._change("increment", value)
 
     def set(self, value: float) -> None:
@@ -109,7 +109,7 @@ class Metric:
         self._change("observe", value, times)
 
     def value(self) -> float:
-        """Not for histograms."""
+        """Return the value. Not for histograms."""
         return float(self._host.control("metric_value", {"metric": self._number}))
 
     def _change(self, operation: str, value: float, times: int = 1) -> None:
@@ -146,7 +146,7 @@ class MetricFamily:
         host.current().control("metric_family", {"name": name, "description": description, "kind": kind.name})
 
     def Metric(self, labels: Optional[Mapping[str, str]] = None, buckets: Optional[List[float]] = None) -> Metric:
-        """Return the series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
+        """Make the series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         for label, value in (labels or {}).items():

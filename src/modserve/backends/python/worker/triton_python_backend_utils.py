@@ -31,7 +31,7 @@ TRITON_STRING_TO_NUMPY: Dict[str, Any] = {
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of a configuration's datatype, such as ``TYPE_FP32``. TYPE_BF16 needs ml_dtypes to be imported.
+    """Return the numpy type of a configuration's datatype, such as ``TYPE_FP32``. TYPE_BF16 needs imported ml_dtypes.
 
     Raises KeyError for others.
     """
@@ -43,7 +43,7 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a number from 1 (BOOL) to 13 (BYTES), or 14 (BF16) if ml_dtypes is imported; otherwise None."""
+    """Return the numpy type of a number from 1 (BOOL) to 13 (BYTES), or 14 (BF16) with imported ml_dtypes; or None."""
     if data_type == DataType.BYTES:
         return np.object_
     if data_type == DataType.BF16:
@@ -65,12 +65,12 @@ def numpy_to_triton_type(data_type: Any) -> Optional[int]:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
-    """None if there is no such input."""
+    """Return the input with this name; None if there is none."""
     return _named(inference_request.inputs(), name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
-    """None if there is no such output."""
+    """Return the output with this name; None if there is none."""
     return _named(inference_response.output_tensors(), name)
 
 

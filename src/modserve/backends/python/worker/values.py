@@ -74,7 +74,7 @@ def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
 
 
 def _is_tuple_of_one(returned: Any) -> bool:
-    """A tuple for the one output of a model, and not an array that is written as one."""
+    """Return True for a tuple as the one output of a model, and not as an array."""
     if not isinstance(returned, tuple) or len(returned) != 1:
         return False
     return hasattr(returned, "_fields") or isinstance(returned[0], np.ndarray)
@@ -118,7 +118,7 @@ def _fits(shape: Tuple[int, ...], expected: Tuple[int, ...]) -> bool:
 
 
 def _typed(field: Field, array: Any) -> Any:
-    """Return the array in the type of the output, where no value changes but by rounding. Raises OutputError."""
+    """Convert the array to the type of the output, if no value changes but by rounding. Raises OutputError."""
     if field.datatype == "BYTES":
         return _as_bytes(field, array)
     expected = np.dtype(NUMPY_TYPES[field.datatype])

@@ -71,7 +71,7 @@ class Location(NamedTuple):
 
 
 def number_frame(kind: int, number: int) -> bytes:
-    """Return a frame that says no more than which request or call it is about."""
+    """Encode a frame with only the number of a request or call."""
     return HEADER.pack(8, kind, 0, 0) + number.to_bytes(8, "little")
 
 
@@ -89,7 +89,7 @@ def pack(value: Any) -> bytes:
 
 
 def read_json(body: memoryview) -> Any:
-    """Raises ValueError for what is no JSON."""
+    """Read the JSON of a body. Raises ValueError if it is none."""
     return json.loads(bytes(body))
 
 
@@ -139,7 +139,7 @@ class RecordReader:
     def received(self, count: int) -> List[Frame]:
         """Take in `count` bytes, written to `room`; returns the complete frames.
 
-        Raises ValueError for what is no frame, and MemoryError for one that there is no room for.
+        Raises ValueError for an invalid frame, and MemoryError for one without enough memory.
         """
         if self._large is not None:
             self._large_filled += count
