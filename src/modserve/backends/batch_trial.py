@@ -1,8 +1,8 @@
 """Trial of whether the first dimension of a model's tensors is a batch.
 
 A file says that a dimension is variable, never that it is a batch. So rows are run together and apart, with generated
-data, before the server merges the requests of a model whose configuration does not set `max_batch_size`. Only rows
-whose outputs are the same either way may share an execution. The data must be such that outputs of different rows
+data, before the server merges the requests of a model without a configured `max_batch_size`. Only rows
+with the same outputs either way may share an execution. The data must be such that outputs of different rows
 differ, or equal outputs would prove nothing.
 
 Results are kept by the digest of the model's files, or their identity if they are large, in memory and in the user's
@@ -188,7 +188,7 @@ def _dims(tensor: DescribedTensor, size: int) -> tuple[int, ...]:
 
 
 def _values(tensor: DescribedTensor, shape: tuple[int, ...], most: int, sample: int, random: "Generator") -> Array:
-    """Generated data for one row, other for each sample: numbers around 0, from 0 to 1, and larger ones."""
+    """Generate data for one row, other for each sample: numbers around 0, from 0 to 1, and larger ones."""
     datatype, name = tensor.datatype, tensor.name.lower()
     if datatype.json_kind == "float":
         floats = random.random(shape) if sample == 1 else random.standard_normal(shape) * (10 if sample == 2 else 1)

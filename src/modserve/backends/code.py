@@ -1,4 +1,4 @@
-"""Finds code in a model that its engine would run while loading it: reasons for ``Backend.code_in``."""
+"""Search for code in a model that its engine would run while loading it: reasons for ``Backend.code_in``."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Measures how far the outputs of one engine are from those of another."""
+"""Distance between the outputs of two engines."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

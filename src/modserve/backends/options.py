@@ -26,7 +26,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class OptionReader:
-    """Reads options, which are texts. `where` is how errors begin, which are INVALID_ARG."""
+    """Reader of options, which are texts. `where` is the beginning of errors, which are INVALID_ARG."""
 
     where: str
     values: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Finds backends by name among the installed entry points. A backend is imported when a model first asks for it."""
+"""Registry of backends by name, from the installed entry points. A backend is imported when a model first needs it."""
 
 import inspect
 import os

@@ -22,7 +22,7 @@ from .code import NoCode
 _INPUTS = {"IN": None, "DELAY": dtypes.UINT32, "WAIT": dtypes.UINT32}
 _OUTPUTS = {"OUT": None, "IDX": dtypes.UINT32}
 _LOOK = 0.02
-"""Seconds after which a sleeping request looks whether anybody still waits for it."""
+"""Seconds after which a sleeping request checks for its cancellation."""
 
 
 class RepeatBackend(NoCode):
@@ -87,7 +87,7 @@ def _sleep(seconds: float, request: EngineRequest) -> None:
 
 
 def _check(config: ModelConfig) -> None:
-    """Check the tensors. Raises INVALID_ARG for those that this backend does not have."""
+    """Check the tensors. Raises INVALID_ARG for tensors that this backend does not have."""
     if not config.decoupled:
         raise invalid(
             f"model '{config.name}': the repeat backend only supports models with decoupled transaction policy, "

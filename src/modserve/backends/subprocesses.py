@@ -1,4 +1,4 @@
-"""Runs other programs that a load waits for."""
+"""Other programs that a load runs and waits for."""
 
 import subprocess
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The ``tensorrt`` backend: it explains why a TensorRT engine does not load, and what to serve instead.
+"""The ``tensorrt`` backend: an explanation why a TensorRT engine does not load, and the alternative.
 
 A plan is compiled for one kind of GPU by one version of TensorRT, and nothing else can run it.
 """

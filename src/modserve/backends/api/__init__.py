@@ -2,7 +2,7 @@
 
 Three small objects: a `Backend` (one per process) opens model files; a `BackendModel` is one open model version; an
 instance executes batches. A package registers a backend by an entry point in the group ``modserve.backends``. Its name
-is the one that configurations use; its value is a class without constructor arguments.
+is the backend name in configurations; its value is a class without constructor arguments.
 
 There are four kinds of instance, recognised by the method they have. On a thread of their own: ``execute``
 (`BackendInstance`: a merged batch, arrays in and arrays out) or ``execute_requests`` (`RequestInstance`: the requests
@@ -251,7 +251,7 @@ class InstanceSpec:
 
 
 class _NoModels:
-    """Replaces `ModelCaller` where there is no server."""
+    """Stand-in for `ModelCaller` without a server."""
 
     def __getattr__(self, name: str) -> Any:
         raise unavailable("no other models can be called here")

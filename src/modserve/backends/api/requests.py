@@ -151,7 +151,7 @@ class Call(Protocol):
 
 
 class ModelCaller(Protocol):
-    """Calls other models of the server, from any thread and from the event loop's.
+    """Caller of other models of the server, from any thread and from the event loop's.
 
     A call with a `parent`, the engine's current request, shares its deadline, is cancelled with it, appears in its
     trace, and belongs to its sequence unless `request.parameters` name another. A call for several requests has the

@@ -1,4 +1,4 @@
-"""The ``auto`` backend: it tries each engine that can load a model's file and chooses the fastest correct one.
+"""The ``auto`` backend: tries each engine that can load a model's file and chooses the fastest correct one.
 
 From a file to an engine, each step a module that can be tested by itself:
 

@@ -157,7 +157,7 @@ def _format_of(path: Path) -> Format | None:
 def hindrance(candidate: Candidate, available: Collection[str], flags: Collection[str]) -> str:
     """Return why a candidate cannot run here; empty if it can.
 
-    `available` are the backends whose library is installed, `flags` those of the CPU.
+    `available` are the backends with an installed library, `flags` those of the CPU.
     """
     engine = catalogue.BY_BACKEND.get(candidate.backend)
     if candidate.backend not in available:

@@ -29,7 +29,7 @@ _measuring = threading.Lock()
 
 
 def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCandidate]:
-    """Measure the candidates that nothing is in the way of, and close all but the one that serves.
+    """Measure the candidates without an obstacle, and close all but the one that serves.
 
     Raises the code of the first failure, with the reasons of all candidates, if none is able to serve.
     """

@@ -55,7 +55,7 @@ class AutoOptions:
     sample_shape: str = ""
     """See `samples.Sizes`."""
     engines: tuple[str, ...] = ()
-    """The only ones that may serve; empty: all."""
+    """Backends that may serve; empty: all."""
     tune: tuple[str, ...] = ()
     """Settings chosen by measuring if the configuration leaves them open: `BATCH`, `INSTANCES`."""
     cache_directory: Path | None = None

@@ -4,7 +4,7 @@ A round is one turn of each entrant; a turn repeats short executions until it is
 there is a rest, since the threads of the engine before still spin for a while, and an execution that does not count,
 which brings the caches back.
 
-After a few rounds, engines drop out whose best time is clearly worse than the typical time of the leader:
+After a few rounds, engines with a best time clearly worse than the typical time of the leader drop out:
 disturbances make a measurement longer, never shorter. The race ends when one engine is left, after a number of rounds,
 or when the time is over.
 """

@@ -17,7 +17,7 @@ from ..runner import Inputs, UnmeasurableError
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """`checked` are run once, to compare the outputs; `timed`, one after the other, are one execution of the race."""
+    """Inputs. `checked` are run once, to compare outputs; `timed`, one after the other, are an execution of a race."""
 
     checked: tuple[Inputs, ...]
     timed: tuple[Inputs, ...]
@@ -30,7 +30,7 @@ def samples(config: ModelConfig, directory: Path, sample_shape: str, *, large: b
     """Return the samples for a model with this complete configuration.
 
     `directory` is that of the model, `large`: timed with the largest batch. Raises UnmeasurableError, and INVALID_ARG
-    for files that are no good.
+    for invalid files.
     """
     if config.batch_inputs or any(spec.ragged for spec in config.inputs):
         raise UnmeasurableError("the server computes some inputs from its batches, and samples do not have these")

@@ -32,7 +32,7 @@ class OpenCandidate:
 
 
 class Selection:
-    """`clock` and `sleep` count seconds; the registry has the engines."""
+    """Candidates of a model version. `clock` and `sleep` count seconds; the registry has the engines."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Selection:
         return self.source.completed(self.describe(opened))
 
     def spec(self, spec: InstanceSpec, candidate: Candidate) -> InstanceSpec:
-        """Return the instance as its engine is to see it."""
+        """Return the instance in the engine's form."""
         parameters = engine_parameters(spec.config, candidate.backend, candidate.parameters)
         return replace(spec, config=replace(spec.config, backend=candidate.backend, parameters=parameters))
 
@@ -109,7 +109,7 @@ class Selection:
     def runner(
         self, opened: OpenCandidate, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
     ) -> Runner | AsyncRunner:
-        """Return a new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
+        """Make a new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
         instance = new_instance(opened.model, self.spec(spec, opened.candidate))
         try:

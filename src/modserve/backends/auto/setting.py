@@ -21,7 +21,7 @@ LARGEST_BATCH = 64
 _GAIN = 0.97
 """A batch of twice the size is worth it if a row takes less than this share of the time."""
 _TRIALS = 2
-"""Executions of which the better one counts, before the race."""
+"""Number of executions before the race; the best one counts."""
 _CONTENDERS = 1.5
 """Largest time per row of settings in the race, as a multiple of the best one's."""
 _AS_GOOD = 1.05

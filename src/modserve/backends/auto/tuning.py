@@ -1,4 +1,4 @@
-"""Tunes instances and batch size of a model for the chosen engine, where the configuration leaves them open."""
+"""Tuning of a model's instances and batch size for the chosen engine, where the configuration leaves them open."""
 
 import logging
 from collections.abc import Iterator

@@ -28,7 +28,7 @@ _CHECKPOINT_HINT = "The file is truncated or damaged, or another version of Tree
 
 @dataclass(frozen=True)
 class Forest:
-    """`arrays` has an entry for each node of all trees, one tree after the other; children count within their tree."""
+    """A forest. `arrays` has an entry for each node of all trees in turn; children count within their tree."""
 
     properties: Mapping[str, Any]
     arrays: Mapping[str, Array]

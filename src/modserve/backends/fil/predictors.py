@@ -14,7 +14,7 @@ from .forest import Forest
 
 
 class Predictor(Protocol):
-    """Rows of ``[rows, features]`` in, the forest's numbers of ``[rows, columns]`` out. For several threads at once."""
+    """Function from ``[rows, features]`` to the forest's numbers, ``[rows, columns]``. For several threads at once."""
 
     engine: str
     version: str

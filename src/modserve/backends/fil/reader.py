@@ -1,8 +1,8 @@
 """Program that reads a forest's file with Treelite and writes its arrays: run by `forest` in a process of its own.
 
 Treelite checks little of what it reads. A damaged checkpoint makes it follow numbers of nodes and sizes of arrays out
-of its memory, or for ever; a damaged LightGBM file makes its predictor do so. Here that costs this process alone. What
-is written has been checked: it is a forest, whatever the file was.
+of its memory, or for ever; a damaged LightGBM file makes its predictor do so. Here that costs this process alone. The
+written arrays have been checked: they are a forest for any file.
 
 Imports nothing of modserve, so that it starts as soon as Treelite does.
 """
@@ -59,7 +59,7 @@ def load(path: str, kind: str, unknown_fields: bool) -> Any:
 
 
 def check_lightgbm(path: str) -> None:
-    """Treelite takes a file that is cut off for a smaller forest. Raises BadFileError."""
+    """Check for truncation, which Treelite takes for a smaller forest. Raises BadFileError."""
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
     trees = sum(line.startswith(b"Tree=") for line in lines)

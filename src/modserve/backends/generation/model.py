@@ -28,8 +28,8 @@ Parameters = Mapping[str, str]
 
 
 class LanguageModel:
-    """Implements `backends.api.BackendModel`. `parameters` reads parameters from the model's files that a configuration
-    may leave out: it may run the model's first process, and gets the model of the Python backend for that.
+    """Implementation of `backends.api.BackendModel`. `parameters` reads from the model's files the parameters that a
+    configuration may omit: it may run the model's first process, and gets the model of the Python backend for that.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LanguageModel:
     def _without_files(self, parameters: Parameters) -> dict[str, str]:
         """Leave out parameters with a file in the folder of the version or of the model, since chats read those, too.
 
-        Whoever put them there corrects what the weights say.
+        Such files correct the weights' own parameters.
         """
         try:
             files = tokenizer_files.read_version(self._source.model_directory / str(self._source.version))

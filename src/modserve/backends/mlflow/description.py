@@ -35,7 +35,7 @@ _ALIASES = {"str": "BYTES", "object": "BYTES", "bool": "BOOL", "float16": "FP16"
 
 @dataclass(frozen=True, slots=True)
 class MLmodelFile:
-    """`inputs` and `outputs` are None where the model has no signature; `parameters` are those of requests."""
+    """An MLmodel file. `inputs` and `outputs` are None without a signature; `parameters` are those of requests."""
 
     directory: Path
     loader: str

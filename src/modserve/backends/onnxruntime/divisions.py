@@ -1,8 +1,8 @@
 """Integer divisions of ONNX graphs, which end the process where the processor traps, as x86 does: guarded at load.
 
 ONNX Runtime leaves these to the processor: divisions by 0 with 1.24 (with 1.29 no longer), those of the lowest number
-by -1 still with 1.32. Before each `Div` and `Mod` of integers whose divisor is no harmless constant, a few nodes are
-put that hold its divisor back until they have looked at it:
+by -1 still with 1.32. Before each `Div` and `Mod` of integers with a divisor that is no harmless constant, a few
+nodes hold it back until it is checked:
 
 - If it has a 0, the execution fails: an index, the number of zeros, is out of the range of a table with one element.
 - Where the lowest number is to be divided by -1, it is divided by 1. The result is the lowest number, as of smaller
@@ -82,7 +82,7 @@ def _opset(model: Buffer, imports: Iterable[WireField]) -> int:
 
 
 class _Writer:
-    """Puts guards before nodes. `risky` are the nodes, by where they begin."""
+    """Writer of guards before nodes. `risky` are the nodes, by where they begin."""
 
     def __init__(self, model: Buffer, risky: Divisions) -> None:
         self._data = model

@@ -1,5 +1,5 @@
 """Search for nodes of an ONNX graph that divide integers by anything but a safe constant. Element types are followed
-from node to node: files rarely say what is between them.
+from node to node: files rarely have the types in between.
 
 The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md). What other domains make is unknown.
 """
@@ -90,7 +90,7 @@ def divisions(model: Buffer) -> Divisions:
 
 
 class _GraphReader:
-    """Goes through graphs in the order of their nodes. `types` are of the values by name, and so are `constants`."""
+    """Reader of graphs in the order of their nodes. `types` are of the values by name, and so are `constants`."""
 
     def __init__(self, model: Buffer) -> None:
         self._data = model

@@ -1,4 +1,4 @@
-"""Quantised forms of ONNX models, which are kept on disk: to make one takes seconds, and needs the package `onnx`.
+"""Quantised forms of ONNX models, kept on disk: making one takes seconds, and needs the package `onnx`.
 
 A kept file is named by what it was made from, and by its own content: it may be damaged, or from another program.
 """

@@ -1,4 +1,4 @@
-"""Opens sessions: a model file with its options, its operator libraries and its execution providers."""
+"""Sessions: a model file with its options, its operator libraries and its execution providers."""
 
 import itertools
 import logging

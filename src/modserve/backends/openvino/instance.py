@@ -1,4 +1,4 @@
-"""Running a compiled model: one infer request, or several at a time on threads of their own.
+"""Execution of a compiled model: one infer request, or several at a time on threads of their own.
 
 Four things that OpenVINO 2026.4 does not do decide how. ``infer`` does not say that an execution has failed if the
 model has one thread, and leaves what was in the outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A

@@ -1,4 +1,4 @@
-"""Makes OpenVINO's messages readable."""
+"""Readable forms of OpenVINO's messages."""
 
 import re
 

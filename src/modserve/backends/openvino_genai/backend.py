@@ -20,7 +20,7 @@ _IR = "openvino_model.xml"
 
 
 class OpenVinoGenaiBackend:
-    """Implements `backends.api.Backend`."""
+    """Implementation of `backends.api.Backend`."""
 
     default_model_filename = _IR
     default_cpu_instances = 1

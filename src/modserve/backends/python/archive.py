@@ -1,7 +1,7 @@
 """Unpacking of an environment's archive. A program of its own, since it would hold up the server's other threads.
 
 ``python archive.py ARCHIVE DIRECTORY`` with the standard library alone. It ends with 0, or with `REFUSED` or `FAILED`
-and a text on standard error that says why: what is wrong with the archive, or with the file system.
+and the reason on standard error: the fault of the archive, or of the file system.
 
 Nothing is written outside the directory, and no link in it leads out of it: names with ``..`` and absolute ones are
 refused, nothing is written through a link, and where the links lead is looked at when all of them are there. As

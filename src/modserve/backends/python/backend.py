@@ -1,6 +1,6 @@
 """Models written in Python, as Triton's python backend runs them: a ``model.py`` with a class ``TritonPythonModel``.
 
-Each instance is a process of its own (`instance`), or, where the model's parameters say so, a thread of the server
+Each instance is a process of its own (`instance`), or, with the model's parameters, a thread of the server
 (`thread`), or runs on its event loop (`inline`). All run the same code of the package `worker`.
 """
 
@@ -36,7 +36,7 @@ _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 class PythonBackend:
-    """Implements `backends.api.Backend`."""
+    """Implementation of `backends.api.Backend`."""
 
     default_model_filename = "model.py"
     default_cpu_instances = 1
@@ -67,7 +67,7 @@ class PythonBackend:
 
 
 class PythonModel:
-    """Implements `backends.api.BackendModel`."""
+    """Implementation of `backends.api.BackendModel`."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -96,7 +96,7 @@ class PythonModel:
             ) from error
 
     def complete(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Complete a configuration by ``auto_complete_config``; None where the model has no such method.
+        """Complete a configuration by ``auto_complete_config``; None if the model has no such method.
 
         The process that runs it becomes the first instance.
         """

@@ -7,8 +7,8 @@ A cache directory has, for each key,
 - ``<key>/complete.json``, written last and by a rename: without it, the rest is what a killed server left behind;
 - ``<key>.make``, locked exclusively by the process that makes it. Its child programs inherit the lock, so that
   nothing else touches files that one of them still writes after the server was killed;
-- ``<key>.use``, locked by all that make or use it, as long as their process lives. Who gets it exclusively may remove
-  the environment.
+- ``<key>.use``, locked by all that make or use it, as long as their process lives. The process that gets it exclusively
+  may remove the environment.
 
 Locks are those of flock(2), which end with their process. Several servers, and several threads of one, may use the same
 cache directory at the same time.
@@ -96,7 +96,7 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
 
     `source` is the file that it is made from: environments made from a former state of it, or from files that are
     gone, are removed if they are not in use. `label` begins the lines in the log. Blocks, for as long as `make` takes.
-    Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
+    Raises UNAVAILABLE for errors of the file system, and what `make` raises; then nothing is left.
     """
     entry = cache / key
     try:

@@ -1,4 +1,4 @@
-"""Waits for the end of processes and describes it. The functions block, so never call them on the event loop."""
+"""Waiting for the end of processes, and its description. The functions block, so never call them on the event loop."""
 
 import os
 import select

@@ -60,7 +60,7 @@ class _Model:
 
 
 class FunctionRepository:
-    """Implements `core.loading.Repository` for decorated objects by the names of their models.
+    """Implementation of `core.loading.Repository` for decorated objects by the names of their models.
 
     `models` has texts and objects; `write_config` turns a configuration as JSON into the text of a ``config.pbtxt``.
     Raises INVALID_ARG for an object that is to run in a process, which has no way to import it.

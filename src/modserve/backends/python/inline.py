@@ -23,7 +23,7 @@ _LONGEST_END_S = 10.0
 
 
 class InlineInstance(LocalInstance):
-    """Implements `backends.api.AsyncRequestInstance`."""
+    """Implementation of `backends.api.AsyncRequestInstance`."""
 
     def __init__(self, label: str, source: ModelSource, load: Mapping[str, Any]) -> None:
         self.max_in_flight = 1

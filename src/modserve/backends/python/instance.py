@@ -47,7 +47,7 @@ _AHEAD = 3
 
 
 class WorkerInstance:
-    """Implements `backends.api.AsyncRequestInstance`."""
+    """Implementation of `backends.api.AsyncRequestInstance`."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class WorkerInstance:
         self.worker.send(wire.number_frame(MessageKind.RESUME, number))
 
     def _give(self, record: Record) -> bool:
-        """Hand a response on; whether there is room for another. Nothing is left of a request after its last one."""
+        """Hand a response on; returns whether there is room for another. The last one removes the request."""
         number, status, _, extras, _, _ = record
         request = self._open.get(number)
         if request is None:
@@ -333,7 +333,7 @@ _DOING = {
 
 
 class _Batch:
-    """Requests that the worker executes together, and whom to tell when it takes others."""
+    """Requests that the worker executes together, with the callback for when it takes others."""
 
     def __init__(self, numbers: list[int], done: RequestsDone) -> None:
         self.numbers = numbers

@@ -1,4 +1,4 @@
-"""Checks whether another interpreter can run a worker. Each is examined once, by running it."""
+"""Check whether another interpreter can run a worker. Each is examined once, by running it."""
 
 import json
 import os

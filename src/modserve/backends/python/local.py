@@ -180,7 +180,7 @@ def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:
 
 
 class LocalRequest:
-    """Implements `worker.response.RequestHandle`."""
+    """Implementation of `worker.response.RequestHandle`."""
 
     __slots__ = ("_decoupled", "ended", "request")
 
@@ -250,7 +250,7 @@ def as_core(tensor: worker_tensor.Tensor) -> Tensor:
 
 
 class InServerHost:
-    """Implements `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
+    """Implementation of `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
 
     def __init__(self, label: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
         self.label = label
@@ -296,7 +296,7 @@ class InServerHost:
         return self._models.infer(as_call(request), parent=self._parents(), trace=_context(request))
 
     def _parents(self) -> list[EngineRequest]:
-        """Whom a call is made for: the batch of the execution that makes it, or else all that the model works on."""
+        """Return the requests that a call is for: the batch of the execution that makes it, or else all open ones."""
         if self.executing and self.thread == threading.get_ident():
             return list(self.executing)
         batch = [request for each in _batch.get() if (request := each()) is not None]

@@ -62,7 +62,7 @@ class WorkerOutput:
         return f"; its last output:{''.join(lines)}" if lines else ""
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the output. May be called again."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -3,7 +3,7 @@
 All of the conversation is on the event loop's thread, without a thread of its own, but for the start (`spawn`) and the
 end (`stop`), which may block and run on loading threads. A worker that dies closes its socket, which the event loop
 hears at once; a server that dies closes the other end of the worker's lifeline, a pipe, and the kernel kills the worker
-and whatever it has started.
+with all its children.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The packages of a ``requirements.txt`` next to a model: installed into a virtual environment, if the server may.
+"""Packages of a ``requirements.txt`` next to a model: installed into a virtual environment, if the server may.
 
 The environment is one of the default interpreter, without the server's packages: the model sees what the file says, and
 numpy, which is installed too if the file leads to none. So the server's versions do not decide over the model's, nor
@@ -35,7 +35,7 @@ def file_of(version_directory: Path, model_directory: Path) -> Path | None:
 def environment(path: Path, model: str, base: interpreter.Interpreter, cache: Path) -> Path:
     """Return the virtual environment with these requirements. Makes it if it is not there, and blocks meanwhile.
 
-    Raises INVALID_ARG with pip's last lines, and UNAVAILABLE for what the file system refuses.
+    Raises INVALID_ARG with pip's last lines, and UNAVAILABLE for errors of the file system.
     """
     try:
         key = f"requirements-{_digest(path, base)}"

@@ -1,4 +1,4 @@
-"""The environment variables of a worker process.
+"""Environment variables of a worker process.
 
 A worker has those of the server, so that what the user set reaches the model, and
 
@@ -69,8 +69,8 @@ def with_threads(variables: Mapping[str, str], cpu_instances: int, cpu_threads: 
     """Limit the threads of the libraries of a model with several instances to each one's share of the cores.
 
     Otherwise each of them uses all cores, and n instances have n times as many threads as there are cores. OpenMP,
-    OpenBLAS, MKL, numexpr and PyTorch read this variable, and all but the first prefer one of their own: what the user
-    set wins either way. A single instance may use all cores, as in Triton.
+    OpenBLAS, MKL, numexpr and PyTorch read this variable, and all but the first prefer one of their own: a user's
+    setting wins either way. A single instance may use all cores, as in Triton.
     """
     if cpu_instances < 2 or _THREADS in variables:
         return dict(variables)

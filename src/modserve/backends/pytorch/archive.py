@@ -1,4 +1,4 @@
-"""Identifies PyTorch files without PyTorch and without running anything in them."""
+"""Identification of PyTorch files without PyTorch and without running anything in them."""
 
 import enum
 import pickletools

@@ -121,8 +121,8 @@ def is_shared(tensor: Any) -> bool:
 def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Array:
     """Return an output as an array with memory that is not written to any more.
 
-    `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the precision was
-    changed by us, and the configuration has the clients' type.
+    `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the server changed
+    the precision, and the configuration has the clients' type.
     """
     if not isinstance(value, torch.Tensor):
         return _to_array(value, datatype)
@@ -149,7 +149,7 @@ def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Ar
 
 
 def _to_array(value: object, datatype: Datatype) -> Array:
-    """Strings, and a number as an array of one element."""
+    """Convert strings, and a number to an array of one element."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and (datatype is dtypes.BYTES or value):

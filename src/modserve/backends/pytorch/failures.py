@@ -1,4 +1,4 @@
-"""Turns PyTorch's failures into one line for clients. Needs no PyTorch."""
+"""PyTorch's failures as one line for clients. Needs no PyTorch."""
 
 import re
 
@@ -32,7 +32,7 @@ def one_line(text: str) -> str:
 
 
 def of_execution(error: Exception) -> ModserveError:
-    """INTERNAL, as of any engine that cannot run a request; `InstanceLostError` where a GPU has failed."""
+    """Return INTERNAL, as for any engine that cannot run a request; `InstanceLostError` if a GPU has failed."""
     text = str(error)
     if (lost := gpu_failures.lost(text)) is not None:
         return lost

@@ -114,7 +114,7 @@ def index_of(name: str) -> int | None:
 
 
 class OnceLog:
-    """Logs each note once, although every instance of a model binds the same names."""
+    """Log of notes, each one once, although every instance of a model binds the same names."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -135,7 +135,7 @@ def bind(
 ) -> dict[str, int]:
     """Return the index in `slots` of each of `names`. `direction` is ``input`` or ``output``.
 
-    Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
+    Several outputs may be the same result. `on_order` is called if no name matches and the order counts; without
     it that is an error. Raises INVALID_ARG.
     """
     aliases = {alias: place for place, slot in enumerate(slots) for alias in slot.names}

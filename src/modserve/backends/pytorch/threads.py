@@ -19,7 +19,7 @@ _CALM = 8
 
 
 class SharedThreads:
-    """The threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
+    """Threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
 
     It is always the first one, because libgomp's workers spin for a while before they sleep only as long as a process
     has no more of them than cores, those that have nothing to do included (libgomp: throttled spinning, in wait.h).

@@ -1,4 +1,4 @@
-"""Refuses archives of ``torch.export`` with parts that PyTorch would run as code. It is no sandbox."""
+"""Refusal of ``torch.export`` archives with parts that PyTorch would run as code. It is no sandbox."""
 
 import ast
 import io
@@ -54,7 +54,7 @@ def check_archive(path: Path) -> None:
 
 
 def _check_formulas(path: Path, archive: zipfile.ZipFile) -> None:
-    """PyTorch 2.13 evaluates formulas of shapes as Python: ``sympify`` in torch/_export/serde/serialize.py."""
+    """Check shape formulas, which PyTorch 2.13 evaluates as Python: ``sympify`` in torch/_export/serde/serialize.py."""
     for entry in archive.namelist():
         if not entry.endswith(".json"):
             continue

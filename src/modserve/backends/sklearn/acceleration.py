@@ -30,7 +30,7 @@ _REGRESSORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AcceleratedForest:
-    """`classes` are the labels of a classifier, None for a regressor; `predictor` is one of the backend ``fil``.
+    """A forest. `classes` are the labels of a classifier, None for a regressor; `predictor` is one of ``fil``.
 
     `double`: the estimator compares features as FP64.
     """

@@ -111,7 +111,7 @@ class SklearnModel:
         return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
 
     def _outputs(self, config: ModelConfig) -> dict[str, str]:
-        """Output → method."""
+        """Return the outputs: output → method."""
         estimator, names = self._estimator, config.output_names
         if names:
             methods = {name: self._method if self._method and name not in METHODS else name for name in names}

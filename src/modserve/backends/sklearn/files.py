@@ -1,4 +1,4 @@
-"""Loads estimators from skops files, which create only objects of trusted types, and from pickles, which run code."""
+"""Loading of estimators from skops files, which create only trusted types, and from pickles, which run code."""
 
 import logging
 import threading

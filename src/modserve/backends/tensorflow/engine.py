@@ -324,7 +324,7 @@ class TensorFlowInstance:
             raise refused("TensorFlow", _text(error)) from None
 
     def allocate(self, name: str, datatype: Datatype, shape: Shape) -> Array | None:
-        """Memory that TensorFlow need not copy."""
+        """Allocate memory that TensorFlow need not copy."""
         size = int(np.prod(shape)) * datatype.size
         if size < _WORTH_ALIGNING:
             return None

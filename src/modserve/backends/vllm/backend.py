@@ -31,7 +31,7 @@ _KNOWN = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK", *OF_CHATS, *pytho
 
 
 class VllmBackend:
-    """Implements `backends.api.Backend`."""
+    """Implementation of `backends.api.Backend`."""
 
     default_model_filename = arguments.FILENAME
     default_cpu_instances = 1

@@ -142,7 +142,7 @@ def arrays(wishes: Wishes, pieces: Sequence[OutputPiece], prompt_length: int, be
 
 
 class Replies:
-    """Sends responses. `code` is a name of Triton's error codes."""
+    """Sender of responses. `code` is a name of Triton's error codes."""
 
     def __init__(self, api: Any) -> None:
         self._api = api

@@ -50,7 +50,7 @@ clock = time.perf_counter
 
 
 class Figures:
-    """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name.
+    """Metrics of an instance, called `instance`. `api` is triton_python_backend_utils; `labels` are the model's.
 
     All but gauges is kept until `report`: a token's figures on their own would cost the server as much as its text.
     """

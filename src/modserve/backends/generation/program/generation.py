@@ -24,7 +24,7 @@ OutputT = TypeVar("OutputT", bound=GenerationOutput)
 
 
 class Generation(Generic[OutputT]):
-    """`prompt_length` is in tokens."""
+    """A request with its outputs. `prompt_length` is in tokens."""
 
     def __init__(self, call: GenerationCall, outputs: Sequence[OutputT], prompt_length: int) -> None:
         self.call = call

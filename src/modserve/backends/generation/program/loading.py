@@ -9,7 +9,7 @@ class LoadingError(ValueError):
 
 
 class EngineFiles(NamedTuple):
-    """`directory` is the version's, `filename` the model's file in it. `parameters` are those of the configuration.
+    """Files of a model: `directory` is the version's, `filename` the model's file in it. `parameters` are configured.
 
     `kind` and `device` are those of the instance: ``CPU``, ``GPU``, ``MODEL``, and a GPU's number.
     """

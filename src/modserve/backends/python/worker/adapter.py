@@ -186,7 +186,7 @@ class _Adapter:
             await self._send(sender, None, COMPLETE_FINAL)
 
     async def _send(self, sender: Any, response: Optional[InferenceResponse], flags: int = 0) -> None:
-        """Sending waits for a slow client; on an event loop, that must not hold up the other requests."""
+        """Send a response. Sending waits for a slow client; on an event loop, that must not delay other requests."""
         if self.definition.is_async and not flags:
             await asyncio.get_running_loop().run_in_executor(None, sender.send, response, flags)
         else:

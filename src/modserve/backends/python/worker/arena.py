@@ -7,7 +7,7 @@ lost part. Its owner divides it into blocks, one for a tensor, and tells the oth
 
 A block is free, or it is leased: the other side has heard of it, and has not said `RELEASE` as often. The other side
 keeps one mapping for each block that it knows; the array over it that it makes for each lease gives the lease back when
-nobody refers to it, or to anything made of it, any more. Free blocks are used again, with their pages; those that have
+no reference to it, or to anything made of it, is left. Free blocks are used again, with their pages; those that have
 not been used for a while lose their pages to the system, and are mapped anew when they are needed again.
 """
 
@@ -192,7 +192,7 @@ class Mirror:
         return _leased(known[0], location, self._released)
 
     def find(self, address: int, size: int) -> Optional[Tuple[int, int, int]]:
-        """Offset and capacity of the block that memory is in, and where in it; None for memory elsewhere."""
+        """Return a block's offset and capacity, and the place of some memory in it; None for memory elsewhere."""
         for offset, (mapping, begin) in self._mappings.copy().items():  # of which another thread may fetch more
             if begin <= address and address + size <= begin + len(mapping):
                 return offset, len(mapping), address - begin

@@ -1,4 +1,4 @@
-"""Describes failures in a model's own code, for the caller and for the log."""
+"""Descriptions of failures in a model's own code, for the caller and for the log."""
 
 import os
 import traceback
@@ -130,7 +130,7 @@ def _places(trace: Optional[TracebackType]) -> Iterator[Place]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Code that models run in, and that does not help to understand them: this project's, and that of imports."""
+    """Return True for code around the model's that does not explain failures: this project's, and that of imports."""
     file = frame.f_code.co_filename
     if file.startswith("<frozen importlib") or "importlib" in file.split(os.sep):
         return True

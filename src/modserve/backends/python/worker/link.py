@@ -23,7 +23,7 @@ class ServerLostError(BaseException):
 
 
 class Link:
-    """`take(frame)` gets every frame, on whichever thread reads; it must not block."""
+    """Connection to the server. `take(frame)` gets every frame, on whichever thread reads; it must not block."""
 
     def __init__(self, sock: socket.socket, servers_memory: int, workers_memory: int) -> None:
         self.take: Callable[[Frame], None] = lambda frame: None
@@ -180,7 +180,7 @@ class Link:
             self._send(b"")
 
     def _place(self, elements: wire.Buffer, size: int) -> Optional[Location]:
-        """They stay where they are if that is the server's memory, as those of an input that the model returns."""
+        """Return the elements' place. In the server's memory they stay, as those of an input that the model returns."""
         address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
         place = self._mirror.find(address, size)
         if place is not None:

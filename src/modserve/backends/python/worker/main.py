@@ -2,7 +2,7 @@
 
 The main thread runs the model. It waits for frames, and executes batches one after the other; a model whose ``execute``
 is a coroutine function has an event loop there instead, and decoupled ones any number of batches at a time. The process
-ends when the server says so, and when the server is gone, however that came about.
+ends when the server says so, and when the server is gone, for any reason.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ file `queue.py` breaks nothing, and before installed packages. The model's modul
 as in Triton, so relative imports work.
 
 In the server there are several models, and their `utils.py` must not be the same. So each has a private package,
-``modserve_models.<n>``, whose path is these directories, and an `__import__` of its own: `import utils` means the
+``modserve_models.<n>``, with these directories as its path, and an `__import__` of its own: `import utils` means the
 private package's `utils` if there is such a file. The function travels with the code, as the `__builtins__` of each
 module's globals, so it counts for later imports, in other threads too. `importlib.import_module` knows nothing of it.
 """

@@ -2,7 +2,7 @@
 
     record   number, status, lengths of what follows: description, extras, id, tensors
              description: names, datatypes and shapes of the tensors, and what `Sort` has besides, as JSON
-             extras: what few requests have, as JSON; nothing for most
+             extras: rarely used members, as JSON; nothing for most
              id: the request's, UTF-8
              for each tensor where its elements are: inline in this frame, or in shared memory (`arena`)
     inline   the elements of small tensors, each at a multiple of 16 bytes

@@ -24,7 +24,7 @@ batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch
 
 
 class RemoteRequest:
-    """Implements `response.RequestHandle`."""
+    """Implementation of `response.RequestHandle`."""
 
     __slots__ = (
         "__weakref__",
@@ -121,7 +121,7 @@ class _Call:
 
 
 class RemoteHost:
-    """Implements `host.Host`. `work` gets the frames that are work for the main thread."""
+    """Implementation of `host.Host`. `work` gets the frames that are work for the main thread."""
 
     def __init__(self, link: Link, work: Callable[[Frame], object]) -> None:
         self.link = link

@@ -210,7 +210,7 @@ class InferenceRequest:
         return self._correlation_id
 
     def flags(self) -> int:
-        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
+        """Return TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
@@ -221,7 +221,7 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """JSON text."""
+        """Return the parameters as JSON text."""
         if self._handle is not None:
             return _parameters.as_json_of_client(self.values)
         return _parameters.as_json(self.values)

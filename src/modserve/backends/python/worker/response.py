@@ -65,7 +65,7 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """JSON text."""
+        """Return the parameters as JSON text."""
         return _parameters.as_json(self.values)
 
     def sealed(self, names: Collection[str]) -> "InferenceResponse":

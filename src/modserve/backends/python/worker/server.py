@@ -22,7 +22,7 @@ class LogLevel(enum.IntEnum):
 
 
 class Logger:
-    """Writes to the server's log, or to standard error without a server."""
+    """Writer to the server's log, or to standard error without a server."""
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING

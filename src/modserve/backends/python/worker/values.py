@@ -1,4 +1,4 @@
-"""Converts between a model's arrays and the values that a function takes and returns."""
+"""Conversion between a model's arrays and the values that a function takes and returns."""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 

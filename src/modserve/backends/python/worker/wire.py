@@ -116,7 +116,7 @@ _MAX_BYTES = 1 << 36
 
 
 class RecordReader:
-    """Takes bytes as they come and gives whole frames.
+    """Reader of whole frames from bytes as they come.
 
     ``receive(buffer)`` reads into a buffer and returns how many bytes came. A frame begins in the scratch buffer; one
     that does not fit there continues in a buffer of its own.

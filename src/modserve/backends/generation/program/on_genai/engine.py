@@ -26,7 +26,7 @@ _LONGEST = 1 << 31
 
 
 class GenerationEngine:
-    """Implements `contract.GenerationEngineApi`. `log` takes a line."""
+    """Implementation of `contract.GenerationEngineApi`. `log` takes a line."""
 
     def __init__(
         self,

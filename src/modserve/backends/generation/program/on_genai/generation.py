@@ -61,7 +61,7 @@ class GenaiOutput:
             self.reason = "length"
 
     def _is_lost(self, text: str) -> bool:
-        """True if the output, with this new text, has come to nothing but white space."""
+        """Return True if the output, with this new text, has become nothing but white space."""
         shown = text.rstrip()
         self._white_space = text[len(shown) :] if shown else self._white_space + text
         return len(self._white_space) > _MOST_WHITE_SPACE or self._white_space.count("\n") > _MOST_LINE_BREAKS

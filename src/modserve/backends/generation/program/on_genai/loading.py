@@ -1,4 +1,4 @@
-"""Starts OpenVINO GenAI with a model's files and parameters."""
+"""Start of OpenVINO GenAI with a model's files and parameters."""
 
 import os
 from collections.abc import Mapping

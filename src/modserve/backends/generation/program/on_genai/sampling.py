@@ -35,7 +35,7 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """`max_tokens` is None where only the context limits the output; `seed` is None where none was given."""
+    """Sampling parameters. `max_tokens` is None if only the context limits the output; `seed` is None if not set."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -314,4 +314,4 @@ _LACKING: Mapping[str, Any] = {
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
-"""Parameters of vLLM that this engine has nothing for → the value that changes nothing."""
+"""Parameters of vLLM that this engine lacks, with the value that changes nothing."""

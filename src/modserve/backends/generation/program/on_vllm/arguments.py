@@ -1,4 +1,4 @@
-"""Reads ``model.json``, which has the arguments of vLLM's engine, and ``multi_lora.json``, its adapters."""
+"""Reading of ``model.json``, which has the arguments of vLLM's engine, and ``multi_lora.json``, its adapters."""
 
 import difflib
 import json
@@ -42,7 +42,7 @@ def engine_arguments(
 
 
 def adapters(directory: str) -> dict[str, str]:
-    """Name → folder, in order. Raises LoadingError."""
+    """Read the adapters: name → folder, in order. Raises LoadingError."""
     path = os.path.join(directory, MULTI_LORA)
     if not os.path.isfile(path):
         raise LoadingError(f"'enable_lora' is true, but there is no '{path}' with the names and folders of adapters")

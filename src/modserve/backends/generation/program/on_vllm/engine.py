@@ -1,4 +1,4 @@
-"""Hands requests to vLLM's asynchronous engine, which runs in processes of its own, and answers them as tokens come.
+"""Requests to vLLM's asynchronous engine, which runs in processes of its own, and responses as tokens come.
 
 An event loop on a thread has a task for each request; requests come from the thread of the model's ``execute``. When
 the engine has died, the process ends: all requests fail, and the server starts another one.
@@ -22,7 +22,7 @@ _EXIT_STATUS = 70
 
 
 class VllmEngine:
-    """Implements `contract.GenerationEngineApi`. `llm` is vLLM's AsyncLLM, which belongs to the event loop `loop`."""
+    """Implementation of `contract.GenerationEngineApi`. `llm` is vLLM's AsyncLLM, on the event loop `loop`."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class VllmEngine:
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Once in a step: requests that vLLM has not begun with may have been cancelled."""
+        """Look once in a step for cancelled requests that vLLM has not begun."""
         self._looks = False
         for generation in self._silent:
             if generation.call.request.is_cancelled():
@@ -218,7 +218,7 @@ class Errors:
         return isinstance(error, self._dead)
 
     def described(self, error: BaseException) -> tuple[str, str]:
-        """Code and message."""
+        """Return code and message."""
         cause = error.__cause__ or error  # vLLM wraps what it does not expect, without its text
         message = str(cause) or type(cause).__name__
         if isinstance(cause, self._full):

@@ -1,4 +1,4 @@
-"""Starts vLLM with the arguments in ``model.json``."""
+"""Start of vLLM with the arguments in ``model.json``."""
 
 import asyncio
 import base64
