@@ -50,7 +50,7 @@ _IDS, _FLAGS = 100, 2
 _ENOUGH_S, _MOST_S = 10.0, 60.0
 """Time limits in seconds: for beginning another sample, and for ending the trial without a result."""
 _TOLERANCE, _REDUCED_TOLERANCE = 2e-3, 0.05
-"""The largest difference of outputs, relative to their largest number: of fp32 on the CPU, and of all else."""
+"""Largest difference of outputs, relative to their largest number: of fp32 on the CPU, and of all others."""
 _TOO_LONG = f"a trial takes longer than {_MOST_S:g} s"
 _NO_EVIDENCE = "its outputs are the same for all generated data, which proves nothing"
 _FULL_PRECISIONS = ("fp32", "fp64", "")

@@ -1,4 +1,4 @@
-"""Failures of GPUs in the texts of engines: a GPU that is full, and one that a process cannot use any more."""
+"""Failures of GPUs in the texts of engines: a GPU that is full, and one that a process can no longer use."""
 
 import re
 

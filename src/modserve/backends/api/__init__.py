@@ -173,7 +173,7 @@ class _OnLoop(Protocol):
         """Release the event loop: nothing more is started. Called on the event loop's thread, before `close`."""
 
     def close(self) -> None:
-        """Release everything else. May block; called on another thread."""
+        """Release all other resources. May block; called on another thread."""
 
 
 @runtime_checkable
@@ -225,7 +225,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """The instance that a `BackendModel` is to make.
+    """Instance for a `BackendModel` to make.
 
     `name` has Triton's form: ``<instance group>_<number>``, on GPUs ``<instance group>_<device>_<number>``. `device` is
     the number of the GPU, 0 for other kinds. `index` is the instance's number in the model version, from 0; a

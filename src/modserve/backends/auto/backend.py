@@ -150,7 +150,7 @@ def _setting(choice: Choice) -> BatchSetting | None:
 
 
 class AutoModel:
-    """The model that was chosen, with the reason. Everything else is its engine's."""
+    """Chosen model, with the reason. All other members are its engine's."""
 
     def __init__(self, job: Selection, choice: Choice, opened: OpenCandidate, from_cache: bool) -> None:
         self._job = job

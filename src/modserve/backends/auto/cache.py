@@ -2,7 +2,7 @@
 
 Each choice has a file, named by the digest of all that the choice depends on. It holds these facts once more, for
 people and as a check, and the choice with its table. A file that cannot be read or is for something else
-is ignored: the log says so, and the engines are measured again. Choices that cannot be kept on disk are kept in memory:
+is ignored and logged, and the engines are measured again. Choices that cannot be kept on disk are kept in memory:
 a model that is evicted and comes back is not measured again.
 """
 

@@ -1,4 +1,4 @@
-"""The engines and precisions that can load a file, and those of them that this machine can run."""
+"""Engines and precisions that can load a file, and the subset that this machine can run."""
 
 import functools
 import platform

@@ -55,7 +55,7 @@ class Selection:
         return self.source.config.name
 
     def open(self, candidate: Candidate, tuned: BatchSetting | None = None) -> OpenCandidate:
-        """Open the model by one engine. Raises what the engine raises."""
+        """Open the model by one engine. Raises any exception of the engine."""
         source = self.source
         if tuned is not None and tuned.instances:
             threads = max(1, source.cpu_threads * source.cpu_instances // tuned.instances)
@@ -109,7 +109,7 @@ class Selection:
     def runner(
         self, opened: OpenCandidate, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
     ) -> Runner | AsyncRunner:
-        """Make a new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
+        """Make an instance to run without a server. Raises any exception of the engine, and as `runner.runner`."""
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
         instance = new_instance(opened.model, self.spec(spec, opened.candidate))
         try:

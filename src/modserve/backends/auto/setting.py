@@ -1,8 +1,8 @@
 """Search for the best number of instances of a model, threads for each, and batch size.
 
 The instances share the threads that the server has for the model: two of them have half each. One number of instances
-comes after the other. For each the batch grows until a row takes no less time any more, and the best settings race
-against those that lead so far; the better crew stays open, the other is closed.
+comes after the other. For each the batch grows until the time per row stops falling, and the best settings race
+against the current leaders; the better crew stays open, the other is closed.
 """
 
 import time

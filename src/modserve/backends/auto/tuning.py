@@ -31,7 +31,7 @@ def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice
 
 
 def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, dict[str, object]]:
-    """Return the best setting, with 0 for what is not tuned, and the measurements. Raises what an engine raises."""
+    """Return the best setting, with 0 for values not tuned, and the measurements. Raises the engine's exceptions."""
     config, tune = job.completed(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
         raise UnmeasurableError("the latency of single requests counts, not throughput")

@@ -1,7 +1,7 @@
 """A language model with its engine in worker processes of the Python backend.
 
-The worker runs `program`, a decoupled model.py, so what docs/python-models.md says of processes, limits and the revival
-of lost ones holds for it. A process of its own: a step of an engine keeps the interpreter's lock, and its libraries are
+The worker runs `program`, a decoupled model.py, so docs/python-models.md applies to its processes, limits and the
+revival of lost ones. A process of its own: a step of an engine keeps the interpreter's lock, and its libraries are
 large, may live in another environment, and may die.
 """
 

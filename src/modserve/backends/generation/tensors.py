@@ -1,4 +1,4 @@
-"""The inputs and outputs of language models: those of Triton's backend for vLLM, and `token_ids`."""
+"""Inputs and outputs of language models: those of Triton's backend for vLLM, and `token_ids`."""
 
 from modserve.core.configuration.model_config import DescribedTensor
 from modserve.core.tensors import dtypes

@@ -57,7 +57,7 @@ def installed() -> dict[str, str]:
 def conflict(distributions: Mapping[str, str], loaded: str) -> str:
     """Return a warning if the loaded files are not of the distribution that was asked for; else empty.
 
-    `loaded` is the distribution that they are from. Beside the plain one, which modserve asks for itself, another of
+    `loaded` is the distribution that they are from. Besides the plain one, a requirement of modserve, another of
     the same version is no fault if its files are on top.
     """
     others = [name for name in distributions if name != PLAIN]

@@ -31,7 +31,7 @@ _PRECISIONS = {
     22: "int4",
     23: "fp4",
 }
-"""The datatypes that weights have. Others are those of shapes, indices and the like."""
+"""Datatypes of weights. Others are those of shapes, indices and the like."""
 
 
 def depends_on_data(model: Buffer) -> bool:

@@ -47,7 +47,7 @@ class OutputMemory:
         """Largest `_lately` since memory was given back."""
 
     def hold(self, output: Array) -> None:
-        """Count an output until it is let go of."""
+        """Count an output until it is released."""
         view = _View(output, self._let_go)
         view.size = output.nbytes
         with self._lock:

@@ -49,7 +49,7 @@ _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
 CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
 """Parameters of a model that Triton had before it had accelerators."""
 GRAPH_CAPTURE = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
-"""Options that are left out. A recorded graph reads its inputs where those of the first request were, for ever."""
+"""Options that are left out. A recorded graph reads its inputs from the first request's memory, for ever."""
 _TENSORRT_PRECISIONS = {
     "FP32": {},
     "FP16": {"trt_fp16_enable": "1"},

@@ -17,7 +17,7 @@ from . import onnx_file as onnx
 from .onnx_file import Pieces, edited, field_of, node, of, text, texts, value
 
 _OPSET_IF_NONE = 13
-"""The version of ONNX's operators for a model that has only those of classical machine learning."""
+"""Version of ONNX's operators for a model that has only those of classical machine learning."""
 
 Labels: TypeAlias = tuple[int | str, ...]
 

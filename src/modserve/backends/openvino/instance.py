@@ -1,7 +1,7 @@
 """Execution of a compiled model: one infer request, or several at a time on threads of their own.
 
-Four things that OpenVINO 2026.4 does not do decide how. ``infer`` does not say that an execution has failed if the
-model has one thread, and leaves what was in the outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
+Four limits of OpenVINO 2026.4 shape it. ``infer`` does not report that an execution has failed if the model has one
+thread, and leaves the former outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
 callback is not called for an execution that has failed, so that a thread waits for each one under way. A request does
 not keep the memory of its inputs alive. And after an execution that has failed, other requests of the same compiled
 model may compute with the inputs of that one: the model is compiled anew.

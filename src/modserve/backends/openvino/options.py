@@ -137,7 +137,7 @@ class OpenVinoOptions:
     properties: Mapping[str, Value] = field(default_factory=dict)
     """OpenVINO's, by its own names."""
     device: str = ""
-    """Empty: where the instance is."""
+    """Device for all instances; empty: each instance's own."""
     extension: str = ""
     """A library of operators."""
     mapped: bool = True

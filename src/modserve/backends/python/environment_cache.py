@@ -2,7 +2,7 @@
 
 A cache directory has, for each key,
 
-- ``<key>/environment/``, what was made. It is made in its place and not renamed into it, since scripts inside name
+- ``<key>/environment/``, the environment. It is made in its place and not renamed into it, since scripts inside name
   it by its absolute path;
 - ``<key>/complete.json``, written last and by a rename: without it, the rest is what a killed server left behind;
 - ``<key>.make``, locked exclusively by the process that makes it. Its child programs inherit the lock, so that

@@ -1,6 +1,6 @@
 """Environment variables of a worker process.
 
-A worker has those of the server, so that what the user set reaches the model, and
+A worker has those of the server, so that the user's settings reach the model, and
 
 - ``OMP_NUM_THREADS``, see `with_threads`;
 - for an interpreter in an environment of its own, what activating it would set (`activated`).
@@ -33,7 +33,7 @@ def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
 
     The variables are those that Triton's python backend sets (``ParseActivationScript`` in src/pb_utils.cc), and
     ``CONDA_PREFIX``. The worker itself calls `library_path.restore`. Of ``PYTHONPATH``, the user's entries stay and
-    those of the server's own packages go; packages of the user's home directory are not for it either, unless
+    those of the server's own packages go; packages of the user's home directory are excluded, too, unless
     ``PYTHONNOUSERSITE`` is set to nothing.
     """
     variables = for_other_interpreter(inherited)

@@ -55,7 +55,7 @@ def input_converter(
     """Return a converter of an input for the model. `kind` is that of the argument, empty if unknown.
 
     `copies`: the model writes into its inputs. `cast` is the type for floating-point tensors. Raises INVALID_ARG, and
-    so does what it returns.
+    so does the converter.
     """
     if datatype is dtypes.BYTES:
         if kind not in ("strings", "string", ""):

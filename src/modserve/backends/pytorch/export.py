@@ -63,7 +63,7 @@ class ExportedProgram:
         self._input_specs = list(signature.user_inputs)
         self._output_specs = list(signature.user_outputs)
         self._unused: Any = program
-        """The program as it was loaded to be looked at, which the first instance takes."""
+        """Program loaded for inspection. The first instance takes it."""
         self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {}
 

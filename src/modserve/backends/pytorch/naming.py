@@ -33,7 +33,7 @@ class Argument:
     """An argument of a model's ``forward``.
 
     `kind` is ``tensor``, ``strings`` (a list of them), ``number``, ``string``, ``list`` or ``dict`` (of tensors, as
-    many as are configured), ``tuple`` (of `size` tensors), or empty for what no tensor can stand for.
+    many as are configured), ``tuple`` (of `size` tensors), or empty if no tensor can replace it.
     """
 
     name: str

@@ -102,8 +102,8 @@ def _is_harmless(node: ast.AST) -> bool:
 def _check_pickles(path: Path, archive: zipfile.ZipFile) -> None:
     """Refuse entries that PyTorch would unpickle by running code from the file.
 
-    ``torch.export.load`` loads example inputs and odd tensors as pickles, and those that the safe loader refuses with
-    the other one (torch/_export/serde/serialize.py, `deserialize_torch_artifact`).
+    ``torch.export.load`` loads example inputs and odd tensors as pickles, and falls back to the unsafe loader for
+    pickles that the safe one refuses (torch/_export/serde/serialize.py, `deserialize_torch_artifact`).
     """
     for entry in archive.namelist():
         if _OPAQUE in entry:

@@ -1,6 +1,6 @@
 """Forests of scikit-learn on ONNX Runtime: a row takes microseconds, not the milliseconds of scikit-learn.
 
-scikit-learn's trees compare FP32 features with FP64 thresholds; so does what is made here, exactly. Those of
+scikit-learn's trees compare FP32 features with FP64 thresholds; so do the models made here, exactly. Those of
 HistGradientBoosting compare FP64 features: only types that FP32 holds exactly are computed here. Sums of leaves are
 FP32, so that probabilities may differ by a millionth or less. Used only where results for samples agree. A row of a
 random forest takes 7 µs in place of 3,353 (benchmarks/trees.py).

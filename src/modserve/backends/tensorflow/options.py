@@ -1,4 +1,4 @@
-"""The options of the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's TensorFlow backend (its README, and ``ModelState::ParseParameters`` in
 src/tensorflow.cc); ALLOW_SOFT_PLACEMENT is the model's own value of the backend option. Needs no TensorFlow.
@@ -50,7 +50,7 @@ class TensorFlowOptions:
     inter_threads: int
     """Number of concurrent operators of an execution; `IN_CALLER` is one, without a hop to another thread."""
     own_threads: bool
-    """A session has threads of its own to run operators side by side, in place of those of the process."""
+    """True if a session runs operators concurrently on threads of its own, in place of the process's."""
     share_count: int
     """Maximum of instances that share a session; 0 = all."""
     init_ops_file: Path | None

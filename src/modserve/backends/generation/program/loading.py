@@ -9,7 +9,7 @@ class LoadingError(ValueError):
 
 
 class EngineFiles(NamedTuple):
-    """Files of a model: `directory` is the version's, `filename` the model's file in it. `parameters` are configured.
+    """Model files: `directory` is the version's, `filename` the file in it. `parameters` are the configuration's.
 
     `kind` and `device` are those of the instance: ``CPU``, ``GPU``, ``MODEL``, and a GPU's number.
     """

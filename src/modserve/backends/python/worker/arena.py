@@ -86,7 +86,7 @@ class Arena:
     def allocate(self, size: int) -> Tuple[Location, Any]:
         """Allocate a block for `size` bytes, leased once; returns its location and the array of bytes to write them to.
 
-        Raises OSError where the system has no memory, and after `close`.
+        Raises OSError if the system has no memory, and after `close`.
         """
         capacity = _capacity(size)
         with self._lock:

@@ -2,7 +2,7 @@
 
 The main thread runs the model. It waits for frames, and executes batches one after the other; a model whose ``execute``
 is a coroutine function has an event loop there instead, and decoupled ones any number of batches at a time. The process
-ends when the server says so, and when the server is gone, for any reason.
+ends at the server's command, and when the server is gone, for any reason.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
 def _die_with_server(lifeline: int) -> None:
     """End this process, and what it starts, when the server's end of the pipe `lifeline` closes.
 
-    The kernel sees to that, also while the model hangs in native code. Where it cannot, a thread waits.
+    The kernel sees to that, also while the model hangs in native code. If it cannot, a thread waits.
     """
     if sys.platform == "linux":
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())

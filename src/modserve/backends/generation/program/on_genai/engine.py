@@ -104,7 +104,7 @@ class GenerationEngine:
             self._checker.check(sampling.grammar)
 
     def add(self, call: GenerationCall, prompt: Sequence[int], sampling: SamplingParameters) -> None:
-        """Begin to generate. Raises RuntimeError where the engine does not take the request."""
+        """Begin to generate. Raises RuntimeError if the engine does not take the request."""
         outputs = [GenaiOutput(prompt, sampling, self._vocabulary) for _ in range(sampling.n)]
         generation = Generation(call, outputs, len(prompt))
         most = self._context - len(prompt) if self._context else _LONGEST
