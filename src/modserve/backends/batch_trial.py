@@ -1,8 +1,8 @@
-"""Finds out by trial whether the first dimension of a model's tensors is a batch: whether rows know of each other.
+"""Trial of whether the first dimension of a model's tensors is a batch.
 
 A file says that a dimension is variable, never that it is a batch. So rows are run together and apart, with generated
-data, before the server merges the requests of a model whose configuration does not set `max_batch_size`. Only rows
-whose outputs are the same either way may share an execution. The data must be such that outputs of different rows
+data, before the server merges the requests of a model without a configured `max_batch_size`. Only rows
+with the same outputs either way may share an execution. The data must be such that outputs of different rows
 differ, or equal outputs would prove nothing.
 
 Results are kept by the digest of the model's files, or their identity if they are large, in memory and in the user's
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EDITION = 1
-"""Of the trial: results of another edition are not used."""
+"""Version of the trial: results of another edition are not used."""
 _SAMPLES = 3
 _SIZES = (8, 64, 224, 1, 3)
-"""Of the other variable dimensions, until the model takes one of them: texts, pictures, and fixed numbers of these."""
+"""Sizes tried for the other variable dimensions, in this order: texts, pictures, and fixed numbers of these."""
 _IDS, _FLAGS = 100, 2
-"""Integers are below this, until the model takes them: every vocabulary has so many tokens; indices may be 0 or 1."""
+"""Exclusive upper bounds of integers, tried in this order: every vocabulary has 100 tokens; indices may be 0 or 1."""
 _ENOUGH_S, _MOST_S = 10.0, 60.0
-"""After the first no other sample begins, after the second the trial ends without a result."""
+"""Time limits in seconds: for beginning another sample, and for ending the trial without a result."""
 _TOLERANCE, _REDUCED_TOLERANCE = 2e-3, 0.05
-"""The largest difference of outputs, relative to their largest number: of fp32 on the CPU, and of all else."""
+"""Largest difference of outputs, relative to their largest number: of fp32 on the CPU, and of all others."""
 _TOO_LONG = f"a trial takes longer than {_MOST_S:g} s"
 _NO_EVIDENCE = "its outputs are the same for all generated data, which proves nothing"
 _FULL_PRECISIONS = ("fp32", "fp64", "")
 _MOST_IN_MEMORY = 1000
 _LARGEST_DIGESTED = 4 << 20
-"""Bytes of a file whose content is digested: 10 ms. To digest weights would take as long as to load them."""
+"""Largest file, in bytes, to digest by content: 10 ms. To digest weights would take as long as to load them."""
 
 _results: dict[str, str] = {}
 
@@ -68,7 +68,7 @@ def batching_obstacle(
     files: Path,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Why the rows of a model must not share an execution; empty if a trial shows that they may.
+    """Return why the rows of a model must not share an execution; empty if a trial shows that they may.
 
     `spec` is of an instance to be made for the trial, with a configuration that batches; `files` are the model's.
     Engines that take requests one by one merge rows themselves, or not at all: of these nothing is tried.
@@ -98,7 +98,7 @@ def batching_obstacle(
 
 
 class _Trial:
-    """Rows a and b run apart, then as (a, b), (b, a) and (a, a). Each has a first dimension of 1."""
+    """Trial of a model: rows a and b run apart, then as (a, b), (b, a) and (a, a). Each has a first dimension of 1."""
 
     def __init__(
         self, run: Runner | AsyncRunner, description: ModelDescription, tolerance: float, clock: Callable[[], float]
@@ -115,7 +115,7 @@ class _Trial:
         return self._clock() - self._begun_s
 
     def obstacle(self) -> tuple[str, bool]:
-        """As `batching_obstacle`; and whether that is so whenever it is tried."""
+        """Return the obstacle, as `batching_obstacle`, and whether every trial would give it."""
         integers = any(tensor.datatype.json_kind == "int" for tensor in self._inputs)
         sizes = _SIZES if any(-1 in tensor.shape[1:] for tensor in self._inputs) else _SIZES[:1]
         obstacle = ""
@@ -133,7 +133,7 @@ class _Trial:
         return obstacle, obstacle != _TOO_LONG
 
     def _samples_obstacle(self, size: int, most: int) -> str:
-        """The same with a size of variable dimensions and a bound of integers that the model takes."""
+        """Return the obstacle for a size of variable dimensions and a bound of integers that the model accepts."""
         varies = False
         for number in range(_SAMPLES):
             if number and self._elapsed_s > _ENOUGH_S:
@@ -158,7 +158,7 @@ class _Trial:
         return {tensor.name: _values(tensor, _dims(tensor, size), most, sample, random) for tensor in self._inputs}
 
     def _mixed(self, rows: Sequence[Inputs], apart: Sequence[Mapping[str, Array]], order: tuple[int, int]) -> str:
-        """What shows that rows which run together in this order do not give what they give apart."""
+        """Return evidence that rows executed together, in this order, give other outputs than apart; empty if none."""
         inputs = {name: np.concatenate([rows[each][name] for each in order]) for name in rows[0]}
         try:
             together = self._run.outputs(inputs)
@@ -181,14 +181,14 @@ class _Trial:
 
 
 def _dims(tensor: DescribedTensor, size: int) -> tuple[int, ...]:
-    """The shape of one row. A symbol may be a sum, as in exports of language models."""
+    """Return the shape of one row. A symbol may be a sum, as in exports of language models."""
     symbols = tensor.symbols or ("",) * len(tensor.shape)
     dims = zip(tensor.shape[1:], symbols[1:], strict=True)
     return (1, *(each if each >= 0 else size * len(symbol.split(" + ")) for each, symbol in dims))
 
 
 def _values(tensor: DescribedTensor, shape: tuple[int, ...], most: int, sample: int, random: "Generator") -> Array:
-    """Generated data for one row, other for each sample: numbers around 0, from 0 to 1, and larger ones."""
+    """Generate data for one row, other for each sample: numbers around 0, from 0 to 1, and larger ones."""
     datatype, name = tensor.datatype, tensor.name.lower()
     if datatype.json_kind == "float":
         floats = random.random(shape) if sample == 1 else random.standard_normal(shape) * (10 if sample == 2 else 1)
@@ -219,7 +219,7 @@ def _line(error: Exception) -> str:
 
 
 def _key(spec: InstanceSpec, description: ModelDescription, files: Path) -> str:
-    """The digest of all that a result depends on; empty where the files cannot be read."""
+    """Return the digest of everything that a result depends on; empty if the files cannot be read."""
     config = spec.config
     try:
         content = content_digest(files, _LARGEST_DIGESTED)

@@ -1,6 +1,6 @@
-"""The engines that modserve has a backend for: what each loads, what it needs, and whether it is installed.
+"""Engines that modserve has a backend for: the files, the requirements and the state of installation of each.
 
-Nothing here imports an engine: to say which are there must be quick, and must not fail with one that is broken.
+No engine is imported here: listing them must be quick, and must not fail with one that is broken.
 """
 
 import functools
@@ -14,27 +14,27 @@ from modserve.core.pip_command import pip_install
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A backend of this package that stands on somebody else's library."""
+    """A backend of this package that needs a third-party library."""
 
     backend: str
-    """Its name in configurations."""
+    """Backend name in configurations."""
     library: str
-    """As people call it."""
+    """Name for people."""
     module: str
-    """What Python imports; it is installed if this can be found."""
+    """Python module to import; the library is installed if this is found."""
     distributions: tuple[str, ...]
-    """Whose version it has; the first one that is installed counts."""
+    """Distributions with the library's version; the first one that is installed counts."""
     extra: str
-    """The extra of this package that installs it; empty for what is always there."""
+    """Extra of this package that installs it; empty for an engine that is always there."""
     loads: str
     """The kinds of files, for people."""
     stand_ins: tuple[str, ...] = ()
-    """Other backends whose engine runs some of these files where the library is not installed."""
+    """Other backends with engines that run some of these files where the library is not installed."""
     builds: tuple[tuple[str, str], ...] = ()
-    """Where pip has several builds of different sizes: the command for each, the one for any machine first, and what
-    it installs. An empty command is that of the extra."""
+    """Builds of different sizes on pip: the command and what it installs, the build for any machine first. An empty
+    command stands for that of the extra."""
     elsewhere: bool = False
-    """Models run in processes whose environments may have the library, where the server's has not."""
+    """True if models run in processes of other environments, which may have the library when the server's has not."""
 
     @property
     def installed(self) -> bool:
@@ -49,32 +49,32 @@ class Engine:
 
     @property
     def runs_locally(self) -> bool:
-        """Whether the server's own environment has what runs models: the library, or a stand-in."""
+        """True if the server's own environment has the library or a stand-in."""
         return self.installed or self.stand_in is not None
 
     @property
     def usable(self) -> bool:
-        """Whether the backend can run models, in the server's own environment or in one of the model's."""
+        """True if the backend can run models, in the server's own environment or in one of the model's."""
         return self.runs_locally or self.elsewhere
 
     @property
     def version(self) -> str:
-        """Of the library; empty if it is not installed, or does not say."""
+        """Version of the library; empty if it is not installed or reports none."""
         return next(filter(None, map(version_of, self.distributions)), "")
 
     @property
     def install(self) -> str:
-        """The command that installs it; empty for what is always there."""
+        """Command that installs it; empty for an engine that is always there."""
         return pip_install(self.extra) if self.extra else ""
 
     @property
     def install_lines(self) -> str:
-        """A line to copy for each build, with what it installs as a comment."""
+        """Lines to copy, one for each build, with its contents as a comment."""
         return "\n".join(f"{command or self.install}    # {remark}" for command, remark in self.builds) or self.install
 
     @property
     def install_text(self) -> str:
-        """For a sentence: the command, or the commands of several builds."""
+        """Install instructions for a sentence: the command, or the commands of several builds."""
         builds = [f"{command or self.install} ({remark})" for command, remark in self.builds]
         return ", or ".join(builds) or self.install
 
@@ -157,7 +157,7 @@ ENGINES = (
     ),
     Engine("tensorrt", "TensorRT", "tensorrt", ("tensorrt",), "", "plans, which need the GPU they were built for"),
 )
-"""Those that this package runs without another library (python, identity, repeat, auto) are not here."""
+"""Engines that need a library. Backends without one (python, identity, repeat, auto) are not here."""
 
 QUANTIZATION = "quantization"
 """The extra with the package by which ONNX Runtime quantises models."""
@@ -167,7 +167,7 @@ BY_BACKEND = {engine.backend: engine for engine in ENGINES}
 
 @functools.cache
 def is_installed(module: str) -> bool:
-    """Whether Python finds a top-level module. It may still fail to import."""
+    """Return True if Python finds a top-level module. It may still fail to import."""
     try:
         spec = find_spec(module)
         return spec is not None and spec.origin is not None  # or it is a folder of that name, somewhere
@@ -177,7 +177,7 @@ def is_installed(module: str) -> bool:
 
 @functools.cache
 def version_of(distribution: str) -> str:
-    """Empty if it is not installed."""
+    """Return the version of a distribution; empty if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -185,5 +185,5 @@ def version_of(distribution: str) -> str:
 
 
 def available(backends: Iterable[str]) -> list[str]:
-    """Those of the backends whose library, or a stand-in for it, is installed, in order."""
+    """Return the backends with their library, or a stand-in for it, installed, in order."""
     return sorted(name for name in backends if (engine := BY_BACKEND.get(name)) is None or engine.usable)

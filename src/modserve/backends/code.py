@@ -1,4 +1,4 @@
-"""Finds code in a model that its engine would run while loading it: reasons for ``Backend.code_in``."""
+"""Search for code in a model that its engine would run while loading it: reasons for ``Backend.code_in``."""
 
 import os
 import re
@@ -12,7 +12,7 @@ _LIBRARY = re.compile(r"\.(so|dll|dylib)(\.|$)", re.IGNORECASE)
 
 
 def code_in(backend: Backend, name: str, config: ModelConfig, path: Path) -> str:
-    """What code of the repository a backend would run; empty if it would run none."""
+    """Return what code of the repository a backend would run; empty if it would run none."""
     method: object = getattr(backend, "code_in", None)
     if not callable(method):
         return f"backend '{name}' does not say whether it runs code from model repositories"
@@ -20,14 +20,14 @@ def code_in(backend: Backend, name: str, config: ModelConfig, path: Path) -> str
 
 
 class NoCode:
-    """For engines that never run code from a model repository."""
+    """Implementation for engines that never run code from a model repository."""
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         return ""
 
 
 class OperatorLibraries:
-    """For engines that load the libraries of ``model_operations.op_library_filename``, or those of accelerators."""
+    """Implementation for engines that load ``model_operations.op_library_filename`` or libraries of accelerators."""
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
         if config.operation_libraries:

@@ -1,4 +1,4 @@
-"""Measures how far the outputs of one engine are from those of another."""
+"""Distance between the outputs of two engines."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ DIFFERENT = math.inf
 
 
 def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], names: Iterable[str]) -> tuple[float, str]:
-    """The largest difference of the outputs `names`, and why it is `DIFFERENT`, or an empty text.
+    """Return the largest difference of the outputs `names`, and why it is `DIFFERENT`, or an empty text.
 
     Of floating-point outputs it is the largest absolute difference of two elements, divided by the largest magnitude in
     the reference's tensor: elements near zero in a tensor of large ones do not count more than these. NaN must stand
@@ -30,9 +30,9 @@ def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], nam
 
 
 def not_comparable(samples: Sequence[Mapping[str, Array]], names: Iterable[str]) -> str:
-    """Why the outputs `names` of the reference cannot show how exact another precision is; empty if they can.
+    """Return why the reference's outputs `names` cannot show how exact another precision is; empty if they can.
 
-    An output that is the same everywhere says nothing: a saturated probability, the one class of all samples, no boxes.
+    An output that is constant proves nothing: a saturated probability, the one class of all samples, no boxes.
     """
     for name in names:
         values = [_flat(np.asarray(outputs[name])) for outputs in samples]

@@ -1,4 +1,4 @@
-"""Failures of GPUs in the texts of engines: a GPU that is full, and one that a process cannot use any more."""
+"""Failures of GPUs in the texts of engines: a GPU that is full, and one that a process can no longer use."""
 
 import re
 
@@ -17,7 +17,7 @@ _FULL = re.compile(r"CUDA (?:error|failure 2): out of memory|\bCU[A-Z]+_STATUS_A
 
 
 def lost(text: str) -> InstanceLostError | None:
-    """The failure that `text` reports, if nothing runs on the GPU afterwards; else None."""
+    """Return the failure that `text` reports, if the GPU is unusable afterwards; else None."""
     match = _STICKY.search(text)
     if match is None:
         return None
@@ -28,5 +28,5 @@ def lost(text: str) -> InstanceLostError | None:
 
 
 def is_full(text: str) -> bool:
-    """Whether `text` reports that memory of the GPU was not enough, by CUDA or one of its libraries."""
+    """Return True if `text` reports insufficient GPU memory, from CUDA or one of its libraries."""
     return _FULL.search(text) is not None

@@ -1,6 +1,6 @@
 """The ``identity`` backend: output i is input i. For tests, and for measuring what the server itself costs.
 
-States of sequences stay as they are. Of an optional input that is missing the output is zeros (or empty strings),
+States of sequences stay as they are. The output of a missing optional input is zeros (or empty strings),
 each variable dimension being 1.
 
 Parameters of the model, as in Triton's identity backend: ``execute_delay_ms`` sleeps that long in each execution,

@@ -1,4 +1,4 @@
-"""The engines that can run models here, and those that could be installed: for ``modserve engines``. Imports none."""
+"""Engines that can run models here, and engines that could be installed: for ``modserve engines``. Imports none."""
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -13,12 +13,12 @@ _WITHOUT_LIBRARY = {
     "identity": "no model: outputs are the inputs, for tests",
     "repeat": "no model: many responses to a request, for tests",
 }
-"""The backends of this package that stand on nobody else's library."""
+"""Backends of this package that need no library."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """A backend, or one that is missing. `library` and `version` are what it stands on, both empty if on nothing."""
+    """A backend, installed or missing. `library` and `version` are those it needs, both empty if none."""
 
     backend: str
     library: str
@@ -33,7 +33,7 @@ class BackendEntry:
 
 
 def inventory() -> list[BackendEntry]:
-    """Every backend that is known: what is installed first, each half by name."""
+    """List all known backends: installed ones first, each half by name."""
     entries = [_entry(point) for point in installed_backends()]
     return sorted(entries, key=lambda entry: (not entry.installed, entry.backend))
 

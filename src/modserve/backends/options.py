@@ -1,4 +1,4 @@
-"""Reads a model's ``parameters`` and the options of ``--backend-config``, for all backends."""
+"""Reader of a model's ``parameters`` and the options of ``--backend-config``, for all backends."""
 
 import difflib
 import math
@@ -12,11 +12,11 @@ from modserve.core.errors import ModserveError, invalid
 from .api import ModelSource
 
 SERVER_PARAMETERS = ("padding.", "scheduling.", "ensemble.")
-"""How parameters begin that are the server's own, whatever the backend."""
+"""Prefixes of parameters that are the server's own, whatever the backend."""
 MAX_BATCH_SIZE = "default-max-batch-size"
 """The option of all backends that know how many rows a model takes without a configuration."""
 QUANTIZED_DIRECTORY = "quantized-dir"
-"""Where the ``onnxruntime`` backend keeps quantised models; ``auto`` sets it for the models that it measures."""
+"""Directory for quantised models of the ``onnxruntime`` backend; ``auto`` sets it for the models that it measures."""
 
 _FLAGS = {
     **dict.fromkeys(("true", "yes", "on"), True),
@@ -26,7 +26,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class OptionReader:
-    """Reads options, which are texts. `where` is how errors begin, which are INVALID_ARG."""
+    """Reader of options, which are texts. `where` is the beginning of errors, which are INVALID_ARG."""
 
     where: str
     values: Mapping[str, str]
@@ -35,7 +35,7 @@ class OptionReader:
         return key in self.values
 
     def text(self, key: str) -> str:
-        """Empty also where a template had nothing to fill in."""
+        """Return a value; empty also if a template had nothing to fill in."""
         return self.values.get(key, "").strip()
 
     def fault(self, key: str, expected: str) -> ModserveError:
@@ -50,7 +50,7 @@ class OptionReader:
         return int(text)
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Also a number, of which only zero or not counts."""
+        """Read a flag: a word, or a number, which is true unless it is zero."""
         if key not in self:
             return default
         text = self.text(key).lower()
@@ -72,7 +72,7 @@ class OptionReader:
         return value
 
     def choice(self, key: str, choices: Collection[str], default: str = "") -> str:
-        """One of these words, in small letters or not."""
+        """Read one of these words, ignoring case."""
         text = self.text(key).lower()
         if text and text not in choices:
             raise self.fault(key, f"one of: {', '.join(choices)}")
@@ -84,17 +84,17 @@ def parameters_of(config: ModelConfig) -> OptionReader:
 
 
 def options_of(options: Mapping[str, str]) -> OptionReader:
-    """Those of ``--backend-config``."""
+    """Return a reader of the options of ``--backend-config``."""
     return OptionReader("backend option", options)
 
 
 def default_max_batch_size(options: Mapping[str, str], default: int = 4) -> int:
-    """The largest batch of a model whose configuration says nothing of it: by default that of Triton's backends."""
+    """Return the largest batch of a model with none configured: by default that of Triton's backends."""
     return options_of(options).integer(MAX_BATCH_SIZE, default)
 
 
 def unknown_parameter(backend: str, config: ModelConfig, key: str, known: Collection[str]) -> str:
-    """A warning for a parameter of a model on which its backend does not act."""
+    """Return a warning for a model's parameter that its backend does not use."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     who = f"model '{config.name}': parameter '{key}' has no effect"
@@ -102,13 +102,13 @@ def unknown_parameter(backend: str, config: ModelConfig, key: str, known: Collec
 
 
 def unknown_parameters(backend: str, config: ModelConfig, known: Collection[str]) -> list[str]:
-    """A warning for each parameter of a model that neither its backend knows nor the server."""
+    """Return a warning for each parameter of a model that neither its backend nor the server knows."""
     keys = [key for key in config.parameters if key not in known and not key.startswith(SERVER_PARAMETERS)]
     return [unknown_parameter(backend, config, key, known) for key in keys]
 
 
 def library_path(name: str, source: ModelSource) -> str:
-    """The place of an operator library: as Triton takes it, or else in the version's directory, or the model's.
+    """Return the path of an operator library: as Triton takes it, or else in the version's directory, or the model's.
 
     Triton hands the text to the system's loader as it is, for which a path with a slash begins in the working
     directory, and a mere name does not.

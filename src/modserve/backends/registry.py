@@ -1,4 +1,4 @@
-"""Finds backends by name among the installed entry points. A backend is imported when a model first asks for it."""
+"""Registry of backends by name, from the installed entry points. A backend is imported when a model first needs it."""
 
 import inspect
 import os
@@ -22,7 +22,7 @@ _ATTRIBUTES: dict[str, tuple[type, str]] = {
     "default_cpu_instances": (int, "a number of 1 or more"),
     "any_thread": (bool, "True or False"),
 }
-"""What a backend says of itself, of which type, and in words."""
+"""Attributes of a backend: type, and description in words."""
 _METHODS = ("gpu_count", "open")
 
 
@@ -31,20 +31,20 @@ def _nothing() -> None:
 
 
 after_import: Callable[[], None] = _nothing
-"""Called on the loading thread when a backend has been imported. Set by a process that is the server's own."""
+"""Hook on the loading thread after the import of a backend. Set by a process that is the server's own."""
 
 
 _imports: dict[str, tuple[int, int]] = {}
-"""When the import of each backend began and ended, in the time of `time.monotonic_ns`; the end is 0 until it has."""
+"""Begin and end of each backend's import, in the time of `time.monotonic_ns`; the end is 0 while it runs."""
 
 
 def imports_since(since_ns: int) -> list[str]:
-    """The backends whose import ran after this moment, or runs. An import may keep all other threads waiting."""
+    """Return the backends with an import that ended after this moment, or runs. It may block all other threads."""
     return [name for name, (_, end_ns) in list(_imports.items()) if not end_ns or end_ns > since_ns]
 
 
 def installed_backends() -> EntryPoints:
-    """The entry points of all backends, read anew only where a package has come or gone: that takes milliseconds."""
+    """Return the entry points of all backends, reread only if a package has come or gone: that takes milliseconds."""
     return _entry_points(tuple((place, _changed_ns(place)) for place in sys.path))
 
 
@@ -72,18 +72,18 @@ class BackendRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The backends that can run models here: those whose library is installed, or a stand-in for it."""
+        """Backends that can run models here: with their library, or a stand-in for it, installed."""
         return sorted({*catalogue.available(self._entries), *self._extra})
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of all backends, also of those whose library is not installed."""
+        """Names of all backends, including backends without an installed library."""
         return frozenset({*self._entries, *self._extra})
 
     def get(self, name: str) -> Backend:
-        """The backend called `name`.
+        """Return the backend called `name`.
 
-        Raises INVALID_ARG for an unknown name and for one whose library is not installed, INTERNAL if it cannot be
+        Raises INVALID_ARG for an unknown name and for one without an installed library, INTERNAL if it cannot be
         imported or lacks a part of the backend API.
         """
         backend = self._loaded.get(name)
@@ -127,7 +127,7 @@ class BackendRegistry:
 
 
 def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:
-    """A new instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
+    """Make an instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
     make: Any = model.instance
     if _takes_two(make):
         return cast(Executor, make(spec.config, spec.placement))
@@ -135,7 +135,7 @@ def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:
 
 
 def _takes_two(make: Callable[..., object]) -> bool:
-    """Whether a function can be called with two positional arguments, and not with one."""
+    """Return True if a function can be called with two positional arguments, but not with one."""
     try:
         signature = inspect.signature(make)
     except (TypeError, ValueError):  # it does not say, as some compiled ones
@@ -152,7 +152,7 @@ def _fits(signature: inspect.Signature, count: int) -> bool:
 
 
 def _missing_part(backend: object) -> str:
-    """What a backend lacks of the backend API; empty if it has all that can be told before a model is opened."""
+    """Return the part of the backend API that a backend lacks; empty if none is visible before a model is opened."""
     for name, (kind, words) in _ATTRIBUTES.items():
         try:
             value: object = getattr(backend, name)

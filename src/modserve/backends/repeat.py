@@ -1,4 +1,4 @@
-"""The ``repeat`` backend: answers one request with many responses, as Triton's repeat backend does.
+"""The ``repeat`` backend: many responses to one request, as Triton's repeat backend does.
 
 A decoupled model to test clients with. For each element of input ``IN`` ([n], any type) a response is sent after the
 milliseconds that ``DELAY`` (UINT32, [n]) says for it: ``OUT`` [1] is the element, and ``IDX`` (UINT32, [1], if the
@@ -22,7 +22,7 @@ from .code import NoCode
 _INPUTS = {"IN": None, "DELAY": dtypes.UINT32, "WAIT": dtypes.UINT32}
 _OUTPUTS = {"OUT": None, "IDX": dtypes.UINT32}
 _LOOK = 0.02
-"""Seconds after which a sleeping request looks whether anybody still waits for it."""
+"""Seconds after which a sleeping request checks for its cancellation."""
 
 
 class RepeatBackend(NoCode):
@@ -87,7 +87,7 @@ def _sleep(seconds: float, request: EngineRequest) -> None:
 
 
 def _check(config: ModelConfig) -> None:
-    """Raises INVALID_ARG for tensors that this backend does not have."""
+    """Check the tensors. Raises INVALID_ARG for tensors that this backend does not have."""
     if not config.decoupled:
         raise invalid(
             f"model '{config.name}': the repeat backend only supports models with decoupled transaction policy, "

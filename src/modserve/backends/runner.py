@@ -1,4 +1,4 @@
-"""Runs an instance without a server, for each kind of instance that takes merged batches."""
+"""Runners of instances without a server, for each kind of instance that takes merged batches."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Runner:
 
 
 class AsyncRunner:
-    """An instance that lives on an event loop, which is one of its own here, with so many executions under way."""
+    """An instance on an event loop of its own, with a number of concurrent executions."""
 
     def __init__(
         self, instance: AsyncInstance, names: tuple[str, ...], timed: Sequence[Inputs], *, alone: bool = False
@@ -76,7 +76,7 @@ class AsyncRunner:
         return self._loop
 
     def lost(self, error: InstanceLostError) -> None:
-        """Implements `api.InstanceHandle`, with `loop`."""
+        """Record the loss of the instance: implements `api.InstanceHandle`, with `loop`."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def outputs(self, inputs: Inputs) -> Mapping[str, Array]:
@@ -136,9 +136,9 @@ class AsyncRunner:
 def runner(
     instance: Executor, names: tuple[str, ...], timed: Sequence[Inputs], *, alone: bool = False
 ) -> Runner | AsyncRunner:
-    """A runner over an instance, which it closes. `alone`: one execution at a time, whatever the instance takes.
+    """Return a runner over an instance, which it closes. `alone`: one execution at a time, for any instance.
 
-    Raises UnmeasurableError for one that wants requests in place of a batch, INTERNAL for what is no instance.
+    Raises UnmeasurableError for one that needs requests in place of a batch, INTERNAL if it is no instance.
     """
     if isinstance(instance, RequestInstance | AsyncRequestInstance):
         raise UnmeasurableError("the engine takes requests one by one, not a batch")

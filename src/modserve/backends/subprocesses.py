@@ -1,4 +1,4 @@
-"""Runs other programs that a load waits for."""
+"""Other programs that a load runs and waits for."""
 
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ def run(
     pass_fds: Collection[int] = (),
     together: bool = False,
 ) -> Ended:
-    """Run a program to its end, whatever its status is. Blocks. `together`: what it writes is all in ``stdout``.
+    """Run a program to its end, with any exit status. Blocks. `together`: all its output is in ``stdout``.
 
     Raises INVALID_ARG, which begins with `doing`, if it cannot be run or is not over in time.
     """
@@ -47,6 +47,6 @@ def status(ended: Ended) -> str:
 
 
 def last_lines(output: bytes, count: int = 10) -> str:
-    """The last lines of what a program wrote, indented."""
+    """Return the last lines of a program's output, indented."""
     lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-count:])

@@ -1,4 +1,4 @@
-"""The ``tensorrt`` backend: it explains why a TensorRT engine does not load, and what to serve instead.
+"""The ``tensorrt`` backend: an explanation why a TensorRT engine does not load, and the alternative.
 
 A plan is compiled for one kind of GPU by one version of TensorRT, and nothing else can run it.
 """
@@ -23,14 +23,14 @@ class TensorRtBackend(NoCode):
         return 0
 
     def open(self, source: ModelSource) -> NoReturn:
-        """Raises UNSUPPORTED, or INVALID_ARG if there is no file."""
+        """Refuse the model. Raises UNSUPPORTED, or INVALID_ARG if there is no file."""
         name, path = source.config.name, source.path
         if not path.exists():
             raise invalid(f"unable to find model file '{path}' for model '{name}'")
         raise self.refusal(source.config, path, source.options)
 
     def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError:
-        """Why a plan is not served, and what is; `modserve check` says it without opening anything."""
+        """Return the error for a plan, with the alternative; `modserve check` reports it without opening anything."""
         return unsupported(
             f"model '{config.name}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was "
             "built on and the version of TensorRT that built it. modserve cannot run TensorRT engines. Serve the ONNX "

@@ -11,21 +11,21 @@ from modserve.core.tensors.tensor import Array, Shape
 
 
 def input_datatypes(config: ModelConfig) -> dict[str, Datatype]:
-    """All inputs that a model gets: those of clients, of the batcher and of the sequence batcher, in this order."""
+    """Return all inputs of a model: those of clients, of the batcher and of the sequence batcher, in this order."""
     datatypes = {spec.name: spec.datatype for spec in config.inputs}
     datatypes |= {name: each.datatype for each in config.batch_inputs for name in each.targets}
     return datatypes | dict(config.sequence_batching.inputs if config.sequence_batching else ())
 
 
 def output_datatypes(config: ModelConfig) -> dict[str, Datatype]:
-    """All outputs that a model gives: those of clients, and states."""
+    """Return all outputs of a model: those of clients, and states."""
     datatypes = {spec.name: spec.datatype for spec in config.outputs}
     states = dict(config.sequence_batching.state_outputs if config.sequence_batching else ())
     return {**datatypes, **states, **datatypes}
 
 
 def texts_of(name: str, array: Array) -> list[str]:
-    """The elements of an input of BYTES. Raises INVALID_ARG for what is not UTF-8."""
+    """Decode the elements of an input of BYTES. Raises INVALID_ARG if they are not UTF-8."""
     try:
         return [element.decode() for element in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Where backends keep what they can make again: files of the user's cache, named by the content they were made from."""
+"""User's cache of files that backends can make again, named by the content they were made from."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from modserve.core.files import regular_file
 
 
 def user_cache(name: str) -> Path | None:
-    """The user's directory for files of one kind (XDG Base Directory Specification); None for a user without a home."""
+    """Return the user's directory for files of one kind (XDG Base Directory Specification); None without a home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
@@ -17,7 +17,7 @@ def user_cache(name: str) -> Path | None:
 
 
 def directory_of(text: str | None, name: str) -> Path | None:
-    """The directory that an option names, by default `user_cache`; None for 'none', which keeps nothing."""
+    """Return the directory of an option, by default `user_cache`; None for 'none', which keeps no files."""
     if text is None:
         return user_cache(name)
     return None if text in ("", "none") else Path(text)
@@ -37,7 +37,7 @@ def content_digest(root: Path, largest: int | None = None) -> str:
 
 
 def file_digest(path: Path, largest: int | None = None) -> str:
-    """Like `content_digest`, of a file. Raises OSError."""
+    """Return the `content_digest` of a file. Raises OSError."""
     with regular_file.open_regular(path) as file:
         status = os.fstat(file.fileno())
         if largest is not None and status.st_size > largest:

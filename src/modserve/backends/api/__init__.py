@@ -1,8 +1,8 @@
-"""The backend API, second edition: what an engine implements to run models. docs/backends.md has examples.
+"""The backend API, second edition: the interface of engines that run models. docs/backends.md has examples.
 
 Three small objects: a `Backend` (one per process) opens model files; a `BackendModel` is one open model version; an
 instance executes batches. A package registers a backend by an entry point in the group ``modserve.backends``. Its name
-is the one that configurations use; its value is a class without constructor arguments.
+is the backend name in configurations; its value is a class without constructor arguments.
 
 There are four kinds of instance, recognised by the method they have. On a thread of their own: ``execute``
 (`BackendInstance`: a merged batch, arrays in and arrays out) or ``execute_requests`` (`RequestInstance`: the requests
@@ -59,7 +59,7 @@ class InstanceLostError(ModserveError):
 
 
 class BackendInstance(Protocol):
-    """One executor, used by one thread at a time: always the same, unless its backend has `any_thread`.
+    """Executor used by one thread at a time: always the same thread, unless its backend has `any_thread`.
 
     Optional attributes, for the other kinds of instance, too, except `data_dependent`:
 
@@ -100,10 +100,10 @@ class BackendInstance(Protocol):
 
 
 CheckReady: TypeAlias = Callable[[], Awaitable[bool]]
-"""Whether the model is ready, as far as this instance knows: an ``async def``, called on the event loop's thread.
+"""Readiness check of the model, as far as this instance knows: an ``async def``, called on the event loop's thread.
 
 Called for queries of the model's readiness, also during executions, but never concurrently. The model is ready if all
-of its instances say so within 5 s. Raising means not ready.
+of its instances report so within 5 s. Raising means not ready.
 """
 
 
@@ -142,7 +142,7 @@ class InstanceHandle(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     def lost(self, error: InstanceLostError) -> None:
-        """The instance is gone, whatever it was doing. Any thread; only the first call counts.
+        """Report that the instance is gone, at any time. Any thread; only the first call counts.
 
         All executions and requests in flight fail with `error`. The server calls `detach` and `close`.
         """
@@ -159,7 +159,7 @@ than `EngineRequest.respond` for each.
 
 
 class _OnLoop(Protocol):
-    """What the two kinds of instance on the event loop have in common.
+    """Common part of the two kinds of instance on the event loop.
 
     `max_in_flight` (int, 1 by default and for models with ``sequence_batching``): concurrent executions. `max_ahead`
     (int, 0 by default): how many more the engine accepts and runs in order afterwards. The server uses this while
@@ -167,13 +167,13 @@ class _OnLoop(Protocol):
     """
 
     def attach(self, handle: InstanceHandle) -> None:
-        """Called once, on the event loop's thread, before any start. Raising fails the load."""
+        """Attach the instance to the event loop: once, on its thread, before any start. Raising fails the load."""
 
     def detach(self) -> None:
         """Release the event loop: nothing more is started. Called on the event loop's thread, before `close`."""
 
     def close(self) -> None:
-        """Release everything else. May block; called on another thread."""
+        """Release all other resources. May block; called on another thread."""
 
 
 @runtime_checkable
@@ -203,21 +203,21 @@ Executor: TypeAlias = BackendInstance | RequestInstance | AsyncInstance | AsyncR
 
 
 def reuses_outputs(executor: Executor) -> bool:
-    """Whether the server must copy what the executor returns."""
+    """Return True if the server must copy what the executor returns."""
     return bool(getattr(executor, "reuses_outputs", False))
 
 
 # Models and backends
 
 QUEUES: Final = frozenset({"dynamic_batching", "model_warmup", "response_cache", "version_policy"})
-"""Value for `in_place` of a backend whose models do not depend on the server's queues."""
+"""Value for `in_place` of a backend with models that do not depend on the server's queues."""
 INSTANCES: Final = QUEUES | {"instance_group"}
-"""The same for backends whose instances may also come and go while others run."""
+"""Value for `in_place` of a backend that also allows making and closing instances while others run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an instance runs: CPU, MODEL (the model decides), or GPU number `device`."""
+    """Device of an instance: CPU, MODEL (the model decides), or GPU number `device`."""
 
     kind: InstanceKind
     device: int = 0
@@ -225,7 +225,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """The instance that a `BackendModel` is to make.
+    """Instance for a `BackendModel` to make.
 
     `name` has Triton's form: ``<instance group>_<number>``, on GPUs ``<instance group>_<device>_<number>``. `device` is
     the number of the GPU, 0 for other kinds. `index` is the instance's number in the model version, from 0; a
@@ -251,7 +251,7 @@ class InstanceSpec:
 
 
 class _NoModels:
-    """Replaces `ModelCaller` where there is no server."""
+    """Stand-in for `ModelCaller` without a server."""
 
     def __getattr__(self, name: str) -> Any:
         raise unavailable("no other models can be called here")
@@ -259,7 +259,7 @@ class _NoModels:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Everything a backend gets to open a model version.
+    """Complete input of a backend for opening a model version.
 
     `config` may still lack inputs, outputs and max_batch_size. `path` is the model file (or directory) inside the
     version directory. `cpu_threads` is this instance's share of the CPU cores, `cpu_instances` the number of the
@@ -287,7 +287,7 @@ class ModelSource:
     complete: Callable[[ModelDescription | None], ModelConfig] | None = field(default=None, repr=False, compare=False)
 
     def completed(self, description: ModelDescription | None) -> ModelConfig:
-        """The configuration as the server would complete it with an engine's description. Raises INVALID_ARG."""
+        """Return the configuration as the server would complete it with an engine's description. Raises INVALID_ARG."""
         return self.config if self.complete is None else self.complete(description)
 
     @property
@@ -297,7 +297,7 @@ class ModelSource:
 
 
 class BackendModel(Protocol):
-    """One open model version. Called on a loading thread, never on the event loop's.
+    """An open model version. Called on a loading thread, never on the event loop's.
 
     Two more members are optional. `report() -> Mapping[str, object]`, called after the instances are made, describes
     the engine for ``GET /v2/models/{model}/engine`` and ``modserve_engine_info``, in JSON values: at least `engine`
@@ -305,7 +305,7 @@ class BackendModel(Protocol):
     """
 
     def describe(self) -> ModelDescription | None:
-        """What the model file says about the model; None if nothing."""
+        """Return what the model file says about the model; None if nothing."""
 
     def instance(self, spec: InstanceSpec) -> Executor:
         """Make an executor; also called to replace a lost one while the others run. May block.
@@ -318,7 +318,7 @@ class BackendModel(Protocol):
 
 
 class Backend(Protocol):
-    """One engine.
+    """An engine.
 
     `default_model_filename` is the model file in a version directory if the configuration names none; empty if no file
     is needed. A model without a configured count has `default_cpu_instances` on the CPU. With `any_thread`, different
@@ -342,7 +342,7 @@ class Backend(Protocol):
     any_thread: bool
 
     def gpu_count(self) -> int:
-        """The number of GPUs that this engine can use here."""
+        """Return the number of GPUs that this engine can use here."""
 
     def open(self, source: ModelSource) -> BackendModel:
         """Open a model version. Blocking; called on a loading thread. Raises if the file is invalid."""

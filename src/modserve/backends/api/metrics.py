@@ -1,4 +1,4 @@
-"""An engine's own metrics, beside those that the server counts for each model."""
+"""An engine's own metrics, in addition to those that the server counts for each model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from modserve.core.statistics.metrics import MetricKind as MetricKind
 
 
 class ModelMetric(Protocol):
-    """One value, or one histogram, on the metrics page. Its methods are cheap and work on any thread.
+    """A value or a histogram on the metrics page. Its methods are cheap and work on any thread.
 
     Metrics of one family with the same labels share a value, whichever instance or model made them. Operations of other
     kinds raise UNSUPPORTED, and everything raises INTERNAL after `close`, which the server may also call.
@@ -23,14 +23,14 @@ class ModelMetric(Protocol):
         """Count a value in a histogram, or several equal ones."""
 
     def value(self) -> float:
-        """The value of a counter or a gauge."""
+        """Return the value of a counter or a gauge."""
 
     def close(self) -> None:
-        """The engine no longer needs the metric. It leaves the page if nobody else has the same one."""
+        """Release the metric. It leaves the page when no other instance or model uses the same one."""
 
 
 class ModelMetrics(Protocol):
-    """Makes the metrics of one model version, from any thread. Unloading it closes all of them."""
+    """Factory of the metrics of one model version, for any thread. Unloading the version closes all of them."""
 
     def family(self, name: str, help: str, kind: MetricKind) -> None:
         """Declare a family; each model does so before it makes metrics of it. Repeating it is no error.
@@ -42,7 +42,7 @@ class ModelMetrics(Protocol):
     def metric(
         self, family: str, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> ModelMetric:
-        """A metric of a family. `buckets`, only for histograms, are upper bounds, ascending and without infinity.
+        """Return a metric of a family. `buckets`, only for histograms, are ascending upper bounds without infinity.
 
         An existing histogram with the same labels keeps its buckets. Raises INVALID_ARG.
         """

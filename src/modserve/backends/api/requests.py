@@ -23,7 +23,7 @@ class FinalResponse(NamedTuple):
 
 
 class EngineRequest(Protocol):
-    """One request, for engines that respond to each separately.
+    """A request, for engines that respond to each one separately.
 
     It may be kept after the execution has returned, and used from any thread, by one at a time. Each needs a final
     response: a request that is dropped without one fails.
@@ -41,11 +41,11 @@ class EngineRequest(Protocol):
     def model_version(self) -> int: ...
     @property
     def inputs(self) -> Mapping[str, Array]:
-        """Like the inputs of `BackendInstance.execute`, of this request only. Read-only."""
+        """Inputs of this request alone, in the form that `BackendInstance.execute` gets. Read-only."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The same inputs with their datatypes; `Tensor.raw` is the protocol's raw form, also of BYTES."""
+        """Inputs with their datatypes; `Tensor.raw` is the protocol's raw form, also of BYTES."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class EngineRequest(Protocol):
     def parameters(self) -> Mapping[str, ParameterValue]: ...
     @property
     def deadline_ns(self) -> int:
-        """When the client stops waiting, on the clock of `time.monotonic_ns`; 0 for never."""
+        """Time at which the client stops waiting, on the clock of `time.monotonic_ns`; 0 for never."""
 
     @property
     def timeout_ns(self) -> int:
@@ -75,7 +75,7 @@ class EngineRequest(Protocol):
     def sequence_end(self) -> bool: ...
     @property
     def cancelled(self) -> bool:
-        """Nobody waits for a response any more. The request must still be ended, by `complete` or a response."""
+        """True if no client waits for a response. The request must still be ended, by `complete` or a response."""
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once if the request is cancelled: on the event loop's thread, which it must not block.
@@ -108,7 +108,7 @@ class EngineRequest(Protocol):
         `parameters` are the response's. Returns whether there is room for another one: the client has less than 64 MiB
         of this request's responses left to read, and the server's memory suffices. Without room, the call blocks,
         unless the response was final or `wait` is False. `wait` must be False on the event loop's thread and on others
-        that somebody waits for. Such an engine continues by `on_room`; a response without room is accepted as well. A
+        that must not block. Such an engine continues by `on_room`; a response without room is accepted as well. A
         client must make some progress within 10 seconds each time, and the request may wait 300 seconds in all.
         Otherwise the client is dropped, and `cancelled` is true. Raises RuntimeError after the final response.
         """
@@ -123,7 +123,7 @@ class EngineRequest(Protocol):
         """End the responses. Does nothing after the final one."""
 
     def reschedule(self) -> None:
-        """In place of a final response: run the request again in a later execution, with its current states.
+        """Run the request again in a later execution, with its current states, in place of a final response.
 
         It returns as another object. For models with ``sequence_batching { iterative_sequence: true }``; raises
         RuntimeError for others, and after the final response.
@@ -144,14 +144,14 @@ class Call(Protocol):
     """A request to another model. Its methods work on any thread."""
 
     def cancel(self) -> None:
-        """Nobody waits for a response any more. The callback still receives the end."""
+        """Cancel the call: no response is wanted any more. The callback still receives the end."""
 
     def taken(self) -> None:
-        """One of the responses has been used, so there is room for another; for a call with ``paced=True``."""
+        """Report that one response has been used, so there is room for another; for a call with ``paced=True``."""
 
 
 class ModelCaller(Protocol):
-    """Calls other models of the server, from any thread and from the event loop's.
+    """Caller of other models of the server, from any thread and from the event loop's.
 
     A call with a `parent`, the engine's current request, shares its deadline, is cancelled with it, appears in its
     trace, and belongs to its sequence unless `request.parameters` name another. A call for several requests has the
@@ -179,10 +179,10 @@ class ModelCaller(Protocol):
     def infer(
         self, request: InferenceRequest, *, parent: Parents = None, trace: str = ""
     ) -> "Future[InferenceResponse]":
-        """The one response. Threads use ``result()``, which raises `ModserveError`. Cancelling cancels the call."""
+        """Run a request; the future has its one response, or raises `ModserveError`. Cancelling it cancels the call."""
 
     def stream(self, request: InferenceRequest, *, parent: Parents = None) -> Iterator[InferenceResponse]:
-        """All responses, blocking, for threads; raises `ModserveError`. Closing the iterator cancels the call."""
+        """Yield all responses, blocking, for threads; raises `ModserveError`. Closing the iterator cancels the call."""
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
         """Load a model, or load it again, like the call of the repository extension."""
@@ -191,4 +191,4 @@ class ModelCaller(Protocol):
         """Unload a model, like the call of the repository extension."""
 
     def is_ready(self, name: str, version: int | None = None) -> "Future[bool]":
-        """Whether a model (version) accepts requests. False for an unknown one."""
+        """Return whether a model (version) accepts requests. False for an unknown one."""

@@ -1,9 +1,9 @@
-"""The ``auto`` backend: it tries each engine that can load a model's file and chooses the fastest correct one.
+"""The ``auto`` backend: tries each engine that can load a model's file and chooses the fastest correct one.
 
 From a file to an engine, each step a module that can be tested by itself:
 
 - `candidates`: the format of the file → engines and precisions; which of them this machine can run
-- `options`: what users may set
+- `options`: the users' settings
 - `samples`: the inputs to measure with, from ``model_warmup`` or generated
 - `runner`: one execution, or several at a time, of whichever kind of instance
 - `comparison`: how far the outputs of one engine are from another's

@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 _MOST_INSTANCES = 1024
 
 _registry = functools.cache(BackendRegistry)
-"""One for both names of the backend."""
+"""Registry shared by both names of the backend."""
 
 
 class AutoBackend:
-    """Takes what `candidates.FORMATS` lists. By default, `registry` and `cpu` are those of this process and machine."""
+    """Backend for `candidates.FORMATS`. By default, `registry` and `cpu` are those of this process and machine."""
 
     default_model_filename = ""
     default_cpu_instances = 1
@@ -52,14 +52,14 @@ class AutoBackend:
         self._clock = clock
         self._sleep = sleep
         self._choices: dict[str, Choice] = {}
-        """Those that cannot be kept on disk."""
+        """Choices that cannot be kept on disk."""
 
     def gpu_count(self) -> int:
-        """None: engines are compared on the CPU alone."""
+        """Return 0: engines are compared on the CPU alone."""
         return 0
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
-        """What one of the engines that may be chosen would run."""
+        """Return the code that the first eligible engine by name would run; empty if none runs any."""
         artifact = find_artifact(path, config.name)
         names = {each.backend for each in artifact.format.candidates} & {*self._registry.names}
         reasons = (code_in(self._registry.get(name), name, config, artifact.path) for name in sorted(names))
@@ -107,7 +107,7 @@ class AutoBackend:
         return AutoModel(job, choice, opened, from_cache)
 
     def _conditions(self, job: Selection, rows: list[CandidateRow]) -> dict[str, object]:
-        """All that the choice depends on. Raises OSError."""
+        """Return everything that the choice depends on. Raises OSError."""
         source, options = job.source, job.options
         config = source.config
         directory = source.model_directory / str(source.version)
@@ -139,7 +139,7 @@ class AutoBackend:
 
 
 def _setting(choice: Choice) -> BatchSetting | None:
-    """What was tuned, by a choice from the cache; None if nothing was, or the file does not say it rightly."""
+    """Return the tuned setting of a cached choice; None if nothing was tuned or the entry is invalid."""
     tuned = choice.details.get("tuned")
     if not isinstance(tuned, dict):
         return None
@@ -150,7 +150,7 @@ def _setting(choice: Choice) -> BatchSetting | None:
 
 
 class AutoModel:
-    """The model that was chosen, with the reason. Everything else is its engine's."""
+    """Chosen model, with the reason. All other members are its engine's."""
 
     def __init__(self, job: Selection, choice: Choice, opened: OpenCandidate, from_cache: bool) -> None:
         self._job = job

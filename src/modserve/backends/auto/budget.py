@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 class Budget:
-    """So many seconds by `clock`, of which only those count that pass inside `running`."""
+    """Time budget in seconds of `clock`; only time spent inside `running` counts."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self.seconds = seconds
@@ -15,7 +15,7 @@ class Budget:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Not to be nested."""
+        """Count the time inside. Not to be nested."""
         self._since = self._clock()
         try:
             yield
@@ -33,5 +33,5 @@ class Budget:
 
     @property
     def over_text(self) -> str:
-        """Why something was left out."""
+        """Reason why a candidate was left out."""
         return f"the {self.seconds:g} s for measuring ended before it had run"

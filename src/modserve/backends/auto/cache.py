@@ -1,8 +1,8 @@
 """Choices on disk, so that the next start opens one engine and measures nothing.
 
-A file for each choice, whose name is the digest of all that the choice depends on. It holds these facts once more, for
+Each choice has a file, named by the digest of all that the choice depends on. It holds these facts once more, for
 people and as a check, and the choice with its table. A file that cannot be read or is for something else
-is ignored: the log says so, and the engines are measured again. Choices that cannot be kept on disk are kept in memory:
+is ignored and logged, and the engines are measured again. Choices that cannot be kept on disk are kept in memory:
 a model that is evicted and comes back is not measured again.
 """
 
@@ -18,7 +18,7 @@ from .candidates import Candidate
 from .choice import Choice
 
 EDITION = 2
-"""Of the files, and of the way to measure: those of another edition are measured anew."""
+"""Version of the files and of the way to measure: choices of another edition are measured again."""
 
 _MOST_IN_MEMORY = 1000
 
@@ -33,7 +33,7 @@ class ChoiceCache:
         self._memory = {} if memory is None else memory
 
     def load(self, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice | None:
-        """The choice that was made under the same facts, if it is one of the `candidates`."""
+        """Return the choice made under the same facts, if it is one of the `candidates`."""
         in_memory = self._memory.get(_digest(conditions))
         if in_memory is not None or self._directory is None:
             return in_memory
@@ -97,7 +97,7 @@ def _digest(conditions: Mapping[str, object]) -> str:
 
 
 def _choice(entry: object, conditions: Mapping[str, object], candidates: Sequence[Candidate]) -> Choice:
-    """Raises KeyError, TypeError or ValueError for what is none."""
+    """Read a choice. Raises KeyError, TypeError or ValueError for an entry that is none."""
     if not isinstance(entry, dict) or entry["facts"] != json.loads(json.dumps(conditions, default=list)):
         raise ValueError("it is for something else")
     candidate = next((each for each in candidates if each.name == entry["choice"]), None)

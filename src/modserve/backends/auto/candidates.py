@@ -1,4 +1,4 @@
-"""The engines and precisions that can load a file, and those of them that this machine can run."""
+"""Engines and precisions that can load a file, and the subset that this machine can run."""
 
 import functools
 import platform
@@ -17,16 +17,16 @@ BF16 = "bf16"
 INT8 = "int8"
 
 _BF16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16")
-"""Of the CPU, as Linux calls them: with one of them bfloat16 is quicker than float32, and not an emulation."""
+"""CPU flags, by Linux's names, with which bfloat16 is faster than float32 and not emulated."""
 _INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
-"""Of a CPU that adds up products of 8-bit integers without losing any."""
+"""Flags of CPUs that add up products of 8-bit integers without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
 
-    `variant` tells apart what has the same engine and precision. Of the flags one suffices; without any the candidate
+    `variant` distinguishes those of one engine and precision. Of the flags one suffices; without any the candidate
     runs everywhere. `module` is a Python module that it needs besides the engine, which `extra` installs.
     """
 
@@ -40,12 +40,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """By which it is known in the cache, and in a race."""
+        """Name in the cache and in a race."""
         return " ".join(filter(None, (self.backend, self.precision, self.variant)))
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Name for people."""
         return " ".join(filter(None, (self.library, self.precision, self.variant)))
 
     @property
@@ -110,7 +110,7 @@ FORMATS = (
 _BY_SUFFIX = {suffix: each for each in FORMATS for suffix in each.suffixes}
 _SAVED_MODEL = _BY_SUFFIX[".savedmodel"]
 _SAVED_MODEL_FILE = "saved_model.pb"
-"""What a directory has that is a SavedModel, whatever its name."""
+"""File that makes a directory a SavedModel, under any directory name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Artifact:
 
 
 def find_artifact(path: Path, model: str) -> Artifact:
-    """The file at `path`, or if that is a version directory, the one in it that has a format of the table.
+    """Return the file at `path`; for a version directory, the one in it that has a format of the table.
 
     ``model.<suffix>`` counts before others, and of these there must be one. Raises INVALID_ARG.
     """
@@ -155,9 +155,9 @@ def _format_of(path: Path) -> Format | None:
 
 
 def hindrance(candidate: Candidate, available: Collection[str], flags: Collection[str]) -> str:
-    """Why a candidate cannot run here; empty if nothing is in its way.
+    """Return why a candidate cannot run here; empty if it can.
 
-    `available` are the backends whose library is installed, `flags` those of the CPU.
+    `available` are the backends with an installed library, `flags` those of the CPU.
     """
     engine = catalogue.BY_BACKEND.get(candidate.backend)
     if candidate.backend not in available:
@@ -171,7 +171,7 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
 
 
 def missing_package(candidate: Candidate) -> str:
-    """Which package it needs that is not installed, and how to install it; empty if there is none."""
+    """Return which required package is not installed, and how to install it; empty if none is missing."""
     if not candidate.module or catalogue.is_installed(candidate.module):
         return ""
     return f"{candidate.precision} needs the package {candidate.module}: {pip_install(candidate.extra)}"
@@ -185,7 +185,7 @@ class Cpu:
 
 @functools.cache
 def this_cpu() -> Cpu:
-    """What Linux says of the first CPU; elsewhere it has a name at most, and no flags."""
+    """Return model and flags of the first CPU, as Linux reports them; elsewhere at most a model, and no flags."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -194,7 +194,7 @@ def this_cpu() -> Cpu:
 
 
 def read_cpu(text: str) -> Cpu:
-    """From the text of ``/proc/cpuinfo``."""
+    """Parse the text of ``/proc/cpuinfo``."""
     fields: dict[str, str] = {}
     for key, value in re.findall(r"^([^:\n]+?)\s*:[ \t]*(.*)$", text, re.MULTILINE):
         fields.setdefault(key, value)

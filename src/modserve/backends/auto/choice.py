@@ -13,18 +13,18 @@ TIE = 0.03
 
 @dataclass(slots=True)
 class CandidateRow:
-    """A candidate, and what came of it. With `why` it cannot serve."""
+    """A candidate with its results. With `why` it cannot serve."""
 
     candidate: Candidate
     seconds: float | None = None
-    """What an execution took, as `race.Timing.typical` has it."""
+    """Seconds of an execution, see `race.Timing.typical`."""
     rounds: int = 0
     error: float | None = None
-    """From the reference, as `comparison.difference` has it."""
+    """Difference from the reference, see `comparison.difference`."""
     why: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """For the report and for the cache: what is not known is left out, and no number is infinite."""
+        """Return JSON for the report and the cache. Unknown values are left out, and no number is infinite."""
         members: dict[str, object] = {
             "backend": self.candidate.backend,
             "engine": self.candidate.library,
@@ -44,13 +44,13 @@ class Choice:
     candidate: Candidate
     reason: str
     rows: tuple[Mapping[str, object], ...]
-    """As `CandidateRow.to_json` makes them, in the order of the table."""
+    """Rows from `CandidateRow.to_json`, in the order of the table."""
     details: Mapping[str, object]
-    """How it was measured, in values that JSON has; empty if nothing was."""
+    """Details of the measurement, in JSON values; empty if nothing was measured."""
 
 
 def refusal(row: CandidateRow, tolerance: Tolerance, reference: Candidate) -> str:
-    """Why a row that was measured must not serve; empty if it may."""
+    """Return why a measured row must not serve; empty if it may."""
     if row.candidate is reference or row.error is None:
         return ""
     if row.error <= tolerance.limit:
@@ -59,7 +59,7 @@ def refusal(row: CandidateRow, tolerance: Tolerance, reference: Candidate) -> st
 
 
 def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
-    """Why a candidate is not even tried at its precision; empty if it is."""
+    """Return why a candidate is not even tried at its precision; empty if it is."""
     if candidate.precision == FP32 or tolerance.reduced:
         return ""
     return (
@@ -69,9 +69,9 @@ def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
 
 
 def decide(rows: Sequence[CandidateRow], reference: Candidate, samples: str) -> tuple[CandidateRow, str]:
-    """The row that serves, and why, of those that were measured and may. There is at least one.
+    """Return the row that serves, and why. At least one row was measured and may serve.
 
-    `samples` says for people what the error was measured on.
+    `samples` describes the samples of the error, for people.
     """
     able = [row for row in rows if not row.why and row.seconds is not None]
     fastest = min(able, key=_seconds)
@@ -97,7 +97,7 @@ def _seconds(row: CandidateRow) -> float:
 
 
 def table(rows: Sequence[Mapping[str, object]], chosen: Candidate) -> str:
-    """The rows for the log, with an arrow at the one that serves."""
+    """Return the rows for the log, with an arrow at the one that serves."""
     cells = [("", "engine", "precision", "ms", "error", "")]
     for row in rows:
         seconds, error = row.get("seconds"), row.get("error")

@@ -1,4 +1,4 @@
-"""Opens the candidates of a model, runs them in turns, and keeps the chosen one."""
+"""Measurement of a model's candidates: opens them, runs them in turns, and keeps the chosen one."""
 
 import logging
 import threading
@@ -25,11 +25,11 @@ from .tuning import tuned
 _log = logging.getLogger(__name__)
 
 _measuring = threading.Lock()
-"""Of the process: two measurements at a time would disturb each other."""
+"""Lock of the process: two measurements at a time would disturb each other."""
 
 
 def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCandidate]:
-    """Measure the candidates that nothing is in the way of, and close all but the one that serves.
+    """Measure the candidates without an obstacle, and close all but the one that serves.
 
     Raises the code of the first failure, with the reasons of all candidates, if none is able to serve.
     """
@@ -41,7 +41,7 @@ def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCa
 
 @dataclass(slots=True)
 class _Trial:
-    """A candidate that is open, with what came of it so far."""
+    """An open candidate with its results so far."""
 
     row: CandidateRow
     opened: OpenCandidate
@@ -55,7 +55,7 @@ class _Trial:
 
 
 class _Measurement:
-    """What it opens is closed by the stack, but for what is to be kept."""
+    """Measurement of all candidates. The stack closes what it opens, except for what is kept."""
 
     def __init__(self, job: Selection, rows: Sequence[CandidateRow], stack: ExitStack) -> None:
         self._job = job
@@ -111,7 +111,7 @@ class _Measurement:
         return self._kept(next(each for each in winners if each.row is chosen), reason, details)
 
     def _open(self) -> list[_Trial]:
-        """Those that can be opened. One whose tensors are others than the first one's must not serve."""
+        """Open the candidates. A candidate with other tensors than the first one must not serve."""
         tried: list[_Trial] = []
         for row in self._rows:
             if row.why:
@@ -170,7 +170,7 @@ class _Measurement:
             row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
     def _first_run(self, tried: _Trial, made: Samples) -> list[Mapping[str, Array]]:
-        """The outputs of the samples: of the first, and of as many more as there is time for."""
+        """Return the outputs of the samples: of the first, and of as many others as time allows."""
         alone = self._job.objective(tried.config) == LATENCY
         tried.runner = runner = self._job.runner(tried.opened, tried.config, made.timed, alone=alone)
         self._stack.callback(close_quietly, runner.close, tried.candidate)

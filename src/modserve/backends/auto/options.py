@@ -1,4 +1,4 @@
-"""What users may set for the ``auto`` backend: model parameters, and ``--backend-config`` for those without."""
+"""Options of the ``auto`` backend: model parameters, and ``--backend-config`` for models without them."""
 
 import math
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _BACKENDS = tuple(sorted({candidate.backend for each in FORMATS for candidate in
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far outputs may be from the reference's, relative to its largest element; `reduced` precisions may serve."""
+    """Largest difference from the reference, relative to its largest element; `reduced` allows lower precisions."""
 
     limit: float = _DEFAULT_TOLERANCE
     reduced: bool = False
@@ -55,15 +55,15 @@ class AutoOptions:
     sample_shape: str = ""
     """See `samples.Sizes`."""
     engines: tuple[str, ...] = ()
-    """The only ones that may serve; empty: all."""
+    """Backends that may serve; empty: all."""
     tune: tuple[str, ...] = ()
-    """What is chosen by measuring where the configuration leaves it open: `BATCH`, `INSTANCES`."""
+    """Settings chosen by measuring if the configuration leaves them open: `BATCH`, `INSTANCES`."""
     cache_directory: Path | None = None
     """None: choices are not kept."""
 
 
 def read_options(source: ModelSource) -> AutoOptions:
-    """Those of a model, over those of the server. Raises INVALID_ARG."""
+    """Return the options of a model, with the server's as defaults. Raises INVALID_ARG."""
     return AutoOptions(
         _tolerance(*_reader(source, TOLERANCE)),
         _positive(*_reader(source, BUDGET), _DEFAULT_BUDGET_S, "a number of seconds above 0"),
@@ -76,7 +76,7 @@ def read_options(source: ModelSource) -> AutoOptions:
 
 
 def _reader(source: ModelSource, key: str) -> tuple[OptionReader, str]:
-    """Where an option is said, and its name there."""
+    """Return the reader of the place where an option is set, and the option's name there."""
     if source.config.parameters.get(key, "").strip():
         return parameters_of(source.config), key
     return options_of(source.options), key.replace("_", "-")
@@ -103,9 +103,9 @@ def _choices(values: OptionReader, key: str, choices: tuple[str, ...]) -> tuple[
 
 
 def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str]) -> dict[str, str]:
-    """What an engine gets of a model's parameters: those of the server, and ``<backend>.<key>`` as ``<key>``.
+    """Return an engine's share of a model's parameters: those of the server, and ``<backend>.<key>`` as ``<key>``.
 
-    `own` are those that make the candidate what it is, and win.
+    `own` are the candidate's own parameters, and win.
     """
     prefix = f"{backend}."
     passed = {key: value for key, value in config.parameters.items() if key.startswith(SERVER_PARAMETERS)}
@@ -114,7 +114,7 @@ def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str])
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """What the parameters of a model say that has no effect."""
+    """Return warnings about parameters of a model that have no effect."""
     prefixes = (*SERVER_PARAMETERS, *(f"{backend}." for backend in _BACKENDS))
     ignored = [key for key in config.parameters if key not in PARAMETERS and not key.startswith(prefixes)]
     if config.backend == "auto":

@@ -1,10 +1,10 @@
-"""Times several engines in turns, so that noise of the machine affects all of them alike.
+"""Timing of several engines in turns, so that noise of the machine affects all of them alike.
 
 A round is one turn of each entrant; a turn repeats short executions until it is long enough to be timed. Before it
 there is a rest, since the threads of the engine before still spin for a while, and an execution that does not count,
 which brings the caches back.
 
-After a few rounds, engines drop out whose best time is clearly worse than the typical time of the leader:
+After a few rounds, engines with a best time clearly worse than the typical time of the leader drop out:
 disturbances make a measurement longer, never shorter. The race ends when one engine is left, after a number of rounds,
 or when the time is over.
 """
@@ -17,35 +17,35 @@ from typing import Protocol
 
 MOST_ROUNDS = 20
 _LOOKS = (3, 6, 12)
-"""After so many rounds the clearly slower fall out."""
+"""Numbers of rounds after which clearly slower engines drop out."""
 _CLEARLY = 1.1
 _TURN_S = 0.02
 _MOST_TIMES = 1000
 _REST_S = 0.005
 _WARM_BELOW_S = 0.1
-"""What takes longer is its own warming up."""
+"""Longest execution, in seconds, that needs a separate warm-up."""
 
 
 class Entrant(Protocol):
     def run(self, times: int) -> int:
-        """Execute so many times, or a multiple of it, blocking; returns how often.
+        """Execute `times` times, or a multiple of it, blocking; returns how often.
 
-        What it raises takes it out of the race.
+        An exception takes it out of the race.
         """
 
 
 @dataclass(slots=True)
 class Timing:
-    """What one entrant took: seconds for an execution, by round."""
+    """Seconds per execution of one entrant, by round."""
 
     seconds: list[float] = field(default_factory=list)
     dropped: bool = False
-    """It was clearly slower, and was not timed to the end."""
+    """True if it was clearly slower and was not timed to the end."""
     failure: str = ""
 
     @property
     def typical(self) -> float:
-        """What a quarter of the rounds stayed at or below: others on the machine disturb it less than the median."""
+        """Lower quartile of the rounds: other load on the machine disturbs it less than the median."""
         return sorted(self.seconds)[len(self.seconds) // 4] if self.seconds else math.inf
 
     @property
@@ -60,7 +60,7 @@ def race(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Timing]:
-    """The times of all entrants; none of those whose turn does not come within `budget_s`.
+    """Return the times of all entrants; none for an entrant that gets no turn within `budget_s`.
 
     `estimates` are the seconds that an execution is likely to take. What runs when the time is over is the last.
     """
@@ -96,7 +96,7 @@ def race(
 
 
 def _times(seconds: float, left_s: float) -> int:
-    """Of executions in a turn: as many as it needs to be timed, but only one that ends after the time is over."""
+    """Return the executions of a turn: enough to be timed, but only one that ends after the time is over."""
     if seconds <= 0:
         return _MOST_TIMES
     return max(1, min(_MOST_TIMES, math.ceil(min(left_s, _TURN_S) / seconds)))

@@ -17,7 +17,7 @@ from ..runner import Inputs, UnmeasurableError
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """`checked` are run once, to compare the outputs; `timed`, one after the other, are one execution of the race."""
+    """Inputs. `checked` are run once, to compare outputs; `timed`, one after the other, are an execution of a race."""
 
     checked: tuple[Inputs, ...]
     timed: tuple[Inputs, ...]
@@ -27,10 +27,10 @@ class Samples:
 
 
 def samples(config: ModelConfig, directory: Path, sample_shape: str, *, large: bool) -> Samples:
-    """The samples for a model with this complete configuration.
+    """Return the samples for a model with this complete configuration.
 
     `directory` is that of the model, `large`: timed with the largest batch. Raises UnmeasurableError, and INVALID_ARG
-    for files that are no good.
+    for invalid files.
     """
     if config.batch_inputs or any(spec.ragged for spec in config.inputs):
         raise UnmeasurableError("the server computes some inputs from its batches, and samples do not have these")
@@ -52,7 +52,7 @@ def _rows(inputs: Inputs, config: ModelConfig) -> int:
 
 
 def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]:
-    """What the model itself sees of a batch: its inputs, and those that the server makes for sequences."""
+    """Return a generated batch as the model sees it: its inputs, and those that the server adds for sequences."""
     random = generator()
     batch: Shape = (rows,) if config.batching else ()
     shapes = {
@@ -77,7 +77,7 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
 
 
 def _warm_up_inputs(warm_up: WarmUp, config: ModelConfig, sizes: Sizes, directory: Path) -> dict[str, Array]:
-    """The inputs of one sample; what it leaves out is made up."""
+    """Return the inputs of one sample; generates missing ones."""
     rows = warm_up.batch_size if config.batching else 1
     inputs = _generated(config, sizes, rows)
     for name, value in warm_up.inputs.items():
@@ -96,7 +96,7 @@ def _warm_up_data(name: str, value: WarmUpInput, rows: int, config: ModelConfig,
 
 
 def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> Shape:
-    """What the model sees, whose `reshape` may be another than the clients' dims."""
+    """Return the shape that the model sees; its `reshape` may differ from the clients' dims."""
     spec = config.inputs_by_name.get(name)
     if spec is None or spec.reshape is None:
         return (*batch, *dims)
@@ -105,5 +105,5 @@ def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> S
 
 
 def shapes_of(inputs: Iterable[Inputs]) -> list[dict[str, list[int]]]:
-    """For people: the shapes of samples."""
+    """Return the shapes of samples, for people."""
     return [{name: list(array.shape) for name, array in each.items()} for each in inputs]

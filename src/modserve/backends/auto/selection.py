@@ -1,4 +1,4 @@
-"""A model version whose engine is to be chosen: opens its candidates and makes the samples to measure them with."""
+"""Selection of a model version's engine: opens the candidates and makes the samples to measure them with."""
 
 import logging
 import time
@@ -28,11 +28,11 @@ class OpenCandidate:
     backend: Backend
     model: BackendModel
     tuned: BatchSetting | None = None
-    """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
+    """Setting that it was opened for, if chosen by measuring; 0 stands for a value that was not."""
 
 
 class Selection:
-    """`clock` and `sleep` count seconds; the registry has the engines."""
+    """Candidates of a model version. `clock` and `sleep` count seconds; the registry has the engines."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Selection:
         return self.source.config.name
 
     def open(self, candidate: Candidate, tuned: BatchSetting | None = None) -> OpenCandidate:
-        """Open the model by one engine. Raises what the engine raises."""
+        """Open the model by one engine. Raises any exception of the engine."""
         source = self.source
         if tuned is not None and tuned.instances:
             threads = max(1, source.cpu_threads * source.cpu_instances // tuned.instances)
@@ -73,14 +73,14 @@ class Selection:
         return OpenCandidate(candidate, backend, model, tuned)
 
     def _directories(self, candidate: Candidate) -> dict[str, str]:
-        """The option that has quantised models kept beside the choices."""
+        """Return the option that keeps quantised models next to the choices."""
         if candidate.precision != INT8:
             return {}
         cache = self.options.cache_directory
         return {QUANTIZED_DIRECTORY: str(cache / "quantized") if cache is not None else "none"}
 
     def describe(self, opened: OpenCandidate) -> ModelDescription | None:
-        """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""
+        """Return an engine's description of the model; the largest batch is the same for all unless tuned."""
         description, tuned = opened.model.describe(), opened.tuned
         if description is None:
             return None
@@ -90,11 +90,11 @@ class Selection:
         return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
 
     def completed(self, opened: OpenCandidate) -> ModelConfig:
-        """The configuration as the server completes it with this engine. Raises INVALID_ARG."""
+        """Return the configuration as the server completes it with this engine. Raises INVALID_ARG."""
         return self.source.completed(self.describe(opened))
 
     def spec(self, spec: InstanceSpec, candidate: Candidate) -> InstanceSpec:
-        """The instance as its engine is to see it."""
+        """Return the instance in the engine's form."""
         parameters = engine_parameters(spec.config, candidate.backend, candidate.parameters)
         return replace(spec, config=replace(spec.config, backend=candidate.backend, parameters=parameters))
 
@@ -102,14 +102,14 @@ class Selection:
         return self.options.objective or (THROUGHPUT if config.max_batch_size > 1 else LATENCY)
 
     def samples(self, config: ModelConfig) -> Samples:
-        """For a complete configuration. Raises as `samples.samples`."""
+        """Make samples for a complete configuration. Raises as `samples.samples`."""
         large = self.objective(config) == THROUGHPUT
         return samples(config, self.source.model_directory, self.options.sample_shape, large=large)
 
     def runner(
         self, opened: OpenCandidate, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
     ) -> Runner | AsyncRunner:
-        """A new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
+        """Make an instance to run without a server. Raises any exception of the engine, and as `runner.runner`."""
         spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
         instance = new_instance(opened.model, self.spec(spec, opened.candidate))
         try:

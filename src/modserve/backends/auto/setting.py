@@ -1,8 +1,8 @@
-"""Finds the best number of instances of a model, threads for each, and batch size.
+"""Search for the best number of instances of a model, threads for each, and batch size.
 
 The instances share the threads that the server has for the model: two of them have half each. One number of instances
-comes after the other. For each the batch grows until a row takes no less time any more, and the best settings race
-against those that lead so far; the better crew stays open, the other is closed.
+comes after the other. For each the batch grows until the time per row stops falling, and the best settings race
+against the current leaders; the better crew stays open, the other is closed.
 """
 
 import time
@@ -21,16 +21,16 @@ LARGEST_BATCH = 64
 _GAIN = 0.97
 """A batch of twice the size is worth it if a row takes less than this share of the time."""
 _TRIALS = 2
-"""Executions of which the better one counts, before the race."""
+"""Number of executions before the race; the best one counts."""
 _CONTENDERS = 1.5
-"""Settings whose rows take at most so many times those of the best take part in the race."""
+"""Largest time per row of settings in the race, as a multiple of the best one's."""
 _AS_GOOD = 1.05
-"""Of settings that are so near to the best, the one with the smallest batch and the fewest instances is taken."""
+"""Ratio up to which settings count as equal: the smallest batch, then the fewest instances, wins."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchSetting:
-    """Ordered by what is to be preferred among equals."""
+    """A batch size and a number of instances; the smaller one is preferred among equals."""
 
     batch: int
     instances: int
@@ -66,7 +66,7 @@ class Crew:
         return len(self._runners)
 
     def run(self, inputs: Inputs, times: int) -> int:
-        """Each instance executes `inputs` so many times, all side by side; returns the executions of all."""
+        """Execute `inputs` `times` times on each instance, concurrently; returns the total of executions."""
         for runner in self._runners:
             runner.timed = (inputs,)
         futures = [
@@ -80,7 +80,7 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class _Entrant:
-    """A setting in the race, whose executions are counted in rows."""
+    """A setting in the race. Its executions are counted in rows."""
 
     crew: Crew
     inputs: Inputs
@@ -108,11 +108,11 @@ def best_setting(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SearchResult:
-    """The best of all numbers of instances, `counts`, and batch sizes, ascending.
+    """Return the best of all numbers of instances, `counts`, and batch sizes, ascending.
 
     `row` is a batch of one row. At most two crews are open: the one that leads, and the next, which races against it.
-    What an instance raises with some size ends the trial of larger ones, and what the opening of a crew raises that of
-    its number; with the first size of the first crew it is raised.
+    An exception of an instance ends the trial of larger sizes, one of opening a crew the trial of its number. With the
+    first size of the first crew it is raised.
     """
     search = _Search(batches, row, Budget(budget_s, clock), clock, sleep)
     with ExitStack() as leading:
@@ -137,7 +137,7 @@ def best_setting(
 
 
 class _Search:
-    """The settings of the crew that leads, which has to be open, and what came of all."""
+    """Search state: the settings of the leading crew, which has to be open, and all results."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Search:
     def grow(self, crew: Crew, count: int, parts: int) -> None:
         """Try a crew with larger and larger batches, then let it race against the leaders.
 
-        Each takes one of so many equal parts of the time that is left.
+        Each takes one of `parts` equal parts of the time that is left.
         """
         with self.budget.running():
             entrants = self._grown(crew, count, self.budget.left / parts)
@@ -203,7 +203,7 @@ class _Search:
         return entrants
 
     def _timed(self, entrant: "_Entrant", end_s: float) -> float:
-        """Seconds of a row, by the best of some executions after the first; by the first if the time is over."""
+        """Return the seconds of a row, by the best of some executions after the first; by the first if time is up."""
         took: list[float] = []
         for _ in range(1 + _TRIALS):
             if took and self.budget.spent >= end_s:
@@ -238,7 +238,7 @@ def _batch(row: Inputs, size: int) -> Inputs:
 
 
 def instance_counts(threads: int) -> list[int]:
-    """1, 2, 4, … up to the number of threads."""
+    """Return 1, 2, 4, … up to the number of threads."""
     return [1 << power for power in range(max(1, threads).bit_length())]
 
 

@@ -1,4 +1,4 @@
-"""Tunes instances and batch size of a model for the chosen engine, where the configuration leaves them open."""
+"""Tuning of a model's instances and batch size for the chosen engine, where the configuration leaves them open."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice, OpenCandidate]:
-    """The same engine with the best number of instances and size of batches; as it was if they cannot be found."""
+    """Reopen the engine with the best number of instances and batch size; unchanged if they cannot be found."""
     try:
         setting, facts = _find_setting(job, opened)
         again = job.open(choice.candidate, setting)
@@ -31,7 +31,7 @@ def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice
 
 
 def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, dict[str, object]]:
-    """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
+    """Return the best setting, with 0 for values not tuned, and the measurements. Raises the engine's exceptions."""
     config, tune = job.completed(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
         raise UnmeasurableError("the latency of single requests counts, not throughput")

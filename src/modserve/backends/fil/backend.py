@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _INPUT, _OUTPUT = "input__0", "output__0"
 _DEFAULT_MAX_BATCH_SIZE = 32768
-"""Of Triton's example. A row takes microseconds."""
+"""Default of Triton's example. A row takes microseconds."""
 
 
 class FilBackend(NoCode):
@@ -50,7 +50,7 @@ class FilBackend(NoCode):
 
 
 class FilModel:
-    """One forest. `path` and `kind` are its file and the file's format, by Triton's name."""
+    """An open forest. `path` and `kind` are its file and the file's format, by Triton's name."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -77,7 +77,7 @@ class FilModel:
         self.result = _result(self.forest, options, config)
 
     def _prepared(self) -> tuple[Forest, Predictor]:
-        """The forest and what computes it."""
+        """Return the forest and its predictor."""
         name, options = self._source.config.name, self._options
         wishes_treelite = self._double or options.predictor == "treelite"
         forest = self._read(wishes_treelite)
@@ -144,12 +144,12 @@ def _result(forest: Forest, options: ForestOptions, config: ModelConfig) -> Resu
 
 
 def _size(specs: Sequence[TensorSpec], name: str, size: int) -> int:
-    """The last dimension of a tensor, or -1 if that is what the configuration says."""
+    """Return the last dimension of a tensor, or -1 if configured so."""
     return -1 if any(spec.name == name and spec.dims[-1:] == (-1,) for spec in specs) else size
 
 
 def _datatype(specs: Sequence[TensorSpec], name: str) -> Datatype:
-    """What the configuration says, if that is a number: any is converted."""
+    """Return the configured datatype if it is numeric (any is converted), else FP32."""
     datatypes = [spec.datatype for spec in specs if spec.name == name and spec.datatype is not dtypes.BYTES]
     return datatypes[0] if datatypes else dtypes.FP32
 

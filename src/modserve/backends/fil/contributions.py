@@ -1,6 +1,6 @@
-"""How much each feature adds to a forest's result (SHAP values), for Triton's output ``treeshap_output``.
+"""Feature contributions to a forest's result (SHAP values), for Triton's output ``treeshap_output``.
 
-By the libraries of XGBoost and LightGBM, for their own files: the only engines for forests that compute them.
+The libraries of XGBoost and LightGBM compute them for their own files; no other engine for forests does.
 """
 
 import threading
@@ -22,7 +22,7 @@ _MODULES = {"xgboost_json": "xgboost", "xgboost_ubj": "xgboost", "xgboost": "xgb
 
 
 def contributions(path: Path, kind: str, threads: int) -> Contributions:
-    """Raises INVALID_ARG for files of other libraries, and where their library is not installed."""
+    """Return a function for the contributions. Raises INVALID_ARG for other libraries' files or without the library."""
     module = _MODULES.get(kind)
     if module is None:
         raise invalid(

@@ -28,7 +28,7 @@ _CHECKPOINT_HINT = "The file is truncated or damaged, or another version of Tree
 
 @dataclass(frozen=True)
 class Forest:
-    """`arrays` has an entry for each node of all trees, one tree after the other; children count within their tree."""
+    """A forest. `arrays` has an entry for each node of all trees in turn; children count within their tree."""
 
     properties: Mapping[str, Any]
     arrays: Mapping[str, Array]
@@ -48,7 +48,7 @@ class Forest:
 
     @property
     def double(self) -> bool:
-        """Its thresholds and leaves are FP64."""
+        """True if its thresholds and leaves are FP64."""
         return bool(self.properties["double"])
 
     @property
@@ -57,22 +57,22 @@ class Forest:
 
     @cached_property
     def classes(self) -> int:
-        """Of the target that has most; 1 where the forest gives one number."""
+        """Number of classes of the target with the most; 1 where the forest gives one number."""
         return max(int(count) for count in self.properties["class_counts"])
 
     @property
     def columns(self) -> int:
-        """How many numbers the forest gives for a row."""
+        """Number of values that the forest gives for a row."""
         return self.targets * self.classes
 
     @property
     def obstacle(self) -> str:
-        """Why ONNX Runtime cannot run it; empty if it can."""
+        """Reason why ONNX Runtime cannot run it; empty if it can."""
         return str(self.properties["obstacle"])
 
     @property
     def checkpoint(self) -> bytes | None:
-        """For Treelite, where that is to run it."""
+        """Treelite checkpoint, if Treelite is to run it."""
         array = self.arrays.get("checkpoint")
         return None if array is None else array.tobytes()
 
@@ -80,7 +80,7 @@ class Forest:
 def read(
     path: Path, kind: str, *, unknown_fields: bool = False, for_treelite: bool = False, limit_s: float | None = None
 ) -> Forest:
-    """Read a file of the format `kind`. Raises INVALID_ARG, with what is wrong with it, and INTERNAL."""
+    """Read a file of the format `kind`. Raises INVALID_ARG, with the fault of the file, and INTERNAL."""
     if limit_s is None:
         limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
     with tempfile.TemporaryDirectory(prefix="modserve-") as folder:
@@ -95,7 +95,7 @@ def read(
 
 
 def loaded(path: Path) -> Forest:
-    """What `reader` has written."""
+    """Load a forest that `reader` has written."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {key: file[key] for key in file.files}
     return Forest(json.loads(arrays.pop("facts").tobytes()), arrays)

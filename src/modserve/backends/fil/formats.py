@@ -21,7 +21,7 @@ _LEAST_TREELITE, _MOST_TREELITE = 2, 9
 
 
 def locate(path: Path, model_type: str) -> Path:
-    """The model's file: `path`, or beside it the one that Triton expects for the ``model_type``, which may be empty."""
+    """Return the model's file: `path`, or Triton's file for the ``model_type`` (may be empty) next to it."""
     if path.is_dir():
         present = [path / name for name in ([FILENAMES[model_type]] if model_type else FILENAMES.values())]
         return next((file for file in present if file.is_file()), path)
@@ -31,7 +31,7 @@ def locate(path: Path, model_type: str) -> Path:
 
 
 def kind_of(path: Path, model_type: str) -> str:
-    """The format of a file: of those of XGBoost the one that it is, or else as it is called. Empty if nobody can tell.
+    """Return the format of a file: for XGBoost by its content, otherwise by its name. Empty if unknown.
 
     XGBoost wrote its old binary format into ``xgboost.model`` up to version 2.0, and writes UBJSON since.
     """
@@ -43,7 +43,7 @@ def kind_of(path: Path, model_type: str) -> str:
 
 
 def sniff(path: Path) -> str:
-    """The format that the first bytes of a file are typical of, or empty."""
+    """Return the format of a file by its first bytes; empty if unknown."""
     with regular_file.open_regular(path) as file:
         head = file.read(_HEAD)
     if head.startswith((b"tree\n", b"tree\r\n")):

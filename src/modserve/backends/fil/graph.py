@@ -21,11 +21,11 @@ INPUT, OUTPUT = "input", "output"
 _OPSETS = {"": 17, "ai.onnx.ml": 3}
 _UP, _DOWN = np.float32(np.inf), np.float32(-np.inf)
 _ROUNDED = {"BRANCH_LEQ": _DOWN, "BRANCH_GT": _DOWN, "BRANCH_LT": _UP, "BRANCH_GTE": _UP}
-"""Where to a threshold goes that is no FP32 number: x <= t holds for the same x as x <= the next FP32 number below."""
+"""Rounding of a threshold that is no FP32 number: x <= t holds for the same x as x <= the next FP32 number below."""
 
 
 def model(forest: Forest) -> bytes:
-    """The serialised ``onnx.ModelProto``: FP32 of ``[rows, features]`` in, FP32 of ``[rows, columns]`` out."""
+    """Return the serialised ``onnx.ModelProto``: FP32 of ``[rows, features]`` in, FP32 of ``[rows, columns]`` out."""
     nodes, constants, last, before = [_ensemble(forest)], [], "sums", "sums"
     for index, (operator, constant, attributes) in enumerate(_steps(forest)):
         inputs = [last]
@@ -46,7 +46,7 @@ _Step = tuple[str, Array | None, list[bytes]]
 
 
 def _steps(forest: Forest) -> Iterable[_Step]:
-    """What becomes of the sums: operators, each with its constant, after Treelite's postprocessors."""
+    """Yield the operators after the sums, each with its constant, following Treelite's postprocessors."""
     base = forest.arrays["base_scores"]
     if base.any():
         yield "Add", base.astype(np.float32), []
@@ -119,7 +119,7 @@ def _thresholds(forest: Forest, modes: Array) -> Array:
 
 
 def _targets(forest: Forest, trees: Array, nodes: Array) -> tuple[Array, Array, Array, Array]:
-    """What each leaf adds to which column: the tree, the node, the column and the value of each addition."""
+    """Return the additions of the leaves: the tree, the node, the column and the value of each."""
     arrays = forest.arrays
     leaf = arrays["left"] < 0
     columns = np.arange(forest.columns).reshape(forest.targets, forest.classes)
@@ -140,7 +140,7 @@ def _targets(forest: Forest, trees: Array, nodes: Array) -> tuple[Array, Array, 
 
 
 def _chosen(index: int) -> slice:
-    """Of the targets or classes, that one; below 0 all of them."""
+    """Return the slice of one target or class; an index below 0 selects all of them."""
     return slice(None) if index < 0 else slice(index, index + 1)
 
 
@@ -148,7 +148,7 @@ def _chosen(index: int) -> slice:
 
 
 def _varints(values: Array) -> bytes:
-    """All of them, one after the other; none is negative."""
+    """Encode non-negative values as consecutive varints."""
     left = values.astype(np.uint64)
     digits = []
     while True:

@@ -1,4 +1,4 @@
-"""What users may set for the ``fil`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``fil`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's forest backend (its docs/model_config.md and ``RapidsSharedState`` in
 src/shared_state.h). Each is acted on, or a warning says why it is not.
@@ -54,7 +54,7 @@ class ForestOptions:
 
 
 def model_options(config: ModelConfig) -> ForestOptions:
-    """Raises INVALID_ARG, with the model's name and what would be right."""
+    """Read the options of a model. Raises INVALID_ARG, with the model's name and the expected value."""
     values = parameters_of(config)
     classifier = _IS_CLASSIFIER if _IS_CLASSIFIER in values else _OUTPUT_CLASS
     threshold = values.number("threshold", math.nan, lambda _: True, "a number, such as 0.5")
@@ -70,7 +70,7 @@ def model_options(config: ModelConfig) -> ForestOptions:
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """What a model's parameters say that has no effect, and why."""
+    """Return warnings about a model's parameters that have no effect, with reasons."""
     notes = [
         f"model '{config.name}': parameter '{key}' has no effect: {_WITHOUT_EFFECT[key]}"
         for key in config.parameters

@@ -14,7 +14,7 @@ from .forest import Forest
 
 
 class Predictor(Protocol):
-    """Rows of ``[rows, features]`` in, the forest's numbers of ``[rows, columns]`` out. For several threads at once."""
+    """Function from ``[rows, features]`` to the forest's numbers, ``[rows, columns]``. For several threads at once."""
 
     engine: str
     version: str
@@ -64,7 +64,7 @@ class TreelitePredictor:
 
 
 def agrees(predictor: Predictor, forest: Forest) -> bool:
-    """Whether it gives for the samples of the forest what Treelite gave for them when the file was read."""
+    """Return True if it reproduces Treelite's results for the forest's samples, computed when the file was read."""
     expected = forest.arrays["expected"].reshape(len(forest.arrays["samples"]), -1)
     actual = predictor(forest.arrays["samples"])
     return bool(np.allclose(actual, expected, rtol=1e-3, atol=1e-4 * max(1e-3, float(np.abs(expected).max()))))

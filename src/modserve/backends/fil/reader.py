@@ -1,8 +1,8 @@
-"""Reads a forest's file with Treelite and writes its arrays: a program, run by `forest` in a process of its own.
+"""Program that reads a forest's file with Treelite and writes its arrays: run by `forest` in a process of its own.
 
 Treelite checks little of what it reads. A damaged checkpoint makes it follow numbers of nodes and sizes of arrays out
-of its memory, or for ever; a damaged LightGBM file makes its predictor do so. Here that costs this process alone. What
-is written has been checked: it is a forest, whatever the file was.
+of its memory, or for ever; a damaged LightGBM file makes its predictor do so. Here that costs this process alone. The
+written arrays have been checked: they are a forest for any file.
 
 Imports nothing of modserve, so that it starts as soon as Treelite does.
 """
@@ -21,14 +21,14 @@ _CONVERTED = (
     *("identity", "identity_multiclass", "sigmoid", "multiclass_ova", "softmax", "exponential"),
     *("exponential_standard_ratio", "logarithm_one_plus_exp", "signed_square"),
 )
-"""What a forest's sums may become for `graph` to write it."""
+"""Postprocessors of a forest's sums that `graph` can write."""
 _SAMPLES = 32
 _TASKS = {0: "binary", 1: "regression", 2: "classes", 3: "ranking", 4: "isolation"}
 _HEAD = ("average_tree_output", "num_target", "num_class", "leaf_vector_shape", "target_id", "class_id", "base_scores")
 
 
 class BadFileError(Exception):
-    """The file is no good, in words."""
+    """A fault in the file, in words."""
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def load(path: str, kind: str, unknown_fields: bool) -> Any:
 
 
 def check_lightgbm(path: str) -> None:
-    """Treelite takes a file that is cut off for a smaller forest. Raises BadFileError."""
+    """Check for truncation, which Treelite takes for a smaller forest. Raises BadFileError."""
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")
     trees = sum(line.startswith(b"Tree=") for line in lines)
@@ -72,9 +72,9 @@ def check_lightgbm(path: str) -> None:
 
 
 def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
-    """The forest's arrays as a ``.npz``: with a checkpoint if Treelite is to run it, or else with samples.
+    """Write the forest's arrays as a ``.npz``: with a checkpoint if Treelite is to run it, or else with samples.
 
-    Raises BadFileError for what is no forest.
+    Raises BadFileError for a model that is no forest.
     """
     header = model.get_header_accessor()
     head = {key: np.asarray(header.get_field(key)) for key in _HEAD}
@@ -116,7 +116,7 @@ def write(model: Any, destination: str, treelite_runs_it: bool) -> None:
 
 
 def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """What ONNX has no operator for; empty for a forest that can be written as a graph."""
+    """Return why ONNX cannot express the forest; empty for a forest that can be written as a graph."""
     if properties["categorical"]:
         return "it has categorical splits"
     if properties["postprocessor"] not in _CONVERTED:
@@ -131,7 +131,7 @@ def why_not_onnx(properties: dict[str, Any], arrays: dict[str, Any]) -> str:
 
 
 def samples(model: Any, arrays: dict[str, Any], features: int) -> Any:
-    """Rows of values that the trees compare with, their neighbours and missing ones; what Treelite makes of them."""
+    """Return rows of the trees' thresholds, their neighbours and missing values, and Treelite's results for them."""
     import treelite
 
     random = np.random.RandomState(0)
@@ -151,7 +151,7 @@ def samples(model: Any, arrays: dict[str, Any], features: int) -> Any:
 
 
 def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
-    """The arrays of one tree, each with an entry for each node. Raises BadFileError for what is no tree."""
+    """Return the arrays of one tree, each with an entry for each node. Raises BadFileError for an invalid tree."""
     kinds, left, right = (np.asarray(tree.get_field(key)) for key in ("node_type", "cleft", "cright"))
     count = len(left)
     leaf = left < 0
@@ -194,7 +194,7 @@ def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
 
 
 def check_reached(left: Any, right: Any, index: int) -> None:
-    """With one parent for each node, a tree whose root reaches all nodes has no circle. Raises BadFileError."""
+    """Check that the root reaches all nodes: with one parent for each node, there is no cycle. Raises BadFileError."""
     level, reached = np.zeros(1, np.int64), 0
     while len(level):
         reached += len(level)
@@ -211,7 +211,7 @@ def check_categories(tree: Any, count: int, index: int) -> None:
 
 
 def check_leaves(trees: list[dict[str, Any]], head: dict[str, Any]) -> None:
-    """The places that the trees' leaves add to are those of the model's outputs. Raises BadFileError."""
+    """Check that the trees' leaves add to outputs of the model. Raises BadFileError."""
     targets, classes = int(np.ravel(head["num_target"])[0]), np.ravel(head["num_class"])
     target_id, class_id = np.ravel(head["target_id"]), np.ravel(head["class_id"])
     shape = np.ravel(head["leaf_vector_shape"])

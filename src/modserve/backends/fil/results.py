@@ -1,4 +1,4 @@
-"""Turns a forest's numbers into the output of Triton's forest backend, according to its parameters."""
+"""Conversion of a forest's numbers to the output of Triton's forest backend, according to its parameters."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ _THRESHOLD = 0.5
 _CLASSIFIES = frozenset({"binary", "classes"})
 
 Result = tuple[int, Callable[[Array], Array]]
-"""How many columns an output has, and the function that makes it of the forest's, ``[rows, columns]`` both."""
+"""Number of columns of an output, and the function that computes it from the forest's, ``[rows, columns]`` both."""
 
 
 def result(task: str, targets: int, classes: int, options: ForestOptions, columns: int | None) -> Result:
-    """What a forest gives. `columns` is what the configuration says that the output has; None if it says nothing.
+    """Return a forest's result. `columns` is the configured number of output columns; None if not configured.
 
     A forest of two classes gives one number, the probability of the second, or two, as its library made it. For
     ``predict_proba`` both can be had, by the dims of the output; by default it is one number for those that give one
@@ -45,6 +45,6 @@ def _same(numbers: Array) -> Array:
 
 
 def _best(numbers: Array, targets: int, classes: int) -> Array:
-    """Of equal ones the first, as NumPy, scikit-learn and Triton take it."""
+    """Return the class with the largest value. The first wins a tie, as in NumPy, scikit-learn and Triton."""
     best: Array = np.argmax(numbers.reshape(len(numbers), targets, classes), axis=2)
     return best.astype(np.float32)

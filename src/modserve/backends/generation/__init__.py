@@ -1,1 +1,1 @@
-"""What backends of language models share: the tensors of their models, and the program of their workers."""
+"""Shared parts of the backends of language models: the models' tensors, and the program of their workers."""

@@ -1,4 +1,4 @@
-"""What the files of a language model of Hugging Face's say for chats."""
+"""Facts for chats from the files of a Hugging Face language model."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def context_length(folder: Path) -> int:
-    """In tokens, as ``config.json`` says it; 0 where it does not."""
+    """Return the context length in tokens from ``config.json``; 0 if it has none."""
     try:
         config = json.loads(regular_file.read_bytes(folder / _CONFIG))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""A language model whose engine runs in worker processes of the Python backend.
+"""A language model with its engine in worker processes of the Python backend.
 
-The worker runs `program`, a decoupled model.py, so what docs/python-models.md says of processes, limits and the revival
-of lost ones holds for it. A process of its own: a step of an engine keeps the interpreter's lock, and its libraries are
+The worker runs `program`, a decoupled model.py, so docs/python-models.md applies to its processes, limits and the
+revival of lost ones. A process of its own: a step of an engine keeps the interpreter's lock, and its libraries are
 large, may live in another environment, and may die.
 """
 
@@ -28,8 +28,8 @@ Parameters = Mapping[str, str]
 
 
 class LanguageModel:
-    """Implements `backends.api.BackendModel`. `parameters` finds what the model's files say that a configuration may
-    leave out: it may run the model's first process, and gets the model of the Python backend for that.
+    """Implementation of `backends.api.BackendModel`. `parameters` reads from the model's files the parameters that a
+    configuration may omit: it may run the model's first process, and gets the model of the Python backend for that.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LanguageModel:
         batch_limit: str,
         parameters: Callable[[PythonModel], Parameters],
     ) -> None:
-        """`batch_limit` is the parameter that limits the engine's batches. Raises INVALID_ARG."""
+        """Make the model. `batch_limit` is the parameter that limits the engine's batches. Raises INVALID_ARG."""
         config = source.config
         if config.max_batch_size:
             raise invalid(
@@ -71,9 +71,9 @@ class LanguageModel:
         )
 
     def _without_files(self, parameters: Parameters) -> dict[str, str]:
-        """Leave out what files in the folder of the version or of the model say, since chats read those, too.
+        """Leave out parameters with a file in the folder of the version or of the model, since chats read those, too.
 
-        Whoever put them there corrects what the weights say.
+        Such files correct the weights' own parameters.
         """
         try:
             files = tokenizer_files.read_version(self._source.model_directory / str(self._source.version))
@@ -105,12 +105,12 @@ class LanguageModel:
 
 
 def code_in(config: ModelConfig, path: Path) -> str:
-    """For `Backend.code_in`: a model that brings its own environment brings programs."""
+    """Implement `Backend.code_in`: a model with its own environment brings programs."""
     place = config.parameters.get(python_options.ENVIRONMENT_PATH, "")
     return PythonBackend().code_in(config, path) if place else ""
 
 
 def lengths(context: int) -> dict[str, str]:
-    """The parameters of a model with a context of so many tokens: a chat goes on to its end, unless a request says
+    """Return the parameters for a context of `context` tokens: a chat goes on to its end unless a request says
     otherwise."""
     return {CONTEXT: str(context), CHAT_LENGTH: str(context)}

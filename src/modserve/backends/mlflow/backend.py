@@ -1,7 +1,7 @@
 """The ``mlflow`` backend: a directory saved by MLflow runs as its pyfunc in a worker process.
 
-It is a Python model whose model.py is `program`: what docs/python-models.md says of instances, environments and limits
-holds for it. A model of MLflow is a program, like a model.py: loading it runs the code of its author.
+It is a Python model with `program` as its model.py: docs/python-models.md applies to its instances, environments and
+limits. A model of MLflow is a program, like a model.py: loading it runs the code of its author.
 """
 
 import logging

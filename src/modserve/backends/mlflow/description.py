@@ -1,4 +1,4 @@
-"""Reads a file ``MLmodel`` without MLflow: the signature as tensors, and the versions that saved the model.
+"""Reading of a file ``MLmodel`` without MLflow: the signature as tensors, and the versions that saved the model.
 
 The format is that of MLflow's documentation on models and their signatures.
 """
@@ -35,7 +35,7 @@ _ALIASES = {"str": "BYTES", "object": "BYTES", "bool": "BOOL", "float16": "FP16"
 
 @dataclass(frozen=True, slots=True)
 class MLmodelFile:
-    """`inputs` and `outputs` are None where the model has no signature; `parameters` are those of requests."""
+    """An MLmodel file. `inputs` and `outputs` are None without a signature; `parameters` are those of requests."""
 
     directory: Path
     loader: str
@@ -46,7 +46,7 @@ class MLmodelFile:
 
 
 def locate(path: Path) -> Path:
-    """The directory with the file ``MLmodel``: that of `path`, or the one below it. Raises INVALID_ARG."""
+    """Return the directory with the file ``MLmodel``: that of `path`, or the one below it. Raises INVALID_ARG."""
     version = path if path.is_dir() else path.parent
     below = sorted(entry for entry in version.iterdir() if entry.is_dir()) if version.is_dir() else []
     for directory in (version, *below):
@@ -59,7 +59,7 @@ def locate(path: Path) -> Path:
 
 
 def read(directory: Path) -> MLmodelFile:
-    """Raises INVALID_ARG for a file that is none of MLflow's, or whose signature has no tensors."""
+    """Read an MLmodel file. Raises INVALID_ARG if it is none of MLflow's, or if its signature has no tensors."""
     path = directory / FILENAME
     try:
         content = yaml.safe_load(regular_file.read_text(path))
@@ -99,7 +99,7 @@ def _tensor(spec: Mapping[str, Any], name: str, path: Path) -> DescribedTensor:
 
 
 def _datatype(name: str) -> Datatype | None:
-    """Of a name of numpy's."""
+    """Return the datatype of a numpy name."""
     return dtypes.BY_NAME.get(_ALIASES.get(name, name.upper()))
 
 

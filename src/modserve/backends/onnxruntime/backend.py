@@ -1,8 +1,8 @@
 """The ``onnxruntime`` backend: ONNX models on ONNX Runtime.
 
-`options` and `providers` have what users may set. The CPU instances of a model share one session: it may be run from
+`options` and `providers` have the users' settings. The CPU instances of a model share one session: it may be run from
 several threads at once, and the weights are in memory once. Each instance on a GPU has a session of its own, and so has
-each on the CPU if the model says so. No session is made that no instance has: a model whose instances are all on GPUs
+each on the CPU if the model says so. No session is made without an instance: a model whose instances are all on GPUs
 has none on the CPU.
 """
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def set_up() -> None:
-    """Once in a process: what the build needs, and lines in the log about what it can do."""
+    """Set up the process once: load the build's requirements, and log its abilities."""
     builds.preload_cuda()
     _log.info("%s", builds.line())
     if CUDA not in ort.get_available_providers() and (gpus := _gpu_devices()):
@@ -86,7 +86,7 @@ def _gpu_devices() -> list[str]:
 
 
 class OnnxRuntimeModel:
-    """One ONNX file: a session for all instances on the CPU, or one for each, and one for each instance on a GPU."""
+    """An ONNX file: a session for all instances on the CPU, or one for each, and one for each instance on a GPU."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -101,7 +101,7 @@ class OnnxRuntimeModel:
         self._spare: tuple[int | None, OnnxSession] | None = None
         """A session that no instance has, and its GPU; None is the CPU."""
         self._gpus: dict[str, int | None] = {}
-        """By the names of the instances."""
+        """GPU numbers by the names of the instances."""
         placements = source.placements
         gpu = placements[0].device if placements and all(map(_is_gpu, placements)) else None
         try:
@@ -141,7 +141,7 @@ class OnnxRuntimeModel:
         return ModelDescription(inputs, outputs, default_max_batch_size(self._source.options))
 
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
-        """The inputs and the outputs."""
+        """Describe the inputs and the outputs."""
         session = self._first.session
         any_rank = read_file(self._own_file.path, unranked, frozenset[str]())
         inputs = [describe(argument, any_rank) for argument in session.get_inputs()]

@@ -32,17 +32,17 @@ onnxruntime.InferenceSession(bytes.fromhex(model), providers=providers, enable_f
 """
 _SMALLEST_MODEL = model([node("Identity", ["X"], "Y")], [], (value("X", (1,)), value("Y", (1,))), {"": 13})
 _REASONS = r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\[ERROR\] |\[[EW]:onnxruntime:[^\]]*\] )"
-"""What precedes the reason in a line of ONNX Runtime's log, often several times."""
+"""Prefix of the reason in a line of ONNX Runtime's log, often repeated several times."""
 _LONGEST_REASON = 300
 
 
 def line() -> str:
-    """The library with its version and what it can run models by, for the log."""
+    """Return the library with its version and its providers, for the log."""
     return f"onnxruntime {ort.__version__}: {', '.join(ort.get_available_providers())}"
 
 
 def installed() -> dict[str, str]:
-    """The distributions that lie where the module was loaded from, and their versions."""
+    """Return the distributions in the folder that the module was loaded from, and their versions."""
     versions = {}
     for name in DISTRIBUTIONS:
         try:
@@ -55,9 +55,9 @@ def installed() -> dict[str, str]:
 
 
 def conflict(distributions: Mapping[str, str], loaded: str) -> str:
-    """A warning if the files that were loaded are not those that somebody wants; else empty.
+    """Return a warning if the loaded files are not of the distribution that was asked for; else empty.
 
-    `loaded` is the distribution that they are from. Beside the plain one, which modserve asks for itself, another of
+    `loaded` is the distribution that they are from. Besides the plain one, a requirement of modserve, another of
     the same version is no fault if its files are on top.
     """
     others = [name for name in distributions if name != PLAIN]
@@ -85,7 +85,7 @@ def loaded_distribution() -> str:
 
 
 def has_cuda_wheels() -> bool:
-    """Whether NVIDIA's libraries lie beside ONNX Runtime, as pip installs them: there, only it itself finds them."""
+    """Return whether NVIDIA's libraries lie next to ONNX Runtime, as pip installs them: only it finds them there."""
     return _CUDA in ort.get_available_providers() and (Path(ort.__file__).parents[1] / "nvidia").is_dir()
 
 
@@ -96,9 +96,9 @@ def preload_cuda() -> None:
 
 
 def why_unusable(provider: str, options: Mapping[str, str]) -> str:
-    """What ONNX Runtime says when it cannot use a provider; empty if it says nothing.
+    """Return ONNX Runtime's reason for not using a provider; empty if it reports none.
 
-    It says so on standard error alone, and goes on without. So it is tried once more, in a process of its own.
+    ONNX Runtime reports it on standard error alone, and goes on without. So a process of its own tries once more.
     """
     arguments = [_SMALLEST_MODEL.hex(), provider, json.dumps(dict(options)), "yes" if has_cuda_wheels() else ""]
     command = [sys.executable, "-c", _TRIAL, *arguments]
@@ -110,7 +110,7 @@ def why_unusable(provider: str, options: Mapping[str, str]) -> str:
 
 
 def reason(log: str) -> str:
-    """The first error in the log of ONNX Runtime, or else its last warning, without where in the source it arose."""
+    """Return the first error in ONNX Runtime's log, or else its last warning, without the place in the source."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", log).splitlines()
     errors = [line for line in plain if "[E:onnxruntime:" in line][:1]
     lines = errors or [line for line in plain if "[W:onnxruntime:" in line][-1:]

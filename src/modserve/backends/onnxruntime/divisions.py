@@ -1,8 +1,8 @@
 """Integer divisions of ONNX graphs, which end the process where the processor traps, as x86 does: guarded at load.
 
 ONNX Runtime leaves these to the processor: divisions by 0 with 1.24 (with 1.29 no longer), those of the lowest number
-by -1 still with 1.32. Before each `Div` and `Mod` of integers whose divisor is no harmless constant, a few nodes are
-put that hold its divisor back until they have looked at it:
+by -1 still with 1.32. Before each `Div` and `Mod` of integers with a divisor that is no harmless constant, a few
+nodes hold it back until it is checked:
 
 - If it has a 0, the execution fails: an index, the number of zeros, is out of the range of a table with one element.
 - Where the lowest number is to be divided by -1, it is divided by 1. The result is the lowest number, as of smaller
@@ -23,10 +23,10 @@ from .element_types import BOOL, INT32, INT64, INTEGER_BYTES, Divisions, divisio
 from .onnx_file import Node, Pieces, attribute, edited, field_of, integer, node, number_of, of, read_node, tensor, texts
 
 MARK: Final = "modserve: divisor of "
-"""How the name of the node begins that fails for a 0; the name of the division follows."""
+"""Prefix of the name of the node that fails for a 0; the name of the division follows."""
 _PREFIX: Final = "modserve:divisor:"
 _OLDEST_OPSET: Final = 7
-"""Before, ONNX had no broadcasting."""
+"""First version of ONNX's operators with broadcasting."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GuardedModel:
 
 
 def guarded(model: Buffer) -> GuardedModel | None:
-    """The model with guards; None if it divides no integers, or is no model."""
+    """Return the model with guards; None if it divides no integers, or is no model."""
     try:
         return _guarded(model)
     except (ValueError, IndexError, RecursionError):  # ONNX Runtime says what is wrong with it
@@ -50,13 +50,13 @@ def guarded(model: Buffer) -> GuardedModel | None:
 
 
 def division_by_zero(error: str) -> str | None:
-    """The name of the division whose guard has failed, by the text of ONNX Runtime's error."""
+    """Return the name of the division with the failed guard, from the text of ONNX Runtime's error."""
     _, mark, rest = error.partition(MARK)
     return rest.partition("' ")[0] if mark else None
 
 
 def is_constant_zero(error: str) -> bool:
-    """Whether a guarded graph could not be loaded because it divides by a constant 0, which would trap without."""
+    """Return True if a guarded graph failed to load because it divides by a constant 0, which would trap unguarded."""
     return "indices element out of data bounds" in error
 
 
@@ -79,13 +79,13 @@ def _guarded(model: Buffer) -> GuardedModel | None:
 
 
 def _opset(model: Buffer, imports: Iterable[WireField]) -> int:
-    """The version of ONNX's own operators."""
+    """Return the version of ONNX's own operators."""
     own = (each for each in imports if "".join(texts(model, each, onnx.OPSET_DOMAIN)) in onnx.OWN_DOMAINS)
     return max([number_of(model, each, onnx.OPSET_VERSION) for each in own], default=0)
 
 
 class _Writer:
-    """Puts guards before nodes. `risky` are the nodes, by where they begin."""
+    """Writer of guards before nodes. `risky` are the nodes, by where they begin."""
 
     def __init__(self, model: Buffer, risky: Divisions) -> None:
         self._data = model
@@ -95,7 +95,7 @@ class _Writer:
         self.count = 0
 
     def with_guards(self, message: WireField, node_number: int) -> Pieces:
-        """The content of a graph or a function."""
+        """Return the content of a graph or a function."""
         edits: list[tuple[WireField, Pieces]] = []
         for field in of(self._data, message, node_number):
             if field.head in self._types and self._types[field.head] in INTEGER_BYTES:
@@ -107,7 +107,7 @@ class _Writer:
         return edited(self._data, message.start, message.end, edits)
 
     def _with_graphs(self, outer: WireField) -> Pieces:
-        """The content of a node with graphs inside."""
+        """Return the content of a node with graphs inside."""
         edits = []
         for part in of(self._data, outer, onnx.NODE_ATTRIBUTE):
             graphs = [
@@ -120,7 +120,7 @@ class _Writer:
         return edited(self._data, outer.start, outer.end, edits)
 
     def _guard(self, division: Node) -> list[bytes]:
-        """The contents of the nodes that take the place of a division: its guard, and itself."""
+        """Return the nodes that replace a division: its guard, and itself."""
         name = f"{_PREFIX}{next(self._numbers)}:"
         one = self._types[division.field.head]
         dividend, divisor = division.inputs
@@ -162,7 +162,7 @@ class _Writer:
 
 
 def _constant(output: str, element: int, values: list[int], dims: tuple[int, ...] = ()) -> bytes:
-    """A node that gives a tensor of integers, a scalar unless there are `dims`."""
+    """Return a node with a constant tensor of integers, a scalar unless there are `dims`."""
     raw = b"".join(value.to_bytes(INTEGER_BYTES[element], "little", signed=True) for value in values)
     content = bytes_field(onnx.ATTRIBUTE_TENSOR, tensor(element, dims, raw))
     return node("Constant", [], output, [attribute("value", content, onnx.TENSOR)])

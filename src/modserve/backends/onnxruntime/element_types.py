@@ -1,5 +1,5 @@
-"""Which nodes of an ONNX graph divide integers by what is no safe constant? Types of elements are followed from node to
-node: files rarely say what is between them.
+"""Search for nodes of an ONNX graph that divide integers by anything but a safe constant. Element types are followed
+from node to node: files rarely have the types in between.
 
 The rules are those of ONNX's operators (github.com/onnx/onnx, docs/Operators.md). What other domains make is unknown.
 """
@@ -25,13 +25,13 @@ _UNSIGNED: Final = frozenset({2, 4, 12, 13})
 _DIVIDED_AS_INTEGERS: Final = frozenset({UNKNOWN, *INTEGER_BYTES})
 
 Divisions: TypeAlias = dict[int, set[int]]
-"""By where nodes begin: the types that they divide. A function's node may have several."""
+"""Types that nodes divide, by where the nodes begin. A function's node may have several."""
 
 _Types: TypeAlias = Sequence[int]
 _Constants: TypeAlias = dict[str, WireField]
 """The tensors of values that no request changes. Only divisors are read: weights are large."""
 _LIKE_EITHER: Final = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean", "Concat", "PRelu"))
-"""All their inputs are of one type, which is that of the output."""
+"""Operators with all inputs of one type, which is that of the output."""
 _FIXED: Final[Mapping[str, _Types]] = {
     **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin", "NonZero", "NonMaxSuppression", "SequenceLength"), (INT64,)),
     **dict.fromkeys(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "IsNaN", "IsInf"), (BOOL,)),
@@ -48,7 +48,7 @@ _FROM_INPUT: Final[Mapping[str, int]] = {
     "QLinearMatMul": 7,
     "QLinearConv": 7,
 }
-"""The input whose type the outputs have, where it is not the first."""
+"""Index of the input that determines the outputs' type, where it is not the first."""
 _OTHERS: Final[Mapping[str, _Types]] = {
     "TopK": (INT64,),
     "MaxPool": (INT64,),
@@ -56,7 +56,7 @@ _OTHERS: Final[Mapping[str, _Types]] = {
     "StringSplit": (INT64,),
     "Dropout": (BOOL,),
 }
-"""The types of the second output and those that follow, where they differ from that of the first."""
+"""Types of the second and later outputs, where they differ from the first output's."""
 _NAMED: Final[Mapping[str, tuple[str, int]]] = {
     "Cast": ("to", UNKNOWN),
     "RandomNormal": ("dtype", FLOAT),
@@ -68,14 +68,14 @@ _NAMED: Final[Mapping[str, tuple[str, int]]] = {
     "HammingWindow": ("output_datatype", FLOAT),
     "BlackmanWindow": ("output_datatype", FLOAT),
 }
-"""The attribute that says the type, and what holds without it."""
+"""Attribute with the type, and the type without it."""
 _NAMED_OR_FIRST: Final = frozenset(("EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"))
 _DEEPEST = 64
 """Graphs within graphs, and functions that call functions: no more can be meant."""
 
 
 def divisions(model: Buffer) -> Divisions:
-    """The nodes with the operators Div and Mod whose divisors are integers that may be 0 or -1, or of unknown type.
+    """Return the Div and Mod nodes whose divisors are integers that may be 0 or -1, or of unknown type.
 
     Raises ValueError and IndexError for bytes that are no model.
     """
@@ -90,7 +90,7 @@ def divisions(model: Buffer) -> Divisions:
 
 
 class _GraphReader:
-    """Goes through graphs in the order of their nodes. `types` are of the values by name, and so are `constants`."""
+    """Reader of graphs in the order of their nodes. `types` are of the values by name, and so are `constants`."""
 
     def __init__(self, model: Buffer) -> None:
         self._data = model
@@ -107,7 +107,7 @@ class _GraphReader:
         arguments: _Types,
         depth: int,
     ) -> list[int]:
-        """The types of a graph's outputs. Inputs that say no type have those of `arguments`."""
+        """Return the types of a graph's outputs. Inputs without a type have those of `arguments`."""
         if depth > _DEEPEST:
             raise ValueError("graphs are nested too deeply")
         data = self._data
@@ -167,7 +167,7 @@ class _GraphReader:
             self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
 
     def _resolved(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
-        """A function's node may have an attribute of the call, by another name."""
+        """Resolve a function node's references to attributes of the call, under other names."""
         if not outer:
             return dict(attributes)
         resolved = {}
@@ -204,7 +204,7 @@ class _GraphReader:
         constants: _Constants,
         depth: int,
     ) -> list[int]:
-        """The types of the outputs of a node with graphs inside; none for other nodes."""
+        """Return the types of the outputs of a node with graphs inside; none for other nodes."""
         arguments = [INT64, BOOL, *inputs[2:]] if node.op_type == "Loop" else inputs
         made: list[int] = []
         for attribute in attributes.values():
@@ -243,7 +243,7 @@ class _GraphReader:
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
     def _declared(self, value: WireField) -> int:
-        """The type of elements of a value, also in a sequence or an optional one."""
+        """Return the element type of a value, also in a sequence or an optional one."""
         data = self._data
         kinds = list(of(data, value, onnx.VALUE_TYPE))
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""Reads an ONNX file: the precision of its graph, whether its run time varies, and which tensors have no rank."""
+"""Properties of an ONNX file: the precision of its graph, whether its run time varies, and tensors without a rank."""
 
 from collections import Counter
 from math import prod
@@ -10,15 +10,15 @@ from . import onnx_file as onnx
 from .onnx_file import number_of, of
 
 MOST_NODES = 4096
-"""A graph of more nodes takes long whatever they do."""
+"""Largest number of nodes; a graph of more takes long, whatever they do."""
 _KNOWN_DOMAINS = frozenset({b"", b"ai.onnx", b"ai.onnx.ml"})
-"""What operators of other domains do nobody knows."""
+"""Domains with known operators; the behaviour of others is unknown."""
 _SHAPED_BY_VALUES = frozenset(
     b"AffineGrid BlackmanWindow CenterCropPad Col2Im Compress ConstantOfShape DFT Expand HammingWindow HannWindow "
     b"MaxUnpool MelWeightMatrix NonMaxSuppression NonZero OneHot Pad Range RegexFullMatch Resize STFT SplitToSequence "
     b"StringSplit Tile TopK Unique Upsample".split()
 )
-"""Operators whose work or output grows with the values of an input. Some are harmless where that is a constant."""
+"""Operators with work or output that grows with the values of an input. Some are harmless with a constant."""
 _PRECISIONS = {
     1: "fp32",
     2: "uint8",
@@ -31,11 +31,11 @@ _PRECISIONS = {
     22: "int4",
     23: "fp4",
 }
-"""The datatypes that weights have. Others are those of shapes, indices and the like."""
+"""Datatypes of weights. Others are those of shapes, indices and the like."""
 
 
 def depends_on_data(model: Buffer) -> bool:
-    """Whether executions of a serialised ONNX model may take very different times for inputs of the same shapes.
+    """Return whether executions of a serialised ONNX model may take very different times for inputs of equal shapes.
 
     True if it has a node with a graph inside (Loop, If, Scan), one whose output's shape depends on values, one of an
     operator that is not ONNX's own, or very many; and for bytes that are no such model.
@@ -60,7 +60,7 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
 
 
 def unranked(model: Buffer) -> frozenset[str]:
-    """Names of the inputs and outputs without a shape in a serialised ONNX model."""
+    """Return the names of the inputs and outputs without a shape in a serialised ONNX model."""
     names: set[str] = set()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):
@@ -81,7 +81,7 @@ def _has_shape(model: Buffer, value: WireField) -> bool:
 
 
 def precision(model: Buffer) -> str:
-    """The precision that most weights of a serialised model have; fp32 for a model without weights, as trees are."""
+    """Return the precision of most weights of a serialised model; fp32 for a model without weights, such as trees."""
     elements: Counter[str] = Counter()
     try:
         for graph in (field for field in fields(model) if field.number == onnx.MODEL_GRAPH):

@@ -21,7 +21,7 @@ from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
 
 _NO_MEMORY = ("Failed to allocate memory", "Available memory of")
-"""Of its arenas; the latter where ``gpu_mem_limit`` is reached."""
+"""Messages of its arenas; the latter if ``gpu_mem_limit`` is reached."""
 
 
 class OnnxRuntimeInstance:
@@ -89,7 +89,7 @@ class OnnxRuntimeInstance:
     def _execute_with_values(
         self, feeds: Mapping[str, Array | ort.OrtValue], outputs: tuple[str, ...]
     ) -> Mapping[str, Array]:
-        """The way around numpy's lack of bfloat16: ONNX Runtime's own values, over the same memory."""
+        """Execute with ONNX Runtime's own values, over the same memory, because numpy lacks bfloat16."""
         values = {
             name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
             for name, feed in feeds.items()

@@ -1,4 +1,4 @@
-"""Reads and writes parts of ONNX files as bytes, without the `onnx` package.
+"""Reading and writing of parts of ONNX files as bytes, without the `onnx` package.
 
 A model may be large: it is read in place, and parts that are not needed are skipped.
 """
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 def read_file(path: Path, read: Callable[[memoryview], T], default: T) -> T:
-    """What `read` makes of a file, which is mapped meanwhile; the default for one that cannot be read."""
+    """Map a file and return the result of `read`; the default if the file cannot be read."""
     try:
         with (
             regular_file.open_regular(path) as file,
@@ -87,7 +87,7 @@ class Node(NamedTuple):
 
 
 def read_node(data: Buffer, field: WireField) -> Node:
-    """Raises ValueError and IndexError for what is no node."""
+    """Read a node. Raises ValueError and IndexError for an invalid one."""
     texts = {NODE_OP_TYPE: "", NODE_DOMAIN: "", NODE_NAME: ""}
     lists: dict[int, list[str]] = {NODE_INPUT: [], NODE_OUTPUT: []}
     attributes = {}
@@ -110,7 +110,7 @@ def read_node(data: Buffer, field: WireField) -> Node:
 
 
 def of(data: Buffer, message: WireField, number: int) -> Iterator[WireField]:
-    """The fields with a number."""
+    """Return the fields of a message with this number."""
     return (field for field in fields(data, message.start, message.end) if field.number == number)
 
 
@@ -119,19 +119,19 @@ def texts(data: Buffer, message: WireField, number: int) -> list[str]:
 
 
 def text(data: Buffer, message: WireField, number: int) -> str:
-    """The first value of a text field: the fields after it may be millions."""
+    """Return the first value of a text field: the fields after it may be millions."""
     field = next(of(data, message, number), None)
     return "" if field is None else bytes(data[field.start : field.end]).decode()
 
 
 def number_of(data: Buffer, message: WireField, number: int, default: int = 0) -> int:
-    """The first value of an integer field."""
+    """Return the first value of an integer field."""
     field = next((each for each in of(data, message, number) if each.kind != LENGTH_DELIMITED), None)
     return default if field is None else signed(read_varint(data, field.start)[0])
 
 
 def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:
-    """The graphs in an attribute. An attribute with a list has none, and a field for each number in it."""
+    """Yield the graphs in an attribute. An attribute with a list has none, and a field for each number in it."""
     for field in fields(data, attribute.start, attribute.end):
         if field.number in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
             yield field
@@ -150,7 +150,7 @@ def has_external_weights(model: Buffer) -> bool:
 
 
 def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:
-    """A part of the data with some of its fields replaced."""
+    """Return a part of the data with some of its fields replaced."""
     pieces: Pieces = []
     for field, replacement in sorted(edits, key=lambda edit: edit[0].head):
         pieces += [data[start : field.head], *replacement]
@@ -159,7 +159,7 @@ def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Piec
 
 
 def field_of(number: int, content: Pieces) -> Pieces:
-    """A field that contains a message."""
+    """Return a field that contains a message."""
     return [varint(number << 3 | LENGTH_DELIMITED) + varint(sum(map(len, content))), *content]
 
 
@@ -169,7 +169,7 @@ def field_of(number: int, content: Pieces) -> Pieces:
 def node(
     op_type: str, inputs: Iterable[str], output: str, attributes: Iterable[bytes] = (), *, name: str = ""
 ) -> bytes:
-    """A node of ONNX's own domain with one output."""
+    """Return a node of ONNX's own domain with one output."""
     parts = [bytes_field(NODE_INPUT, each.encode()) for each in inputs]
     parts += [bytes_field(NODE_OUTPUT, output.encode()), bytes_field(NODE_NAME, (name or output).encode())]
     parts.append(bytes_field(NODE_OP_TYPE, op_type.encode()))
@@ -177,12 +177,12 @@ def node(
 
 
 def attribute(name: str, content: bytes, kind: int) -> bytes:
-    """`content` is a field of the kind."""
+    """Return an attribute; `content` is a field of the kind."""
     return bytes_field(ATTRIBUTE_NAME, name.encode()) + content + number_field(ATTRIBUTE_TYPE, kind)
 
 
 def integer(name: str, value: int) -> bytes:
-    """An attribute."""
+    """Return an integer attribute."""
     return attribute(name, number_field(ATTRIBUTE_INT, value), INT)
 
 
@@ -192,7 +192,7 @@ def tensor(element: int, dims: Iterable[int], raw: bytes, name: str = "") -> byt
 
 
 def value(name: str, dims: Iterable[int]) -> bytes:
-    """The declaration of an input or output of FP32; -1 is any size."""
+    """Return the declaration of an input or output of FP32; -1 is any size."""
     sizes = (number_field(_DIMENSION_SIZE, size) if size >= 0 else b"" for size in dims)
     shape = b"".join(bytes_field(_SHAPE_DIMENSION, size) for size in sizes)
     kind = bytes_field(TYPE_TENSOR, number_field(ELEMENT, FLOAT) + bytes_field(TENSOR_TYPE_SHAPE, shape))
@@ -202,7 +202,7 @@ def value(name: str, dims: Iterable[int]) -> bytes:
 def model(
     nodes: Sequence[bytes], initializers: Sequence[bytes], ends: tuple[bytes, bytes], opsets: Mapping[str, int]
 ) -> bytes:
-    """A model with one input and one output, the `ends`; `opsets` has the version of each domain."""
+    """Return a model with one input and one output, the `ends`; `opsets` has the version of each domain."""
     parts = [bytes_field(GRAPH_NODE, each) for each in nodes] + [bytes_field(GRAPH_NAME, b"graph")]
     parts += [bytes_field(GRAPH_INITIALIZER, each) for each in initializers]
     parts += [bytes_field(GRAPH_INPUT, ends[0]), bytes_field(GRAPH_OUTPUT, ends[1])]

@@ -1,4 +1,4 @@
-"""The options of the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``onnxruntime`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's ONNX Runtime backend (its README, and ``ModelState`` in src/onnxruntime.cc). Each is
 acted on, or a warning says why it is not.
@@ -31,7 +31,7 @@ _GRAPH_LEVELS = {
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-"""As in Triton, any other number is all optimisations; 0, which is also that of an empty block, is the default."""
+"""Triton's levels: any other number is all optimisations; 0, which is also that of an empty block, is the default."""
 _LEVEL_NAMES = {-1: "basic", 1: "extended", 2: "none"}
 _EXECUTION_MODES = {0: ort.ExecutionMode.ORT_SEQUENTIAL, 1: ort.ExecutionMode.ORT_PARALLEL}
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
@@ -60,7 +60,7 @@ BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys(
 
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:
-    """What a model's parameters, its accelerators and its graph level say that has no effect, and why."""
+    """Return warnings about a model's parameters, accelerators and graph level that have no effect, with reasons."""
     notes, known = [], (*_PARAMETERS, *CUDA_PARAMETERS)
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
@@ -99,7 +99,7 @@ class GlobalThreads:
         self._lock = threading.Lock()
 
     def configure(self, options: Mapping[str, str]) -> None:
-        """Make them if the server's options for the backend say so. Raises INVALID_ARG."""
+        """Make them if the server's options for the backend ask for it. Raises INVALID_ARG."""
         values = options_of(options)
         if not values.flag(_GLOBAL_THREADS, default=False):
             return
@@ -114,12 +114,12 @@ global_threads = GlobalThreads()
 
 
 def threads_of(source: ModelSource) -> int:
-    """The threads of an instance, by which nodes are computed. Raises INVALID_ARG."""
+    """Return the number of threads of an instance that compute nodes. Raises INVALID_ARG."""
     return parameters_of(source.config).integer("intra_op_thread_count", 0) or source.cpu_threads
 
 
 def session_threads(source: ModelSource, sharing: int) -> int:
-    """The threads of a session that so many instances share, with one that is an instance's; 0 if it has none."""
+    """Return the threads of a session shared by `sharing` instances, including an instance's own; 0 if it has none."""
     if global_threads.enabled:
         return 0
     # Each instance brings a thread of its own, which works too: together they are `threads_of` for each of them.
@@ -127,17 +127,17 @@ def session_threads(source: ModelSource, sharing: int) -> int:
 
 
 def shares_session(config: ModelConfig) -> bool:
-    """Whether the instances on the CPU run in one session. Raises INVALID_ARG."""
+    """Return whether the instances on the CPU run in one session. Raises INVALID_ARG."""
     return parameters_of(config).flag(SHARE, default=True)
 
 
 def optimisation_level(config: ModelConfig) -> str:
-    """The graph's, in words."""
+    """Return the graph's optimisation level, in words."""
     return _LEVEL_NAMES.get(config.graph_optimization_level or 0, "all")
 
 
 def log_severity(config: ModelConfig) -> int:
-    """From which on ONNX Runtime writes lines about a model. Raises INVALID_ARG."""
+    """Return the lowest severity of the lines that ONNX Runtime logs about a model. Raises INVALID_ARG."""
     severity = parameters_of(config).integer(_LOG_SEVERITY, SILENT)
     if severity > SILENT:
         raise invalid(
@@ -148,7 +148,7 @@ def log_severity(config: ModelConfig) -> int:
 
 
 def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
-    """For a session that so many instances share. Raises INVALID_ARG for parameters of the model that are no good."""
+    """Return the options of a session that `sharing` instances share. Raises INVALID_ARG for bad model parameters."""
     config = source.config
     options = ort.SessionOptions()
     level = config.graph_optimization_level or 0
@@ -174,7 +174,7 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
 
 
 def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
-    """Whose memory is given back after each execution. Raises INVALID_ARG for what names no devices."""
+    """Return the devices with their memory given back after each execution. Raises INVALID_ARG for other names."""
     text = config.parameters.get(SHRINKAGE, "")
     if not text:
         return ()
@@ -188,7 +188,7 @@ def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
 
 
 def visible_gpus(present: Iterable[str], visible: str | None) -> int:
-    """How many of the GPUs `present` (the names of their devices) CUDA shows with this ``CUDA_VISIBLE_DEVICES``.
+    """Return how many of the GPUs `present` (names of devices) CUDA shows with this ``CUDA_VISIBLE_DEVICES``.
 
     As CUDA does: the list counts up to its first entry that is no GPU (CUDA C++ Programming Guide, environment
     variables). Those of containers may be named by UUID, which cannot be told from here: each counts.

@@ -1,4 +1,4 @@
-"""Gives back what a session's arena keeps after many large outputs were in use at the same time.
+"""Release of memory that a session's arena keeps after many large outputs were in use at the same time.
 
 Outputs are views of the arena's memory, and responses hold them until their clients have read them. The arena grows by
 what is held at once, and never shrinks by itself, only at the end of a run with an option for it. That run need not
@@ -39,15 +39,15 @@ class OutputMemory:
         self._options.terminate = True
         self._lock = threading.RLock()  # a callback may come at any place, also where this thread has the lock
         self._views: dict[int, _View] = {}
-        """By their own ids: they hash as what they refer to, which arrays cannot."""
+        """Views by their own ids: they hash like their referents, which arrays cannot."""
         self._held = 0
         self._lately = 0
         """The most that was held at once since the last look."""
         self._most = 0
-        """The same, since memory was given back."""
+        """Largest `_lately` since memory was given back."""
 
     def hold(self, output: Array) -> None:
-        """Count an output until it is let go of."""
+        """Count an output until it is released."""
         view = _View(output, self._let_go)
         view.size = output.nbytes
         with self._lock:
@@ -82,14 +82,14 @@ class _View(weakref.ref[Array]):
 
 
 def output_memory(session: ort.InferenceSession) -> OutputMemory | None:
-    """None where there is no arena, or another one beside it."""
+    """Return the memory for outputs; None if there is no arena, or another one as well."""
     if session.get_providers() != [CPU] or not session.get_session_options().enable_cpu_mem_arena:
         return None
     return OutputMemory(session, dict(_made_up(session.get_inputs())))
 
 
 def _made_up(arguments: Iterable[ort.NodeArg]) -> Iterable[tuple[str, Array | Value]]:
-    """Inputs of the least size for a run that computes nothing."""
+    """Yield inputs of the least size for a run that computes nothing."""
     for argument in arguments:
         described = describe(argument)
         shape = [max(1, size) if size < 0 else size for size in described.shape]

@@ -26,7 +26,7 @@ _XNNPACK = f"Xnnpack{_SUFFIX}"
 _OF_OTHER_VERSIONS = tuple(f"{name}{_SUFFIX}" for name in ("ROCM", "ArmNN", "Tvm"))
 _OTHER_NAMES = {"directml": f"Dml{_SUFFIX}", "onednn": f"Dnnl{_SUFFIX}", "trt": TENSORRT}
 _BY_DEVICE = frozenset({CUDA, TENSORRT, *(f"{name}{_SUFFIX}" for name in ("ROCM", "MIGraphX", "NvTensorRTRTX", "Dml"))})
-"""Those that take the number of a GPU."""
+"""Providers that take the number of a GPU."""
 _DISTRIBUTIONS = {
     CUDA: "onnxruntime-gpu",
     TENSORRT: "onnxruntime-gpu",
@@ -37,7 +37,7 @@ _DISTRIBUTIONS = {
     f"MIGraphX{_SUFFIX}": "onnxruntime-migraphx",
     f"CANN{_SUFFIX}": "onnxruntime-cann",
 }
-"""What to install in place of ``onnxruntime``."""
+"""Distributions to install in place of ``onnxruntime``."""
 
 PROVIDERS = "execution_providers"
 _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
 CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
 """Parameters of a model that Triton had before it had accelerators."""
 GRAPH_CAPTURE = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
-"""Options that are left out. A recorded graph reads its inputs where those of the first request were, for ever."""
+"""Options that are left out. A recorded graph reads its inputs from the first request's memory, for ever."""
 _TENSORRT_PRECISIONS = {
     "FP32": {},
     "FP16": {"trt_fp16_enable": "1"},
@@ -64,10 +64,10 @@ _TENSORRT_NAMES = {
 
 
 def requested(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
-    """The providers of a session, in order of preference, without the CPU's, which always is the last.
+    """Return the providers of a session, in order of preference, without the CPU's, which always is the last.
 
-    `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for names that there are
-    not, for those that this build does not have, and for options that are no good.
+    `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for unknown names,
+    for names that this build lacks, and for bad options.
     """
     on_gpu = placement.kind is InstanceKind.GPU
     if listed := config.parameters.get(PROVIDERS, ""):
@@ -105,7 +105,7 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
 
 
 def _provider(config: ModelConfig, name: str) -> str:
-    """The provider that people call `name`, if this build has it. Raises INVALID_ARG."""
+    """Return the provider of a common name, if this build has it. Raises INVALID_ARG."""
     available: Sequence[str] = ort.get_available_providers()
     known: dict[str, str] = {
         _short(each): each for each in (*ort.get_all_providers(), *_OF_OTHER_VERSIONS, *available)
@@ -163,7 +163,7 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Pro
 
 
 def _cuda_options(config: ModelConfig) -> ProviderOptions:
-    """What the model's own parameters say, in Triton's older way. Raises INVALID_ARG."""
+    """Return the options from the model's own parameters, Triton's older way. Raises INVALID_ARG."""
     options: ProviderOptions = {}
     parameters = parameters_of(config)
     for key, values in _CUDA_CHOICES.items():
@@ -178,7 +178,7 @@ def _cuda_options(config: ModelConfig) -> ProviderOptions:
 
 
 def check(session: ort.InferenceSession, providers: Requested, config: ModelConfig, placement: Placement) -> None:
-    """Raises INVALID_ARG if the session lacks a provider: ONNX Runtime goes on without one that fails."""
+    """Check a session's providers. Raises INVALID_ARG if one is missing: ONNX Runtime continues without it."""
     present = session.get_providers()
     for name, options in providers:
         if name not in present:
@@ -203,7 +203,7 @@ RECORD = "session.record_ep_graph_assignment_info"
 
 
 def node_counts(session: ort.InferenceSession) -> dict[str, int]:
-    """How many nodes of the graph each provider runs; empty if that was not recorded, or not by this version."""
+    """Return the number of graph nodes on each provider; empty if not recorded, or not by this version."""
     ask = getattr(session, "get_provider_graph_assignment_info", None)
     if ask is None:
         return {}

@@ -1,6 +1,6 @@
-"""Quantised forms of ONNX models, which are kept on disk: to make one takes seconds, and needs the package `onnx`.
+"""Quantised forms of ONNX models, kept on disk: making one takes seconds, and needs the package `onnx`.
 
-A kept file is named by what it was made from, and by its own content: it may be damaged, or somebody else's.
+A kept file is named by what it was made from, and by its own content: it may be damaged, or from another program.
 """
 
 import logging
@@ -24,7 +24,7 @@ from ..user_cache import content_digest, directory_of, file_digest
 
 PARAMETER = "dynamic_quantization"
 _EDITION = 1
-"""Of the way to quantise: files of another edition are made anew."""
+"""Version of the quantisation: files of another edition are made again."""
 _PROGRAM = Path(__file__).with_name("quantization_program.py")
 _LIMIT_S = 1800.0
 _KEPT_S = 90 * 24 * 3600.0
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_quantised(config: ModelConfig) -> bool:
-    """Raises INVALID_ARG."""
+    """Return True if the model is to be quantised. Raises INVALID_ARG."""
     return parameters_of(config).choice(PARAMETER, ("int8",)) == "int8"
 
 
@@ -113,7 +113,7 @@ def _failure(doing: str, reason: str) -> ModserveError:
 
 
 def _intact(directory: Path, name: str) -> Path | None:
-    """The kept file whose name begins so, if its content is what it was."""
+    """Return the kept file with a name that begins with `name`, if its content is unchanged."""
     for path in sorted(directory.glob(f"{name}*.onnx")):
         try:
             if file_digest(path).startswith(path.stem.removeprefix(name)):

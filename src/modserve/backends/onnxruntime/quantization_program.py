@@ -1,4 +1,4 @@
-"""A program: writes an ONNX model whose matrix products are of 8-bit integers, by ONNX Runtime's own quantisation.
+"""Program that writes an ONNX model with matrix products of 8-bit integers, by ONNX Runtime's own quantisation.
 
     python quantization_program.py MODEL TARGET
 
@@ -21,7 +21,7 @@ _MOST_BYTES = 2_000_000_000
 
 
 def quantise(source: Path, target: Path) -> None:
-    """Raises ValueError for a model in which nothing can be quantised, or that is too large."""
+    """Quantise a model. Raises ValueError if it has nothing to quantise, or is too large."""
     model = onnx.load(source)
     if sum(len(each.raw_data) for each in model.graph.initializer) > _MOST_BYTES:
         raise ValueError("its weights have more than 2 GB")

@@ -1,4 +1,4 @@
-"""Opens sessions: a model file with its options, its operator libraries and its execution providers."""
+"""Sessions: a model file with its options, its operator libraries and its execution providers."""
 
 import itertools
 import logging
@@ -45,36 +45,36 @@ _LOAD_HINTS = {
     "No Op registered for": _NO_OPERATOR,
     "Could not find an implementation": " This build has no code for that operator with these data types.",
 }
-"""What to say of ONNX Runtime's texts, by a part of them."""
+"""Explanations of ONNX Runtime's messages, by a part of the message."""
 
 
 @dataclass(frozen=True)
 class OnnxSession:
-    """An `ort.InferenceSession`, and what is known of it."""
+    """An `ort.InferenceSession` with its properties."""
 
     session: ort.InferenceSession
     providers: tuple[str, ...]
     node_counts: Mapping[str, int]
-    """By provider; empty where the CPU's is the only one, or ONNX Runtime is too old to say."""
+    """Nodes by provider; empty if the CPU's is the only one, or ONNX Runtime is too old to report them."""
     threads: int
-    """Those that it has, with the one of an instance that runs; 0 if they are not its own."""
+    """Number of its threads, including that of a running instance; 0 if it uses shared ones."""
 
 
 class ModelFile:
-    """What sessions are made from."""
+    """Model file from which sessions are made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
         self.labels: Mapping[str, Labels] = {}
-        """Of the columns of outputs that the file has as dictionaries; known once it was read."""
+        """Labels of the columns of outputs that the file has as dictionaries; known once the file was read."""
         self.divisions: GuardedModel | None = None
-        """What is known of divisions of integers, once the file was read: without the content."""
+        """Findings about integer divisions, once the file was read: without the content."""
         self._guards = True
         """Divisions of integers get them, as far as is known."""
 
     @property
     def is_guarded(self) -> bool:
-        """Whether what was read is not the file, but has guards."""
+        """True if the content read is not the file's, but has guards."""
         return self.divisions is not None and self.divisions.count > 0
 
     def leave_unguarded(self) -> None:
@@ -85,16 +85,16 @@ class ModelFile:
 
     @contextmanager
     def reading(self) -> Iterator[str | bytes]:
-        """A path or bytes that a session is made from: the file, or a copy of it with edits that the server needs.
+        """Yield the path or the bytes that a session is made from: the file, or a copy of it with the server's edits.
 
         The edits put tensors in place of dictionaries, and guards before divisions of integers. A copy with large
         weights is a file meanwhile: of bytes, ONNX Runtime makes two more copies.
         """
         with ExitStack() as stack:
             as_it_is: str | bytes = str(self.path)
-            yield read_file(self.path, partial(self._edited, stack), as_it_is)
+            yield read_file(self.path, partial(self._edit, stack), as_it_is)
 
-    def _edited(self, stack: ExitStack, view: memoryview) -> str | bytes:
+    def _edit(self, stack: ExitStack, view: memoryview) -> str | bytes:
         flattened = zipmap.flattened(view)
         if flattened is not None:
             self.labels = flattened.labels
@@ -105,12 +105,12 @@ class ModelFile:
         if guarded is not None:
             self.divisions = GuardedModel([], guarded.count, guarded.others)
             if guarded.count:
-                return _copied(guarded.content, view, stack)
+                return _copy(guarded.content, view, stack)
         return str(self.path) if flattened is None else flattened.content
 
 
-def _copied(content: Pieces, original: memoryview, stack: ExitStack) -> str | bytes:
-    """The path of a temporary file with this content, or the content itself where it is small or needs its place."""
+def _copy(content: Pieces, original: memoryview, stack: ExitStack) -> str | bytes:
+    """Return the path of a temporary file with this content, or small content itself, or content with weights beside it."""
     if len(original) < _LARGE or has_external_weights(original):
         return b"".join(content)
     try:
@@ -124,7 +124,7 @@ def _copied(content: Pieces, original: memoryview, stack: ExitStack) -> str | by
 
 
 def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> OnnxSession:
-    """A session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
+    """Open a session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
     config = source.config
     threads = threads_of(source)
     providers = requested(config, placement, threads, sharing)

@@ -42,11 +42,11 @@ _ADVICE = (
         "a Cast node at the end or beginning of the graph converts it to FP16 or INT8",
     ),
 )
-"""What to do about a type, by a pattern of its name."""
+"""Remedies for unsupported types, by a pattern of the type's name."""
 
 
 def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional: bool = False) -> DescribedTensor:
-    """Describe an input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype.
+    """Describe an input or output of a session. Raises INVALID_ARG if it is no tensor of a v2 datatype.
 
     `unranked`: names without a shape in the file, which ONNX Runtime reports as if they were scalars.
     """
@@ -63,7 +63,7 @@ def describe(argument: ort.NodeArg, unranked: Collection[str] = (), *, optional:
 
 
 def to_bfloat16(array: Array) -> Value:
-    """A bfloat16 array as a value over the same memory."""
+    """Return a bfloat16 array as a value over the same memory."""
     bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16_ONNX_TYPE)
 
@@ -82,5 +82,5 @@ def to_array(value: Value) -> Array:
 
 
 def decoded(name: str, array: Array) -> Array:
-    """BYTES elements as the text that ONNX strings are. Raises INVALID_ARG for what is not UTF-8."""
+    """Decode BYTES elements to text, which ONNX strings are. Raises INVALID_ARG if they are not UTF-8."""
     return object_array(texts_of(name, array), array.shape)

@@ -17,21 +17,21 @@ from . import onnx_file as onnx
 from .onnx_file import Pieces, edited, field_of, node, of, text, texts, value
 
 _OPSET_IF_NONE = 13
-"""The version of ONNX's operators for a model that has only those of classical machine learning."""
+"""Version of ONNX's operators for a model that has only those of classical machine learning."""
 
 Labels: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
 class FlattenedModel:
-    """A serialised model whose outputs are tensors, and the labels of the columns of those that were none."""
+    """A serialised model with only tensors as outputs, and the column labels of outputs that were none."""
 
     content: bytes
     labels: Mapping[str, Labels]
 
 
 def flattened(model: Buffer) -> FlattenedModel | None:
-    """The model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
+    """Return the model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
     try:
         return _flattened(model)
     except (ValueError, IndexError):  # ONNX Runtime says what is wrong with it
@@ -69,7 +69,7 @@ def _is_sequence(data: Buffer, declaration: WireField) -> bool:
 
 
 def _labels(data: Buffer, node: WireField) -> Labels:
-    """Raises ValueError if the node has none."""
+    """Return the labels. Raises ValueError if the node has none."""
     for attribute in of(data, node, onnx.NODE_ATTRIBUTE):
         name = text(data, attribute, onnx.ATTRIBUTE_NAME)
         if name == "classlabels_int64s":
@@ -80,7 +80,7 @@ def _labels(data: Buffer, node: WireField) -> Labels:
 
 
 def _missing_operators(model: Buffer) -> bytes:
-    """What makes ONNX's own operators known to a model that has used none so far."""
+    """Return the field that declares ONNX's own operators for a model that has not used any; else empty."""
     for opset in (field for field in fields(model) if field.number == onnx.MODEL_OPSET):
         if text(model, opset, onnx.OPSET_DOMAIN) in onnx.OWN_DOMAINS:
             return b""

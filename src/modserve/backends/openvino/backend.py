@@ -1,6 +1,6 @@
 """The ``openvino`` backend: models on OpenVINO.
 
-`options` has what users may set. All instances of a model on one device share one compiled model, and with it the
+`options` has the users' settings. All instances of a model on one device share one compiled model, and with it the
 weights, the threads and the streams, which are lanes of executions at the same time.
 """
 
@@ -66,7 +66,7 @@ class OpenVinoBackend:
 
 
 class OpenVinoModel:
-    """One model file, compiled once for each device that it has instances on."""
+    """A model file, compiled once for each device that it has instances on."""
 
     def __init__(self, source: ModelSource) -> None:
         config = source.config
@@ -117,7 +117,7 @@ class OpenVinoModel:
         del self._graph
 
     def _renew(self, device: str, compiled: Any) -> None:
-        """An execution of this has failed: compile the model anew, for all instances on the device."""
+        """Compile the model anew after an execution has failed, for all instances on the device."""
         with self._lock:
             if self._compiled.get(device) is compiled:
                 self._compiled[device] = self._compile(device)
@@ -146,7 +146,7 @@ class OpenVinoModel:
         return compiled
 
     def _usable(self, device: str, values: Mapping[str, Value]) -> dict[str, Value]:
-        """Without what the device does not know, or what is no good here, which warnings say."""
+        """Remove properties that the device does not know or that cannot work here, with warnings."""
         name, usable = self._source.config.name, dict(values)
         known = properties(device)
         for key in ("COMPILATION_NUM_THREADS", "CPU_DENORMALS_OPTIMIZATION", "ENABLE_HYPER_THREADING"):
@@ -160,7 +160,7 @@ class OpenVinoModel:
         return usable
 
     def _device(self, spec: InstanceSpec) -> str:
-        """OpenVINO's name of an instance's device. Raises INVALID_ARG for one that is not there."""
+        """Return OpenVINO's name of an instance's device. Raises INVALID_ARG for one that is not there."""
         device = self._options.device or (f"GPU.{spec.device}" if spec.kind is InstanceKind.GPU else "CPU")
         present = {each.removesuffix(".0") for each in devices()}  # GPU and GPU.0 are the same
         if device.partition(":")[0] not in _VIRTUAL and device.removesuffix(".0") not in present:
@@ -211,7 +211,7 @@ def _core(config: ModelConfig, extension: str) -> Any:
 
 
 def _value(compiled: Any, name: str, default: int) -> Any:
-    """A property of a compiled model; the default where the device has none."""
+    """Return a property of a compiled model; the default if the device lacks it."""
     try:
         return compiled.get_property(name)
     except RuntimeError:
@@ -227,7 +227,7 @@ def _precision(compiled: Any) -> str:
 
 
 def _unwritable(directory: Path) -> str:
-    """Why nothing can be kept in a directory, which is made if it is not there; empty if it can."""
+    """Return why a directory cannot keep files, after making it if necessary; empty if it can."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Compresses the weights of matrix products to 8 bits, in a graph that is not compiled yet.
+"""Compression of the weights of matrix products to 8 bits, in a graph that is not compiled yet.
 
 A matrix becomes integers, with a scale for each group of elements of a column. OpenVINO recognises this form and keeps
 8 bits for an element in memory. With DYNAMIC_QUANTIZATION_GROUP_SIZE it rounds the other factor, too, and multiplies in
@@ -21,7 +21,7 @@ _LARGEST_NUMBER = 127
 
 
 def compress_weights(model: Any) -> int:
-    """Compress all constant matrices by which something is multiplied, in place. Returns how many there are."""
+    """Compress all constant matrices that are factors of products, in place. Returns their number."""
     opset = ov.opset13
     compressed: dict[str, Any] = {}
     for node in model.get_ordered_ops():
@@ -43,7 +43,7 @@ def compress_weights(model: Any) -> int:
 
 
 def quantised(weights: Array, axis: int) -> tuple[Array, Array]:
-    """INT8 numbers and FP32 scales, whose product is nearly the FP32 matrix `weights`; the groups lie along `axis`.
+    """Return INT8 numbers and FP32 scales with nearly the FP32 matrix `weights` as product; groups lie along `axis`.
 
     Both have one axis more where the matrix is divided into groups; reshaping the product to the matrix undoes it.
     """
@@ -59,7 +59,7 @@ def quantised(weights: Array, axis: int) -> tuple[Array, Array]:
 
 
 def _weights(node: Any) -> Array | None:
-    """A constant matrix as FP32, also one that the graph has in FP16; None for everything else."""
+    """Return a constant matrix as FP32, also one that the graph has in FP16; None for any other node."""
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     if node.get_type_name() != "Constant" or node.get_element_type() not in (ov.Type.f32, ov.Type.f16):

@@ -1,4 +1,4 @@
-"""Finds the model file in a version directory, and lists the formats that OpenVINO reads."""
+"""Search for the model file in a version directory, and the formats that OpenVINO reads."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ _FILENAMES = (
     "model.tflite",
     "model.pdmodel",
 )
-"""In the order in which they count; the fourth is what the documentation of Triton's backend calls the third."""
+"""Model files in order of preference; the documentation of Triton's backend has the fourth name for the third."""
 SAVED_MODEL = "saved_model.pb"
 
 
 def model_file(path: Path, model: str) -> Path:
-    """What OpenVINO is to read for `path`, the file that the configuration names, or the default.
+    """Return the file that OpenVINO reads for `path`, the file that the configuration names, or the default.
 
     In place of the default, any file in the version directory counts that has the name of another format; of a
     directory that is no SavedModel, the model file in it. Raises INVALID_ARG.

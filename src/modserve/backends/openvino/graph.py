@@ -18,14 +18,14 @@ from .options import OpenVinoOptions
 from .shapes import AUTO, partial_shape
 
 _MOST_OPERATORS = 4096
-"""A graph of more takes long whatever they do."""
+"""Largest number of operators; a graph of more takes long, whatever they do."""
 _SHAPED_BY_VALUES = re.compile(
     "Broadcast|DetectionOutput|Eye|ExperimentalDetectron|GenerateProposals|If|Interpolate|Loop|MatrixNms|Multiclass|"
     "NonMaxSuppression|NonZero|OneHot|Pad|Proposal|Range|SearchSorted|TensorIterator|Tile|TopK|Unique"
 )
-"""Operators, by how they begin, whose work grows with the values of an input. Some are harmless with a constant."""
+"""Prefixes of operators with work that grows with the values of an input. Some are harmless with a constant."""
 _EXACT_CONSUMERS = frozenset({"Result", "Convert", "ShapeOf"})
-"""What takes a 64-bit integer as it is, even on the CPU."""
+"""Operators that take a 64-bit integer unchanged, even on the CPU."""
 _ADVICE = (
     "; with the parameter SKIP_OV_DYNAMIC_BATCHSIZE=YES all executions have max_batch_size rows, and with "
     "ENABLE_BATCH_PADDING=YES smaller batches are filled up to that; or set max_batch_size: 0"
@@ -34,7 +34,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`inputs` and `outputs` are the graph's ports by what the configuration calls them, in order."""
+    """A loaded graph. `inputs` and `outputs` are its ports by their configured names, in order."""
 
     model: Any
     inputs: dict[str, Port]
@@ -42,7 +42,7 @@ class Graph:
     fixed_batch: int
     """The rows of every execution; 0 = any number."""
     padding: bool
-    """Whether smaller batches are filled up to that."""
+    """True if smaller batches are padded to that size."""
     has_state: bool
     data_dependent: bool
     narrowed: frozenset[str]
@@ -77,7 +77,7 @@ def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -
 
 
 def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph, model: str) -> list[DescribedTensor]:
-    """Raises UNSUPPORTED for a datatype that the protocol, or this backend, has not."""
+    """Describe tensors. Raises UNSUPPORTED for a datatype that the protocol, or this backend, lacks."""
     configured = {spec.name: spec for spec in specs}
     tensors = []
     for name, port in ports.items():
@@ -117,7 +117,7 @@ def _read(core: Any, path: Path, model: str, options: OpenVinoOptions) -> Any:
 
 
 def _with_layouts(model: Any, config: ModelConfig, options: OpenVinoOptions) -> Any:
-    """The model with transpositions in front of it and behind it. Raises INVALID_ARG."""
+    """Return the model with transpositions in front of it and behind it. Raises INVALID_ARG."""
     inputs, outputs = _ports(model.inputs), _ports(model.outputs)
     steps = ov.preprocess.PrePostProcessor(model)
     for name, (seen, own) in options.layouts.items():
@@ -135,7 +135,7 @@ def _with_layouts(model: Any, config: ModelConfig, options: OpenVinoOptions) -> 
 
 
 def _reshape(model: Any, config: ModelConfig, options: OpenVinoOptions, fixed_batch: int) -> None:
-    """In place. Raises INVALID_ARG for shapes that the graph does not take."""
+    """Reshape the model in place. Raises INVALID_ARG for shapes that the graph does not take."""
     ports = _ports(model.inputs)
     specs = config.inputs_by_name
     names = labels(ports, input_datatypes(config))

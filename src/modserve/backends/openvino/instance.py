@@ -1,7 +1,7 @@
-"""Running a compiled model: one infer request, or several at a time on threads of their own.
+"""Execution of a compiled model: one infer request, or several at a time on threads of their own.
 
-Four things that OpenVINO 2026.4 does not do decide how. ``infer`` does not say that an execution has failed if the
-model has one thread, and leaves what was in the outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
+Four limits of OpenVINO 2026.4 shape it. ``infer`` does not report that an execution has failed if the model has one
+thread, and leaves the former outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
 callback is not called for an execution that has failed, so that a thread waits for each one under way. A request does
 not keep the memory of its inputs alive. And after an execution that has failed, other requests of the same compiled
 model may compute with the inputs of that one: the model is compiled anew.
@@ -33,7 +33,7 @@ _BITS_32 = np.iinfo(np.int32)
 
 
 class OpenVinoInstance:
-    """One infer request. Implements `api.BackendInstance`.
+    """An infer request. Implements `api.BackendInstance`.
 
     Small inputs are copied; the memory of large ones is lent to the request, which lets go of it afterwards. Outputs
     are written to memory that is new for each execution, and the server's from then on.
@@ -110,7 +110,7 @@ class OpenVinoInstance:
         del self._request, self._own_inputs, self._own_outputs, self._compiled
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
-        """How many rows of the outputs count; 0 for all. Raises INVALID_ARG for a batch that is of no good size."""
+        """Return how many rows of the outputs count; 0 for all. Raises INVALID_ARG for an unsupported batch size."""
         batch = self._graph.fixed_batch
         rows = len(next(iter(inputs.values()))) if batch and inputs else batch
         if rows == batch:
@@ -139,7 +139,7 @@ class OpenVinoInstance:
         return array[:rows] if rows else array
 
     def _let_go(self, lent: Sequence[int], tensors: Sequence[Any]) -> None:
-        """Of what is large, and of all that is a client's."""
+        """Release large tensors, and everything that is a client's."""
         for index in lent:
             self._request.set_input_tensor(index, self._own_inputs[index])
             self._held.pop(index, None)
@@ -191,7 +191,7 @@ class OpenVinoStreams:
 
 
 def _new_shape(shape: Any) -> Any:
-    """The shape to make an output's memory with: OpenVINO makes more where a dimension varies. None if it cannot."""
+    """Return the shape of an output's memory: OpenVINO makes more where a dimension varies. None if it cannot."""
     if shape.rank.is_dynamic:
         return None
     return ov.Shape([size.get_length() if size.is_static else 0 for size in shape])

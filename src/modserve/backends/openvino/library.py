@@ -10,9 +10,9 @@ _TELEMETRY = "openvino_telemetry"
 
 
 def _import_quietly() -> ModuleType:
-    """The module. Its import reports to its maker over the Internet, unless there is nothing to report with.
+    """Import OpenVINO. Its import reports to its maker over the Internet, unless there is nothing to report with.
 
-    OpenVINO then has a stand-in of its own. Who imports ``openvino_telemetry`` later gets it all the same.
+    OpenVINO then has a stand-in of its own. A later import of ``openvino_telemetry`` works all the same.
     """
     if "openvino" in sys.modules:  # the program that the server runs in has decided
         return importlib.import_module("openvino")
@@ -32,19 +32,19 @@ VERSION = str(ov.__version__).partition("-")[0]
 
 @functools.cache
 def core() -> Any:
-    """One for all models: what a core knows of the devices takes a while to find out."""
+    """Return the core shared by all models: a new one would spend time on querying the devices again."""
     return ov.Core()
 
 
 @functools.cache
 def devices() -> tuple[str, ...]:
-    """Their names as OpenVINO has them: ``CPU``, ``GPU`` or ``GPU.0`` and ``GPU.1``, ``NPU``."""
+    """Return OpenVINO's names of the devices: ``CPU``, ``GPU`` or ``GPU.0`` and ``GPU.1``, ``NPU``."""
     return tuple(core().available_devices)
 
 
 @functools.cache
 def properties(device: str) -> frozenset[str]:
-    """The names of all that can be set for a device; empty where it does not say."""
+    """Return the names of all settings of a device; empty if it does not list them."""
     try:
         return frozenset(core().get_property(device, "SUPPORTED_PROPERTIES"))
     except RuntimeError:  # a device that is not there, which compiling says better
@@ -52,7 +52,7 @@ def properties(device: str) -> frozenset[str]:
 
 
 def core_with(extension: str) -> Any:
-    """A core with the operators of a shared library, which no other model sees. Raises RuntimeError."""
+    """Make a core with the operators of a shared library, which no other model sees. Raises RuntimeError."""
     own = ov.Core()
     own.add_extension(extension)
     return own

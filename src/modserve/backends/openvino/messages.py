@@ -1,4 +1,4 @@
-"""Makes OpenVINO's messages readable."""
+"""Readable forms of OpenVINO's messages."""
 
 import re
 
@@ -25,11 +25,11 @@ _LOAD_HINTS = {
         'model with backend: "onnxruntime"), or set the parameter CPU_EXTENSION_PATH to a library that has them.'
     ),
 }
-"""What to say of OpenVINO's texts about files, by a part of them."""
+"""Explanations of OpenVINO's messages about files, by a part of the message."""
 
 
 def one_line(text: str) -> str:
-    """One line of what OpenVINO says, without the places in its source."""
+    """Return OpenVINO's message as one line, without the places in its source."""
     lines = []
     for line in text.splitlines():
         line = line.strip()
@@ -42,7 +42,7 @@ def one_line(text: str) -> str:
 
 
 def with_hint(text: str) -> str:
-    """What OpenVINO says of a file that it refuses, and what helps, as sentences."""
+    """Return OpenVINO's message about a refused file, and a remedy, as sentences."""
     hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
     return f"{text.rstrip('.')}. {hint}" if hint else text
 

@@ -31,7 +31,7 @@ DATATYPES: dict[str, Datatype] = {
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """`shape` is complete, with -1 for what may vary; None where even the number of dimensions does."""
+    """Port of a model. `shape` is complete, with -1 for variable dimensions; None if their number varies, too."""
 
     index: int
     names: frozenset[str]
@@ -42,7 +42,7 @@ class Port:
 
 
 def find(ports: Sequence[Port], name: str) -> Port | None:
-    """The port that a configuration means by a name: exactly, by its operator, or but for ``:0`` at the end."""
+    """Return the port of a configured name: exactly, by its operator, or but for ``:0`` at the end."""
     plain = name.removesuffix(":0")
     for matches in (
         [port for port in ports if name in port.names],
@@ -55,7 +55,7 @@ def find(ports: Sequence[Port], name: str) -> Port | None:
 
 
 def labels(ports: Sequence[Port], configured: Collection[str]) -> list[str]:
-    """What to call each port: as the configuration does, or by the best of its own names. No two are the same."""
+    """Return a name for each port: the configured one, or the best of its own names. No two are the same."""
     chosen: dict[int, str] = {}
     for name in configured:
         port = find(ports, name)

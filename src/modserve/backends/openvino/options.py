@@ -1,4 +1,4 @@
-"""The options of the ``openvino`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``openvino`` backend: model parameters and ``--backend-config`` keys.
 
 The names in capitals are those of Triton's OpenVINO backend (its README and ``ModelState`` in src/openvino.cc) and of
 OpenVINO's own properties, those in small letters OpenVINO Model Server's; case does not matter. Each is acted on, or a
@@ -31,7 +31,7 @@ _PADDING = "ENABLE_BATCH_PADDING"
 _COMPRESSION = "WEIGHT_COMPRESSION"
 _DYNAMIC_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _COMPRESSED_GROUP = 32
-"""Elements that OpenVINO rounds with one scale, where the model's parameters say nothing else."""
+"""Elements that OpenVINO rounds with one scale, unless the model's parameters set another number."""
 
 _FLAGS = {**dict.fromkeys(("YES", "TRUE", "1"), True), **dict.fromkeys(("NO", "FALSE", "0"), False)}
 _PRECISIONS = {"fp32": "f32", "fp16": "f16"}
@@ -67,7 +67,7 @@ def _precision(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Property:
-    """A parameter that is a property of OpenVINO's: which, how its text is read, and what it is for people."""
+    """A parameter that is a property of OpenVINO's: its name, the reader of its text, and its meaning for people."""
 
     name: str
     read: Callable[[str], Value]
@@ -137,7 +137,7 @@ class OpenVinoOptions:
     properties: Mapping[str, Value] = field(default_factory=dict)
     """OpenVINO's, by its own names."""
     device: str = ""
-    """Empty: where the instance is."""
+    """Device for all instances; empty: each instance's own."""
     extension: str = ""
     """A library of operators."""
     mapped: bool = True
@@ -149,18 +149,18 @@ class OpenVinoOptions:
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Tensor → the layout that clients see, and the graph's own; the key "" is for the only input."""
     fixed_batch: bool = False
-    """All executions have max_batch_size rows."""
+    """True if all executions have max_batch_size rows."""
     padding: bool = False
     """Smaller batches are filled up to that."""
     requests: int = 0
-    """How many executions an instance has under way; 0 = as many as it has streams."""
+    """Number of concurrent executions of an instance; 0 = as many as it has streams."""
     tag: str = ""
     compressed: bool = False
     """The weights of matrix products become 8-bit integers."""
 
 
 def read(config: ModelConfig) -> OpenVinoOptions:
-    """Raises INVALID_ARG for what is no good, with the parameter's name."""
+    """Read the options. Raises INVALID_ARG for bad values, with the parameter's name."""
     # Of two spellings the one in capitals counts.
     by_name = {key.upper(): config.parameters[key] for key in sorted(config.parameters, reverse=True)}
     values = OptionReader(f"model '{config.name}': parameter", by_name)
@@ -183,7 +183,7 @@ def read(config: ModelConfig) -> OpenVinoOptions:
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """What a model's parameters say that has no effect, and why."""
+    """Return warnings about a model's parameters that have no effect, with reasons."""
     notes, present = [], {key.upper() for key in config.parameters}
     for key in config.parameters:
         who, name = f"model '{config.name}': parameter '{key}' has no effect", key.upper()
@@ -200,7 +200,7 @@ def warnings(config: ModelConfig) -> list[str]:
 def compile_properties(
     options: OpenVinoOptions, device: str, *, threads: int, streams: int, cache_directory: str
 ) -> dict[str, Value]:
-    """What a model is compiled with for a device. What its parameters say counts; the rest is as follows.
+    """Return the properties to compile a model with for a device. Its parameters win; the defaults are as follows.
 
     Results are as exact as FP32 makes them, where OpenVINO by itself takes BF16 on a CPU that has it. On the CPU there
     are `threads` in all and as many `streams`, which no core is reserved for: other models and the server run there.
@@ -236,7 +236,7 @@ def _properties(values: OptionReader) -> dict[str, Value]:
 
 
 def _plugin_config(values: OptionReader) -> dict[str, Value]:
-    """The parameter ``plugin_config``, in which older names of properties count as the new ones."""
+    """Read the parameter ``plugin_config``, in which older names of properties count as the new ones."""
     key, expected = "PLUGIN_CONFIG", 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
     if key not in values:
         return {}
@@ -257,7 +257,7 @@ def _plugin_config(values: OptionReader) -> dict[str, Value]:
 
 
 def _by_tensor(values: OptionReader, key: str, read: Callable[[str], T], expected: str) -> dict[str, T]:
-    """One value for all, under the key "", or a JSON object of values by tensor."""
+    """Read one value for all tensors, under the key "", or a JSON object of values by tensor."""
     text = values.text(key)
     if not text:
         return {}

@@ -9,7 +9,7 @@ _DIMENSION = re.compile(r"\s*(-1|[0-9]+|[0-9]+:[0-9]+)\s*")
 
 
 def partial_shapes(text: str) -> str:
-    """OpenVINO's form of Model Server's ``(1,3,200:500,-1)``, or `AUTO`. Raises ValueError."""
+    """Convert Model Server's ``(1,3,200:500,-1)`` to OpenVINO's form, or `AUTO`. Raises ValueError."""
     text = text.strip()
     if text.lower() == AUTO:
         return AUTO
@@ -22,5 +22,5 @@ def partial_shapes(text: str) -> str:
 
 
 def partial_shape(dimensions: Iterable[int | str]) -> str:
-    """OpenVINO's form of dims, of which -1 is any size."""
+    """Return OpenVINO's form of dims, of which -1 is any size."""
     return "[" + ",".join("?" if str(each) == "-1" else str(each) for each in dimensions) + "]"

@@ -20,7 +20,7 @@ _IR = "openvino_model.xml"
 
 
 class OpenVinoGenaiBackend:
-    """Implements `backends.api.Backend`."""
+    """Implementation of `backends.api.Backend`."""
 
     default_model_filename = _IR
     default_cpu_instances = 1
@@ -29,7 +29,7 @@ class OpenVinoGenaiBackend:
     known_options: Mapping[str, str] = python_options.BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
-        """None for instance groups: the parameter `device` names the device."""
+        """Return 0, for instance groups: the parameter `device` names the device."""
         return 0
 
     def code_in(self, config: ModelConfig, path: Path) -> str:
@@ -50,7 +50,7 @@ class OpenVinoGenaiBackend:
 
 
 def _parameters(path: Path) -> dict[str, str]:
-    """What the model's files say that a configuration may leave out. Raises INVALID_ARG for a broken GGUF file."""
+    """Return omissible parameters, from the model's files. Raises INVALID_ARG for a broken GGUF file."""
     if path.suffix != ".gguf":
         length = context_length(path.parent)
         return lengths(length) if length else {}

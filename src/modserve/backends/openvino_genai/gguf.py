@@ -1,6 +1,6 @@
-"""Reads the values at the beginning of a GGUF file: what a model was made for, and its chat template.
+"""Values at the beginning of a GGUF file: facts about the model, and its chat template.
 
-The format is that of ggml's docs/gguf.md. Strings and arrays that nobody wants are skipped.
+The format is that of ggml's docs/gguf.md. Unused strings and arrays are skipped.
 """
 
 import os
@@ -19,7 +19,7 @@ _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY, _UINT32, _UINT64 = 8, 9, 4, 10
 """The types of values."""
 _ALIGNMENT = 32
-"""Of tensors, in bytes, where the file does not say it."""
+"""Alignment of tensors, in bytes, if the file has none."""
 _MOST_VALUES = 100_000
 _MOST_DEPTH = 4
 _TOKENS = "tokenizer.ggml.tokens"
@@ -27,7 +27,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 @dataclass(slots=True)
 class GgufHeader:
-    """Numbers and texts by their names; of the tokens only where in the file each of them is."""
+    """Header with numbers and texts by their names; for the tokens, only the place of each in the file."""
 
     values: dict[str, Value] = field(default_factory=dict)
     places: list[tuple[int, int]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class GgufHeader:
 
     @property
     def context_length(self) -> int:
-        """In tokens; 0 if the file does not say."""
+        """Length in tokens; 0 if the file has none."""
         value = self.values.get(f"{self.architecture}.context_length", 0)
         return value if isinstance(value, int) else 0
 
@@ -49,7 +49,7 @@ class GgufHeader:
 
 
 def special_tokens(path: Path, header: GgufHeader) -> Mapping[str, str]:
-    """``bos_token`` and ``eos_token``, as far as the file has them."""
+    """Return ``bos_token`` and ``eos_token``, as far as the file has them."""
     texts = {}
     with regular_file.open_regular(path) as file:
         for name in ("bos_token", "eos_token"):
@@ -62,7 +62,7 @@ def special_tokens(path: Path, header: GgufHeader) -> Mapping[str, str]:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises INVALID_ARG for what is no GGUF file, or has a broken beginning; OSError if it cannot be read."""
+    """Read the header. Raises INVALID_ARG if it is no GGUF file, or has a broken beginning; OSError if unreadable."""
     size = path.stat().st_size
     with regular_file.open_regular(path) as file:
         try:
@@ -101,7 +101,7 @@ class _Reader:
         return header
 
     def _check_tensors(self, count: int, alignment: Value) -> None:
-        """Every tensor begins inside the file: the engine itself reads on behind the end of one that is cut."""
+        """Check that every tensor begins inside the file: the engine itself reads beyond the end of a truncated one."""
         last, name = -1, ""
         for _ in range(count):
             own = self._text()
@@ -115,7 +115,7 @@ class _Reader:
             raise _BrokenError(f"it ends at byte {self._size}, before its tensor '{name}', which begins at {begin}")
 
     def _value(self, kind: int, depth: int) -> Value | None:
-        """A number or a text; None for an array, which is skipped."""
+        """Read a number or a text; None for an array, which is skipped."""
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:

@@ -45,7 +45,7 @@ SCHEDULER: Mapping[str, Callable[[OptionReader, str], None]] = {
     "use_cache_eviction": _flag,
     "use_sparse_attention": _flag,
 }
-"""Fields of the engine's SchedulerConfig → what checks a value."""
+"""Fields of the engine's SchedulerConfig, with the check of a value."""
 _KNOWN = (*SCHEDULER, REPRODUCIBLE, DEVICE, ADAPTERS, CONTEXT, *OF_CHATS, *MODEL_PARAMETERS)
 
 
@@ -54,11 +54,11 @@ class GenaiOptions:
     device: str
     adapters: tuple[str, ...]
     max_model_len: int
-    """0 if nothing limits it but what the model's files say."""
+    """Limit of the context; 0 if only the model's files limit it."""
 
 
 def read(config: ModelConfig, path: Path) -> GenaiOptions:
-    """Raises INVALID_ARG. `path` is the model's file."""
+    """Read the options. Raises INVALID_ARG. `path` is the model's file."""
     values = parameters_of(config)
     for key, check in SCHEDULER.items():
         check(values, key)
@@ -84,13 +84,13 @@ def read(config: ModelConfig, path: Path) -> GenaiOptions:
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """One for each parameter that nothing acts on."""
+    """Return a warning for each parameter without effect."""
     unknown = [key for key in config.parameters if key not in _KNOWN and key != key.upper()]
     return [unknown_parameter("openvino_genai", config, key, _KNOWN) for key in unknown]
 
 
 def _agrees(values: OptionReader, key: str, expected: str) -> bool:
-    """A flag has several spellings."""
+    """Return True if a value equals the expected one; a flag has several spellings."""
     return not values.flag(key, default=False) if key in SCHEDULER else values.text(key).lower() == expected
 
 

@@ -1,7 +1,7 @@
-"""Unpacks the archive of an environment. A program of its own, since it would hold up the server's other threads.
+"""Unpacking of an environment's archive. A program of its own, since it would hold up the server's other threads.
 
 ``python archive.py ARCHIVE DIRECTORY`` with the standard library alone. It ends with 0, or with `REFUSED` or `FAILED`
-and a text on standard error that says why: what is wrong with the archive, or with the file system.
+and the reason on standard error: the fault of the archive, or of the file system.
 
 Nothing is written outside the directory, and no link in it leads out of it: names with ``..`` and absolute ones are
 refused, nothing is written through a link, and where the links lead is looked at when all of them are there. As
@@ -31,11 +31,11 @@ _READERS: dict[bytes, Callable[[str], io.BufferedIOBase]] = {
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\0": lzma.LZMAFile,
 }
-"""The first bytes of a compressed file → what reads it. All else is taken for a plain tar archive."""
+"""Readers of compressed files by their first bytes. Other files are taken for plain tar archives."""
 
 
 class EnvironmentArchiveError(Exception):
-    """The archive is damaged, or holds what must not be unpacked. The text says which member, and why."""
+    """A damaged archive, or one with a member that must not be unpacked. The text names the member, and the reason."""
 
 
 def unpack(archive: str, directory: str) -> None:
@@ -73,7 +73,7 @@ def _opened(archive: str) -> io.BufferedIOBase:
 
 
 def _place(directory: str, name: str) -> str | None:
-    """Where a member belongs; None for the directory itself."""
+    """Return the path of a member; None for the directory itself."""
     parts = name.split("/")
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise EnvironmentArchiveError(f"'{name}' would be written outside the environment")
@@ -82,7 +82,7 @@ def _place(directory: str, name: str) -> str | None:
 
 
 def _parents(path: str, directory: str) -> Iterator[str]:
-    """The directories between `directory` and `path`, the outermost first."""
+    """Yield the directories between `directory` and `path`, the outermost first."""
     parts = os.path.relpath(os.path.dirname(path), directory).split(os.sep)
     inner = directory
     for part in parts:

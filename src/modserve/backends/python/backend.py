@@ -1,6 +1,6 @@
 """Models written in Python, as Triton's python backend runs them: a ``model.py`` with a class ``TritonPythonModel``.
 
-Each instance is a process of its own (`instance`), or, where the model's parameters say so, a thread of the server
+Each instance is a process of its own (`instance`), or, with the model's parameters, a thread of the server
 (`thread`), or runs on its event loop (`inline`). All run the same code of the package `worker`.
 """
 
@@ -36,7 +36,7 @@ _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 class PythonBackend:
-    """Implements `backends.api.Backend`."""
+    """Implementation of `backends.api.Backend`."""
 
     default_model_filename = "model.py"
     default_cpu_instances = 1
@@ -47,7 +47,7 @@ class PythonBackend:
     known_options = options.BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
-        """The GPUs that a model may use: what it does with them is its own affair."""
+        """Return the GPUs that a model may use: its use of them is its own affair."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         try:
             count = len(list(_NVIDIA.iterdir()))
@@ -67,7 +67,7 @@ class PythonBackend:
 
 
 class PythonModel:
-    """Implements `backends.api.BackendModel`."""
+    """Implementation of `backends.api.BackendModel`."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -80,7 +80,7 @@ class PythonModel:
         self._first: _Instance | None = None
 
     def describe(self) -> ModelDescription | None:
-        """What ``auto_complete_config`` says. The process that runs it becomes the first instance."""
+        """Return the description from ``auto_complete_config``. The process that runs it becomes the first instance."""
         if not self._source.auto_complete:
             return None
         before = _config(self._source.config_json)
@@ -96,7 +96,7 @@ class PythonModel:
             ) from error
 
     def complete(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What ``auto_complete_config`` makes of a configuration; None where the model has no such method.
+        """Complete a configuration by ``auto_complete_config``; None if the model has no such method.
 
         The process that runs it becomes the first instance.
         """
@@ -106,7 +106,7 @@ class PythonModel:
         return None if completed is None else json.loads(completed)
 
     def _without_tensors(self, config: Mapping[str, Any]) -> ModelDescription | None:
-        """Of a model that says nothing of its tensors, and whose configuration lists none: as in Triton, it loads."""
+        """Describe a model that names no tensors, nor does its configuration: as in Triton, it loads."""
         if config["input"] or config["output"]:
             return None
         _log.warning(
@@ -160,7 +160,7 @@ class PythonModel:
         return hints(self._source, self._options, self._backend_options, self._interpreter.python)
 
     def _arguments(self, spec: InstanceSpec) -> dict[str, str]:
-        """What ``initialize`` gets: Triton's keys, texts all of them."""
+        """Return the arguments of ``initialize``: Triton's keys, all values texts."""
         return {
             "model_config": spec.config_json,
             "model_instance_kind": spec.kind.name,
@@ -173,7 +173,7 @@ class PythonModel:
 
 
 def _config(text: str) -> dict[str, Any]:
-    """The configuration with the fields that models look at, which Triton has filled in before it asks them."""
+    """Return the configuration with the fields that models read, which Triton fills in before it asks them."""
     config: dict[str, Any] = json.loads(text)
     pinned = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
     optimization = pinned | config.get("optimization", {})

@@ -1,4 +1,4 @@
-"""Serves the requests of a worker: calls to other models, loading and unloading, metrics."""
+"""Requests of a worker: calls to other models, loading and unloading, metrics."""
 
 import functools
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerCalls:
-    """Makes the calls of one worker. On the event loop's thread.
+    """Calls of one worker. On the event loop's thread.
 
     ``parents(numbers)`` are the requests for which a call is made. A call is in `_calls` until its last response.
     """
@@ -46,14 +46,14 @@ class WorkerCalls:
         }
 
     def end(self) -> None:
-        """The model is about to be finalized: nobody waits for its calls any more, and there are no more of them."""
+        """Cancel all calls and refuse new ones: the model is about to be finalized."""
         self._ended = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.cancel()
 
     def close(self) -> None:
-        """The worker is gone."""
+        """Cancel the calls and close the metrics, after the worker is gone."""
         self.end()
         self._metrics.close()
 
@@ -62,7 +62,7 @@ class WorkerCalls:
             raise unsupported("a model cannot call, load or query other models while it is finalized")
 
     def forget(self) -> None:
-        """After `close`, when nothing comes any more: refer to nothing that refers back."""
+        """Drop all references that refer back, after `close`, when no more frames come."""
         self.takers.clear()
         self._parents = _no_parents
 
@@ -138,7 +138,7 @@ class WorkerCalls:
         self._worker.send(wire.json_frame(MessageKind.RESULT, result, number))
 
     def _change(self, frame: Frame) -> None:
-        """A change of a metric, which nobody waits for: what is wrong with it goes to the log."""
+        """Apply a change of a metric. The worker expects no reply: errors go to the log."""
         try:
             self._metrics.change(*wire.read_json(frame[3]))
         except ModserveError as error:

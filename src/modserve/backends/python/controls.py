@@ -33,7 +33,7 @@ CONTROLS: Mapping[str, Callable[[ModelCaller, Mapping[str, Any]], "Future[Any]"]
     "unload": _unload,
     "ready": _ready,
 }
-"""What takes a while; the futures have the results."""
+"""Operations that take a while; the futures have the results."""
 
 
 class Metrics:
@@ -45,7 +45,7 @@ class Metrics:
         self._held: dict[int, ModelMetric] = {}
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """``metric_family``, ``metric`` or ``metric_value``, as `worker.host.Host.control` says. Raises INVALID_ARG."""
+        """Run ``metric_family``, ``metric`` or ``metric_value``, as `worker.host.Host.control`. Raises INVALID_ARG."""
         if operation == "metric_family":
             kind = cast(MetricKind, arguments["kind"].lower())
             self._metrics.family(arguments["name"], arguments["description"], kind)
@@ -73,7 +73,7 @@ class Metrics:
             held.close()
 
     def close(self) -> None:
-        """The instance is gone, and its metrics with it, as far as no other instance has them."""
+        """Close the metrics of a lost instance, as far as no other instance has them."""
         for metric in list(self._held):
             self.drop(metric)
 

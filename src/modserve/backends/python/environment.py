@@ -1,7 +1,7 @@
-"""Which interpreter and which environment variables a worker of a model gets.
+"""Choice of the interpreter and the environment variables of a model's workers.
 
-In this order: the environment that the model's parameter ``EXECUTION_ENV_PATH`` names; the ``requirements.txt`` beside
-the model, if the server installs such; the default interpreter. As Triton's python backend has it (README, "Creating
+In this order: the environment that the model's parameter ``EXECUTION_ENV_PATH`` names; the ``requirements.txt`` next
+to the model, if the server installs such; the default interpreter. As Triton's python backend has it (README, "Creating
 Custom Execution Environments", and src/pb_env.cc), an environment is the archive of a conda environment, or a
 directory. Triton unpacks archives anew at each start, and the interpreter must be of the version that its stub was
 built for; ours may be any from Python 3.8 on.
@@ -34,10 +34,10 @@ _UNPACK_LIMIT_S = 3600.0
 def prepare(
     source: ModelSource, model: ModelOptions, backend: BackendOptions, inherited: Mapping[str, str] = os.environ
 ) -> Interpreter:
-    """What the workers of a model version run in. Unpacks or installs it, if need be, and blocks meanwhile.
+    """Return the interpreter of a model version's workers. Unpacks or installs it if necessary, and blocks meanwhile.
 
     A model that runs in a thread has the server's interpreter. Raises INVALID_ARG if the environment is not there, is
-    no good or cannot run a worker, and UNAVAILABLE if there is no room for it.
+    broken or cannot run a worker, and UNAVAILABLE if there is no room for it.
     """
     if model.in_server:
         return _of_server(inherited)
@@ -75,7 +75,7 @@ def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str)
 
 
 def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpreter:
-    """The interpreter of models that have no environment."""
+    """Return the interpreter of models without an environment."""
     if backend.python == sys.executable:
         return _of_server(inherited)
     which_one = f"the interpreter of --backend-config=python,{PYTHON}={backend.python}"
@@ -88,7 +88,7 @@ def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpret
 def _named(
     text: str, model_directory: Path, label: str, name: str, backend: BackendOptions, inherited: Mapping[str, str]
 ) -> Path:
-    """The directory of the environment that a model names. Relative paths count from the server's directory."""
+    """Return the directory of the environment that a model names. Relative paths count from the server's directory."""
     path = Path(os.path.abspath(text.replace(MODEL_DIRECTORY, str(model_directory))))
     if path.is_dir():
         return path
@@ -110,7 +110,7 @@ def _elsewhere(text: str, model_directory: Path) -> str:
 
 
 def _unpacked(path: Path, label: str, name: str, cache: Path) -> Path:
-    """The directory that an archive is unpacked in, once for each state of the file."""
+    """Return the directory that an archive is unpacked in, once for each state of the file."""
     try:
         regular_file.check_regular(path)
     except OSError as error:

@@ -2,13 +2,13 @@
 
 A cache directory has, for each key,
 
-- ``<key>/environment/``, what was made. It is made in its place and not renamed into it, since scripts inside name
+- ``<key>/environment/``, the environment. It is made in its place and not renamed into it, since scripts inside name
   it by its absolute path;
 - ``<key>/complete.json``, written last and by a rename: without it, the rest is what a killed server left behind;
-- ``<key>.make``, locked exclusively by whoever makes it. The programs that it starts inherit the lock, so that nobody
-  touches what one of them still writes to after the server was killed;
-- ``<key>.use``, locked by all that make or use it, as long as their process lives. Who gets it exclusively may remove
-  the environment.
+- ``<key>.make``, locked exclusively by the process that makes it. Its child programs inherit the lock, so that
+  nothing else touches files that one of them still writes after the server was killed;
+- ``<key>.use``, locked by all that make or use it, as long as their process lives. The process that gets it exclusively
+  may remove the environment.
 
 Locks are those of flock(2), which end with their process. Several servers, and several threads of one, may use the same
 cache directory at the same time.
@@ -44,7 +44,7 @@ _in_use_lock = threading.Lock()
 
 
 def directory(option: str | None, variables: Mapping[str, str]) -> Path:
-    """The cache directory: the one that `option` names, or the user's, or one among the temporary files.
+    """Return the cache directory: the one of `option`, or the user's, or one among the temporary files.
 
     The user's is in ``XDG_CACHE_HOME`` (XDG Base Directory Specification); a user in a container often has none that
     can be written to. Made if it is not there. Raises UNAVAILABLE.
@@ -92,11 +92,11 @@ def _temporary() -> Path:
 
 
 def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> Path:
-    """The directory of an environment, which is made if it is not there, by one process and one thread at a time.
+    """Return the directory of an environment. Makes it if it is not there, by one process and one thread at a time.
 
     `source` is the file that it is made from: environments made from a former state of it, or from files that are
-    gone, are removed if nobody uses them. `label` begins the lines in the log. Blocks, for as long as `make` takes.
-    Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
+    gone, are removed if they are not in use. `label` begins the lines in the log. Blocks, for as long as `make` takes.
+    Raises UNAVAILABLE for errors of the file system, and what `make` raises; then nothing is left.
     """
     entry = cache / key
     try:
@@ -122,7 +122,7 @@ def environment(cache: Path, key: str, source: Path, make: Make, label: str) -> 
 
 
 def disk_error(cache: Path, error: OSError) -> ModserveError:
-    """What the file system refused, and how much room there is."""
+    """Return the file system's error, with the free space."""
     try:
         free = f"; {shutil.disk_usage(cache).free >> 20} MiB are free there"
     except OSError:

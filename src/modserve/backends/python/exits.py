@@ -1,4 +1,4 @@
-"""Waits for the end of processes and describes it. The functions block, so never call them on the event loop."""
+"""Waiting for the end of processes, and its description. The functions block, so never call them on the event loop."""
 
 import os
 import select
@@ -15,7 +15,7 @@ _LOOK_S = 0.002
 
 
 def file_of(pid: int) -> int:
-    """A file descriptor that is readable when a child has ended; -1 where the system has no such thing."""
+    """Return a file descriptor that is readable when a child has ended; -1 if the system has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -23,7 +23,7 @@ def file_of(pid: int) -> int:
 
 
 def wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
-    """Whether a child ends before `end`, in seconds. It is not reaped, so that its group is still its own."""
+    """Wait for a child until `end`, in seconds; returns True if it ends. It is not reaped, so it keeps its group."""
     if process.returncode is not None:
         return True
     file = file_of(process.pid)
@@ -49,7 +49,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def describe(code: int) -> str:
-    """What `Popen.returncode` means, to end a sentence about the process with."""
+    """Describe a `Popen.returncode`, to end a sentence about the process with."""
     if code >= 0:
         return f"exited with status {code}"
     try:

@@ -54,13 +54,13 @@ Mark = tuple[str, int, int]
 class _Model:
     target: str
     directory: str
-    """Where its module is looked for first."""
+    """Directory that is searched first for its module."""
     config: Mapping[str, Any] | None
     """None for a target that has to be described by a process of its own."""
 
 
 class FunctionRepository:
-    """Implements `core.loading.Repository` for decorated objects by the names of their models.
+    """Implementation of `core.loading.Repository` for decorated objects by the names of their models.
 
     `models` has texts and objects; `write_config` turns a configuration as JSON into the text of a ``config.pbtxt``.
     Raises INVALID_ARG for an object that is to run in a process, which has no way to import it.
@@ -103,7 +103,7 @@ class FunctionRepository:
         return ()
 
     def _read(self, name: str) -> Listing:
-        """One model as it is now. Blocking."""
+        """Read the current state of one model. Blocking."""
         model = self._models[name]
         content: bytes | ModserveError
         mark: object = None
@@ -136,7 +136,7 @@ class FunctionRepository:
 
 
 def _model(name: str, target: object) -> _Model:
-    """Raises INVALID_ARG for an object that workers cannot import."""
+    """Describe an object. Raises INVALID_ARG for one that workers cannot import."""
     if isinstance(target, str):
         return _Model(target, os.getcwd(), None)
     definition = definition_of(target)
@@ -160,7 +160,7 @@ def _model(name: str, target: object) -> _Model:
 
 
 def _path(module: object, target: object) -> str | None:
-    """The attributes that lead from a module to an object; None if none do."""
+    """Return the attributes that lead from a module to an object; None if none do."""
     names = [getattr(target, "__qualname__", "")]
     names += [name for name, value in vars(module).items() if value is target] if module is not None else []
     for name in names:
@@ -173,7 +173,7 @@ def _path(module: object, target: object) -> str | None:
 
 
 def _write(name: str, version: int, model: _Model) -> "tempfile.TemporaryDirectory[str]":
-    """A model directory with the model.py that imports the object."""
+    """Write a model directory with a model.py that imports the object."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         directory = Path(folder.name) / name / str(version)
@@ -194,7 +194,7 @@ def _mark(file: str) -> Mark:
 
 
 def _describe(model: _Model) -> dict[str, Any]:
-    """What a process that imports a target says of it. Raises INVALID_ARG if the process says nothing."""
+    """Return a target's description, from a process that imports it. Raises INVALID_ARG if the process gives none."""
     command = [sys.executable, "-c", _DESCRIBE, str(_WORKER / "importable"), model.target]
     doing = f"cannot import '{model.target}'"
     ended = subprocesses.run(command, doing, _LONGEST_IMPORT_S, cwd=model.directory)

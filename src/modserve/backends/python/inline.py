@@ -19,11 +19,11 @@ from .worker.errors import TritonModelException
 _AT_A_TIME = 64
 """Executions of an ``async def execute``."""
 _LONGEST_END_S = 10.0
-"""How long tasks that have been cancelled may take to end."""
+"""Maximum time, in seconds, for cancelled tasks to end."""
 
 
 class InlineInstance(LocalInstance):
-    """Implements `backends.api.AsyncRequestInstance`."""
+    """Implementation of `backends.api.AsyncRequestInstance`."""
 
     def __init__(self, label: str, source: ModelSource, load: Mapping[str, Any]) -> None:
         self.max_in_flight = 1
@@ -86,7 +86,7 @@ class InlineInstance(LocalInstance):
         super().close()
 
     def _refuse_to_wait(self, operation: str) -> None:
-        """Raises `TritonModelException` on the event loop's thread, where nothing would ever come."""
+        """Raise `TritonModelException` on the event loop's thread, where no result would ever come."""
         if threading.get_ident() == self._thread:
             raise TritonModelException(
                 f"{operation} would block the whole server, because the model runs on its "

@@ -47,7 +47,7 @@ _AHEAD = 3
 
 
 class WorkerInstance:
-    """Implements `backends.api.AsyncRequestInstance`."""
+    """Implementation of `backends.api.AsyncRequestInstance`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class WorkerInstance:
         self.worker = worker
         self.max_ahead = _AHEAD
         self._room = 0
-        """How many requests the worker may have that are not finished; 0 if it says itself when it takes others."""
+        """Limit of unfinished requests at the worker; 0 if it reports itself when it takes others."""
         self._full: _Batch | None = None
         """The batch that has taken the last of that room."""
         self._options = options
@@ -71,7 +71,7 @@ class WorkerInstance:
         self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
         self._lost: str | None = None
-        """Why, if it is. Not as an exception: one that is raised keeps the frames that it goes through."""
+        """Reason of the loss, if it is lost. Not an exception: a raised one keeps the frames that it goes through."""
         self._execution_timeout_s = execution_timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
@@ -116,7 +116,7 @@ class WorkerInstance:
             raise
 
     def complete(self, config: str) -> str | None:
-        """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
+        """Complete a configuration by ``auto_complete_config``; None if the model has no such method."""
         completed: str | None = self._ask(MessageKind.COMPLETE, config)
         return completed
 
@@ -164,7 +164,7 @@ class WorkerInstance:
         self._handle = self._timer = None
 
     def kill_because(self, reason: str) -> None:
-        """End the process, whatever it does: it is lost."""
+        """End the process, whatever it is doing: it is lost."""
         self.worker.kill_because(reason)
 
     def _ended(self, error: InstanceLostError) -> None:
@@ -226,7 +226,7 @@ class WorkerInstance:
             self._sent(batch)
 
     def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
-        """Those with these numbers; None stands for the batch that is executed. All, if none of them is open."""
+        """Return the open requests with these numbers; None stands for the current batch. All, if none is open."""
         if numbers is None:
             numbers = self._batches[0].numbers if self._batches else ()
         some = [self._open[number] for number in numbers if number in self._open]
@@ -249,7 +249,7 @@ class WorkerInstance:
             batch.done(finals)
 
     def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
-        """The final responses of the batch, if that is what has come: as they do in most cases."""
+        """Return the final responses of the batch, if no others have come: the usual case."""
         numbers = self._batches[0].numbers
         if len(records) != len(numbers):
             return None
@@ -277,7 +277,7 @@ class WorkerInstance:
         self.worker.send(wire.number_frame(MessageKind.RESUME, number))
 
     def _give(self, record: Record) -> bool:
-        """Hand a response on; whether there is room for another. Nothing is left of a request after its last one."""
+        """Hand a response on; returns whether there is room for another. The last one removes the request."""
         number, status, _, extras, _, _ = record
         request = self._open.get(number)
         if request is None:
@@ -333,7 +333,7 @@ _DOING = {
 
 
 class _Batch:
-    """Requests that the worker executes together, and whom to tell when it takes others."""
+    """Requests that the worker executes together, with the callback for when it takes others."""
 
     def __init__(self, numbers: list[int], done: RequestsDone) -> None:
         self.numbers = numbers
@@ -377,7 +377,7 @@ def _execute_frame(
 
 
 def _extras(request: EngineRequest) -> bytes:
-    """What few requests have."""
+    """Encode the rarely used members of a request; empty if it has none."""
     parameters, context = request.parameters, request.trace_context
     if not parameters and not request.timeout_ns and not context:
         return b""

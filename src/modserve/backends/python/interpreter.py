@@ -1,4 +1,4 @@
-"""Checks whether another interpreter can run a worker. Each is examined once, by running it."""
+"""Check whether another interpreter can run a worker. Each is examined once, by running it."""
 
 import json
 import os
@@ -45,7 +45,7 @@ _OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """How to start a worker: `variables` are all of its environment variables, with those of activation.
+    """Interpreter of a worker: `variables` are all of its environment variables, with those of activation.
 
     `python` is a path; `version` is like ``CPython 3.11.7``.
     """
@@ -61,7 +61,7 @@ _locks_lock = threading.Lock()
 
 
 def find(directory: Path) -> str | None:
-    """The interpreter of an environment."""
+    """Return the interpreter of an environment; None if it has none."""
     for name in ("python", "python3", "pypy3"):
         path = directory / "bin" / name
         if os.access(path, os.X_OK) and path.is_file():
@@ -72,8 +72,8 @@ def find(directory: Path) -> str | None:
 def inspect(python: str, variables: Mapping[str, str], which_one: str) -> Interpreter:
     """Run an interpreter to see whether it can run a worker. Blocks for as long as it takes to import numpy.
 
-    One that can is not asked again until its file changes. Where the environment has activation scripts of conda, what
-    they set is in the result. `which_one` is for errors: "the environment … of model …". Raises INVALID_ARG if it is
+    One that can is not run again until its file changes. The result includes the variables of the environment's conda
+    activation scripts. `which_one` is for errors: "the environment … of model …". Raises INVALID_ARG if it is
     too old, has no numpy or does not run.
     """
     with _locks_lock:

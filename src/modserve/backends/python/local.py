@@ -38,7 +38,7 @@ _batch: "contextvars.ContextVar[tuple[weakref.ref[EngineRequest], ...]]" = conte
 
 
 class LocalInstance:
-    """The life of an instance inside the server, and its executions.
+    """Instance inside the server: its life and its executions.
 
     ``before_wait(what)`` is called before the model waits for the server, with a name for that; it may raise
     `TritonModelException`.
@@ -64,7 +64,7 @@ class LocalInstance:
     # On loading threads. Raises what is wrong with the model
 
     def complete(self, config: str) -> str | None:
-        """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
+        """Complete a configuration by ``auto_complete_config``; None if the model has no such method."""
         try:
             return self._model.auto_complete_config(config)
         except ModelError as error:
@@ -152,7 +152,7 @@ class LocalInstance:
         )
 
     def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
-        """All responses go together, which is quicker, unless some are missing, are errors, or were sent before."""
+        """Return all responses together, which is faster, unless some are missing, are errors, or were sent before."""
         finals = []
         for handle, response in zip(handles, responses, strict=True):
             if handle.ended or response is None or response.has_error():
@@ -180,7 +180,7 @@ def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:
 
 
 class LocalRequest:
-    """Implements `worker.response.RequestHandle`."""
+    """Implementation of `worker.response.RequestHandle`."""
 
     __slots__ = ("_decoupled", "ended", "request")
 
@@ -224,7 +224,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
-    """A response without an error."""
+    """Convert a response without an error to a final one."""
     return FinalResponse({one._name: as_core(one) for one in response.output_tensors()}, response.values or _NOTHING)
 
 
@@ -232,7 +232,7 @@ def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
 
 
 def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
-    """A tensor of the server as a model has it. Its array is read-only where it lies over a client's bytes."""
+    """Convert a tensor of the server to a model's. Its array is read-only if it lies over a client's bytes."""
     raw = tensor.received
     if raw is None:
         return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, None, tensor.array)
@@ -242,7 +242,7 @@ def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
 
 
 def as_core(tensor: worker_tensor.Tensor) -> Tensor:
-    """A tensor of a model as the server has it."""
+    """Convert a model's tensor to the server's."""
     datatype, array = dtypes.BY_NAME[tensor.datatype], tensor._array
     if datatype.size and array is not None:
         return Tensor(datatype, array.shape, None, array)  # whose type is that of the array, always
@@ -250,7 +250,7 @@ def as_core(tensor: worker_tensor.Tensor) -> Tensor:
 
 
 class InServerHost:
-    """Implements `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
+    """Implementation of `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
 
     def __init__(self, label: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
         self.label = label
@@ -258,7 +258,7 @@ class InServerHost:
         """The batch of an execution that is no task, on `thread`."""
         self.thread = 0
         self.open: weakref.WeakSet[EngineRequest] = weakref.WeakSet()
-        """Those of tasks, and those that the model responds to after the execution."""
+        """Requests of tasks, and requests that the model responds to after the execution."""
         self._models = source.models
         self._metrics = Metrics(source.metrics)
         self._before_wait = before_wait
@@ -296,7 +296,7 @@ class InServerHost:
         return self._models.infer(as_call(request), parent=self._parents(), trace=_context(request))
 
     def _parents(self) -> list[EngineRequest]:
-        """Whom a call is made for: the batch of the execution that makes it, or else all that the model works on."""
+        """Return the requests that a call is for: the batch of the execution that makes it, or else all open ones."""
         if self.executing and self.thread == threading.get_ident():
             return list(self.executing)
         batch = [request for each in _batch.get() if (request := each()) is not None]
@@ -362,7 +362,7 @@ def _receive(
 
 
 def _context(request: worker_request.InferenceRequest) -> str:
-    """That of the request in whose trace the model wants its call to be."""
+    """Return the trace context of the request that the model names as the parent of its call."""
     return request.trace().get_context() or ""
 
 

@@ -17,7 +17,7 @@ _PACKAGES = {"mlflow": "mlflow-skinny pandas"}
 
 @contextmanager
 def hints(source: ModelSource, model: ModelOptions, backend: BackendOptions, python: str) -> Iterator[None]:
-    """What runs a model's code inside fails, where a module is missing, with the `hint` behind the error."""
+    """Append a `hint` to an error for a missing module, raised by the model's code inside this context."""
     try:
         yield
     except ModserveError as error:
@@ -29,7 +29,7 @@ def hints(source: ModelSource, model: ModelOptions, backend: BackendOptions, pyt
 
 
 def hint(module: str, source: ModelSource, model: ModelOptions, backend: BackendOptions, python: str) -> str:
-    """Where a module would have to be, and how it gets there. `python` is the interpreter that the model runs in."""
+    """Return where a module is missing, and how to install it. `python` is the interpreter that the model runs in."""
     if model.environment_path is not None:
         return f"module '{module}' is not in the environment '{model.environment_path}' of model '{source.config.name}'"
     path = requirements.file_of(source.model_directory / str(source.version), source.model_directory)

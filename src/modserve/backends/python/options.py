@@ -26,7 +26,7 @@ CPU_ONLY_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 EXECUTION_TIMEOUT = "EXECUTION_TIMEOUT_SECONDS"
 MODEL_PARAMETERS = (EXECUTION_MODE, ENVIRONMENT_PATH, CPU_ONLY_INPUTS, EXECUTION_TIMEOUT)
 _LIKELY = 0.85
-"""How similar an unknown parameter must be to a known one to count as misspelt."""
+"""Similarity to a known parameter from which an unknown one counts as misspelt."""
 
 INSTALL_REQUIREMENTS = "install-requirements"
 ENVIRONMENT_DIRECTORY = "environment-directory"
@@ -96,7 +96,7 @@ class BackendOptions:
 
 
 def model_options(config: ModelConfig) -> ModelOptions:
-    """Raises INVALID_ARG, with the model's name and what would be right."""
+    """Read the options of a model. Raises INVALID_ARG, with the model's name and the expected value."""
     values = parameters_of(config)
     values.choice(CPU_ONLY_INPUTS, ("yes", "no"))
     options = ModelOptions(
@@ -120,7 +120,7 @@ def model_options(config: ModelConfig) -> ModelOptions:
 
 
 def backend_options(options: Mapping[str, str]) -> BackendOptions:
-    """Raises INVALID_ARG, with what would be right."""
+    """Read the options of the backend. Raises INVALID_ARG, with the expected value."""
     values, default = options_of(options), BackendOptions()
     start_key = START_TIMEOUT if START_TIMEOUT in values else _TRITONS_START_TIMEOUT
     return BackendOptions(
@@ -134,7 +134,7 @@ def backend_options(options: Mapping[str, str]) -> BackendOptions:
 
 
 def warnings(config: ModelConfig) -> list[str]:
-    """Parameters of a model that look like misspelt ones of the backend, or that have no effect."""
+    """Return warnings about parameters that look like misspelt ones of the backend, or that have no effect."""
     notes = []
     for key, value in config.parameters.items():
         label = f"model '{config.name}': parameter '{key}'"
@@ -153,7 +153,7 @@ def _fold(key: str) -> str:
 
 
 def _interpreter(values: OptionReader, default: str) -> str:
-    """The absolute path of an interpreter; a link to it stays a link, by which a virtual environment is recognised."""
+    """Return the absolute path of an interpreter, with links: a virtual environment is recognised by its link."""
     if PYTHON not in values.values:
         return default
     path = shutil.which(os.path.expanduser(values.text(PYTHON)))

@@ -1,4 +1,4 @@
-"""Logs the standard output and error of a worker, line by line, with the model's name."""
+"""Logging of the standard output and error of a worker, line by line, with the model's name."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ class WorkerOutput:
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
-        """Take some of what has come; whether more may come."""
+        """Read some of the output; returns whether more may come."""
         try:
             some = os.read(self.fd, _BYTES)
         except BlockingIOError:
@@ -41,7 +41,7 @@ class WorkerOutput:
         return bool(some)
 
     def read_rest(self) -> None:
-        """Take what has come, to the last line: the worker has ended."""
+        """Read the rest, to the last line: the worker has ended."""
         with contextlib.suppress(OSError):
             for _ in range(_PIPE_BYTES // _BYTES):  # something that the model has started may go on writing
                 some = os.read(self.fd, _BYTES)
@@ -51,7 +51,7 @@ class WorkerOutput:
         self._take(b"\n")
 
     def last(self) -> str:
-        """The last lines, to end an error's text with."""
+        """Return the last lines, to end an error's text with."""
         lines: list[str] = []
         left = _KEPT
         for line in reversed(self._kept):
@@ -62,7 +62,7 @@ class WorkerOutput:
         return f"; its last output:{''.join(lines)}" if lines else ""
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the output. May be called again."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -3,7 +3,7 @@
 All of the conversation is on the event loop's thread, without a thread of its own, but for the start (`spawn`) and the
 end (`stop`), which may block and run on loading threads. A worker that dies closes its socket, which the event loop
 hears at once; a server that dies closes the other end of the worker's lifeline, a pipe, and the kernel kills the worker
-and whatever it has started.
+with all its children.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).parent / "worker" / "__main__.py"
 _EXIT_S = 2.0
-"""How long a process that has closed its socket may take to be gone."""
+"""Maximum time for a process to end after closing its socket."""
 _LAST_READS = 64
-"""Of what a process sent before it ended: more than its socket holds."""
+"""Limit of reads of output from before the process's end: more than its socket holds."""
 _TRIM_S = arena.IDLE_SECONDS + 1
 
 
 class WorkerProcess:
-    """One process. `takers` get its frames by kind, `on_end` its end; both on the event loop's thread."""
+    """A worker process. `takers` get its frames by kind, `on_end` its end; both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, label: str) -> None:
         self.takers: dict[int, Callable[[Frame], None]] = {
@@ -71,12 +71,12 @@ class WorkerProcess:
         self._listening = False
         self._ended = False
         self._ending = threading.Lock()
-        """Of the thread that takes the exit status, reads the rest of the output or closes files."""
+        """Lock of the thread that takes the exit status, reads the rest of the output or closes files."""
         self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
         self._replies_due = 0
-        """Of the model's ``is_ready``."""
+        """Outstanding replies of the model's ``is_ready``."""
 
     def __repr__(self) -> str:
         return f"WorkerProcess({self.label}, process {self.process.pid})"
@@ -163,13 +163,13 @@ class WorkerProcess:
             self.loop.add_reader(self._pidfd, self._exited)
 
     def send_soon(self, frame: bytes) -> None:
-        """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
+        """Send together with everything sent before the event loop polls again, for a busy process."""
         if not self._soon:
             self.loop.call_soon(self.send, b"")
         self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
-        """Never blocks. Nothing is sent to a process that has ended; `stop` sends to one that is ending."""
+        """Send without blocking. An ended process gets no frames; `stop` sends to one that is ending."""
         if self._soon:
             frame = b"".join([*self._soon, frame])
             self._soon.clear()
@@ -208,7 +208,7 @@ class WorkerProcess:
             self.loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> bool:
-        """Whether there may be more to read."""
+        """Read once; returns whether there may be more to read."""
         try:
             more = self._take_some()
         except BlockingIOError:
@@ -220,12 +220,12 @@ class WorkerProcess:
         return more
 
     def _take_some(self) -> bool:
-        """Take what has come. False at the end of all that can be understood; raises OSError as a socket does."""
+        """Read once. Returns False at the end of all valid data; raises OSError as a socket does."""
         count = self._socket.recv_into(self._frames.room())
         return count > 0 and self._receive(count)
 
     def _receive(self, count: int) -> bool:
-        """False after what the server does not understand: whatever else comes may be as wrong."""
+        """Process received frames. Returns False after an invalid one: later ones may be as wrong."""
         try:
             for frame in self._frames.received(count):
                 self.takers[frame[0]](frame)
@@ -254,7 +254,7 @@ class WorkerProcess:
         return memoryview(self._mirror.fetch(location))
 
     def trim_later(self) -> None:
-        """Shared memory has been used: some time after that, what is free goes back to the system."""
+        """Return free shared memory to the system some time after its use."""
         if self._trimming is None and not self._ended:
             self._trimming = self.loop.call_later(_TRIM_S, guarded("shared_memory", self._trim))
 
@@ -270,7 +270,7 @@ class WorkerProcess:
             self.loop.remove_reader(self._output.fd)
 
     async def check_ready(self, timeout_s: float) -> bool:
-        """What the model's ``is_ready`` returns. Raises TimeoutError."""
+        """Return the result of the model's ``is_ready``. Raises TimeoutError."""
         assert self._ready is not None
         self._replies_due += 1
         await self.loop.sock_sendall(self._ready, b"?")
@@ -285,7 +285,7 @@ class WorkerProcess:
     # The end
 
     def _exited(self) -> None:
-        """The process has ended. Its socket may still be open, in a child that it has left behind."""
+        """Read the rest after the process's end. Its socket may still be open, in a child that it has left behind."""
         for _ in range(_LAST_READS):
             if not self._read():
                 break
@@ -293,7 +293,7 @@ class WorkerProcess:
             self._died()
 
     def _died(self) -> None:
-        """The socket has closed: the process has ended, or is about to."""
+        """Handle the end of the socket: the process has ended, or is about to."""
         questions, self._questions = self._questions, deque()
         self.end()
         # Not one of the event loop's own threads, on which others' large tensors wait.
@@ -311,7 +311,7 @@ class WorkerProcess:
         self.on_end(error)
 
     def _ended_how(self) -> str:
-        """Wait for the end; says how it came about. On any thread."""
+        """Wait for the end and describe its cause. On any thread."""
         by_itself = exits.wait(self.process, time.monotonic() + _EXIT_S)
         with self._ending:
             self._reap()
@@ -321,12 +321,12 @@ class WorkerProcess:
         return f"its process {self.process.pid} {how}{self._output.last()}"
 
     def _reap(self) -> None:
-        """Kill what is left, also what the model has started, and take the exit status."""
+        """Kill the rest, including child processes of the model, and take the exit status."""
         self.kill()
         self.process.wait()
 
     def kill_because(self, reason: str) -> None:
-        """The end that the server makes; the event loop hears of it by the socket."""
+        """Kill the process; the event loop notices by the socket."""
         self._reason = f"was killed: {reason}"
         self.kill()
 

@@ -1,4 +1,4 @@
-"""The packages of a ``requirements.txt`` beside a model: installed into a virtual environment, if the server may.
+"""Packages of a ``requirements.txt`` next to a model: installed into a virtual environment, if the server may.
 
 The environment is one of the default interpreter, without the server's packages: the model sees what the file says, and
 numpy, which is installed too if the file leads to none. So the server's versions do not decide over the model's, nor
@@ -20,11 +20,11 @@ from . import environment_cache, interpreter
 FILENAME = "requirements.txt"
 _LIMIT_S = 3600.0
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PYTHONPATH", "PYTHONHOME")
-"""What would make pip install elsewhere, or take packages for installed that the environment does not have."""
+"""Variables that make pip install elsewhere, or count packages from outside the environment as installed."""
 
 
 def file_of(version_directory: Path, model_directory: Path) -> Path | None:
-    """The requirements of a model version: those beside model.py come before those of all versions."""
+    """Return the requirements of a model version: a file next to model.py precedes the one for all versions."""
     for directory in (version_directory, model_directory):
         path = directory / FILENAME
         if path.is_file():
@@ -33,9 +33,9 @@ def file_of(version_directory: Path, model_directory: Path) -> Path | None:
 
 
 def environment(path: Path, model: str, base: interpreter.Interpreter, cache: Path) -> Path:
-    """The virtual environment with these requirements; made first, if it is not there. Blocks meanwhile.
+    """Return the virtual environment with these requirements. Makes it if it is not there, and blocks meanwhile.
 
-    Raises INVALID_ARG with pip's last lines, and UNAVAILABLE for what the file system refuses.
+    Raises INVALID_ARG with pip's last lines, and UNAVAILABLE for errors of the file system.
     """
     try:
         key = f"requirements-{_digest(path, base)}"
@@ -78,7 +78,7 @@ def _digest(path: Path, base: interpreter.Interpreter) -> str:
 
 
 def _contents(path: Path, seen: set[Path]) -> Iterator[bytes]:
-    """The file and those that it includes by ``-r`` and ``-c``."""
+    """Yield the file and the files that it includes by ``-r`` and ``-c``."""
     path = path.resolve()
     if path in seen:
         return

@@ -14,7 +14,7 @@ _AHEAD = 3
 
 
 class PythonThreadInstance(LocalInstance):
-    """Implements `backends.api.RequestInstance`."""
+    """Implementation of `backends.api.RequestInstance`."""
 
     max_ahead = _AHEAD
     _thread: "_LoopThread | None" = None

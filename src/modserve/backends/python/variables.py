@@ -1,6 +1,6 @@
-"""The environment variables of a worker process.
+"""Environment variables of a worker process.
 
-A worker has those of the server, so that what the user set reaches the model, and
+A worker has those of the server, so that the user's settings reach the model, and
 
 - ``OMP_NUM_THREADS``, see `with_threads`;
 - for an interpreter in an environment of its own, what activating it would set (`activated`).
@@ -24,16 +24,16 @@ _OF_ANOTHER_INTERPRETER = (
     "CONDA_DEFAULT_ENV",
     "CONDA_PROMPT_MODIFIER",
 )
-"""What says of the server's interpreter where its library is, and would mislead another one."""
+"""Variables that locate the library of the server's interpreter, and would mislead another one."""
 _THREADS = "OMP_NUM_THREADS"
 
 
 def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """For a worker that runs the interpreter of an environment, as if that were active.
+    """Return the variables of a worker that runs an environment's interpreter, as if that were active.
 
     The variables are those that Triton's python backend sets (``ParseActivationScript`` in src/pb_utils.cc), and
     ``CONDA_PREFIX``. The worker itself calls `library_path.restore`. Of ``PYTHONPATH``, the user's entries stay and
-    those of the server's own packages go; packages of the user's home directory are not for it either, unless
+    those of the server's own packages go; packages of the user's home directory are excluded, too, unless
     ``PYTHONNOUSERSITE`` is set to nothing.
     """
     variables = for_other_interpreter(inherited)
@@ -51,7 +51,7 @@ def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
 
 
 def for_other_interpreter(inherited: Mapping[str, str]) -> dict[str, str]:
-    """For a worker that runs another interpreter than the server's, which is in no environment."""
+    """Return the variables of a worker with another interpreter than the server's, in no environment."""
     variables = dict(inherited)
     for name in _OF_ANOTHER_INTERPRETER:
         variables.pop(name, None)
@@ -69,8 +69,8 @@ def with_threads(variables: Mapping[str, str], cpu_instances: int, cpu_threads: 
     """Limit the threads of the libraries of a model with several instances to each one's share of the cores.
 
     Otherwise each of them uses all cores, and n instances have n times as many threads as there are cores. OpenMP,
-    OpenBLAS, MKL, numexpr and PyTorch read this variable, and all but the first prefer one of their own: what the user
-    set wins either way. A single instance may use all cores, as in Triton.
+    OpenBLAS, MKL, numexpr and PyTorch read this variable, and all but the first prefer one of their own: a user's
+    setting wins either way. A single instance may use all cores, as in Triton.
     """
     if cpu_instances < 2 or _THREADS in variables:
         return dict(variables)
@@ -82,7 +82,7 @@ def _prefixed(directory: Path, path: str) -> str:
 
 
 def _site_packages() -> set[str]:
-    """Where the server's interpreter finds installed packages."""
+    """Return the directories of the server interpreter's installed packages."""
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     paths.update(entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages"))
     return {os.path.realpath(path) for path in paths if path}

@@ -1,4 +1,4 @@
-"""Identifies PyTorch files without PyTorch and without running anything in them."""
+"""Identification of PyTorch files without PyTorch and without running anything in them."""
 
 import enum
 import pickletools
@@ -10,7 +10,7 @@ from modserve.core.files import regular_file
 
 
 class Form(enum.Enum):
-    """How a model was made; the values are for people."""
+    """Form of a model file; the values are for people."""
 
     TORCHSCRIPT = "TorchScript"
     EXPORTED = "exported program"
@@ -19,21 +19,21 @@ class Form(enum.Enum):
 
     @property
     def words(self) -> str:
-        """With its article."""
+        """Name with its article."""
         return self.value if self is Form.TORCHSCRIPT else f"{'an' if self is Form.EXPORTED else 'a'} {self.value}"
 
 
 _MOST_PICKLE = 16 << 20
-"""Bytes of a pickle that are looked at to tell what it is."""
+"""Limit, in bytes, of the part of a pickle that is examined to recognise it."""
 _OF_WEIGHTS = ("torch", "collections", "numpy", "_codecs")
-"""Modules whose classes are in files that hold nothing but tensors."""
+"""Modules with classes that occur in files of tensors alone."""
 _SCRIPT = "torch.jit.script(model).save('model.pt'), or torch.jit.trace"
 _EXPORT = "torch.export.save(torch.export.export(model, example_inputs), 'model.pt2')"
 _RUNTIME = 'put the class into model.py beside it and set runtime: "model.py" in config.pbtxt'
 
 
 def form_of(path: Path) -> Form:
-    """Raises INVALID_ARG for what is no model of PyTorch's, with what it is and what helps."""
+    """Return the form of a file. Raises INVALID_ARG if it is no model of PyTorch's, with its kind and the remedy."""
     if path.suffix == ".py":
         return Form.CLASS
     with regular_file.open_regular(path) as file:
@@ -86,7 +86,7 @@ def _no_archive(path: Path, start: bytes) -> ModserveError:
 
 
 def _saved(path: Path, classes: list[str]) -> ModserveError:
-    """For what ``torch.save`` made, which holds the names of these classes."""
+    """Return the error for a file of ``torch.save`` that holds the names of these classes."""
     foreign = [name for name in classes if name.partition(".")[0] not in _OF_WEIGHTS or name.startswith("torch.nn.")]
     modules = [name for name in foreign if not name.startswith("torch.nn.parameter.")]
     if modules:
@@ -101,7 +101,7 @@ def _saved(path: Path, classes: list[str]) -> ModserveError:
 
 
 def _classes(pickle: bytes) -> list[str]:
-    """The classes and functions that a pickle names, as far as it can be read."""
+    """Return the classes and functions that a pickle names, as far as it is readable."""
     names: list[str] = []
     texts: list[str] = []
     try:

@@ -22,7 +22,7 @@ _QUIET = threading.Lock()
 
 @contextmanager
 def quiet() -> Any:
-    """PyTorch tells that TorchScript is out of fashion at each load, and nobody here can do anything about it."""
+    """Suppress warnings: PyTorch reports TorchScript as deprecated at each load, and nothing here can change that."""
     with _QUIET, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -41,7 +41,7 @@ DATATYPES = {torch_type: datatype for datatype, torch_type in TORCH_TYPES.items(
 
 
 def to_tensor(array: Array) -> Any:
-    """A tensor over the array's memory, which nobody may write to; over a copy if it is not in row-major order."""
+    """Return a tensor over the array's memory, which must stay unchanged; over a copy if not in row-major order."""
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = np.array(array, order="C")
     if array.dtype == dtypes.BF16.numpy:
@@ -52,10 +52,10 @@ def to_tensor(array: Array) -> Any:
 def input_converter(
     name: str, datatype: Datatype, kind: str, *, copies: bool, cast: Any = None, device: Any = None
 ) -> Callable[[Array], object]:
-    """Makes what a model gets for an input. `kind` is that of the argument, empty where it is not known.
+    """Return a converter of an input for the model. `kind` is that of the argument, empty if unknown.
 
     `copies`: the model writes into its inputs. `cast` is the type for floating-point tensors. Raises INVALID_ARG, and
-    so does what it returns.
+    so does the converter.
     """
     if datatype is dtypes.BYTES:
         if kind not in ("strings", "string", ""):
@@ -103,11 +103,11 @@ def _number(array: Array) -> bool | int | float:
 
 
 _COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
-"""Whether this PyTorch tells who holds a tensor. It is no public function."""
+"""True if this PyTorch counts the references to a tensor. It is no public function."""
 
 
 def is_shared(tensor: Any) -> bool:
-    """Whether somebody else holds the tensor or its memory: the model, another output, a constant.
+    """Return whether anything else holds the tensor or its memory: the model, another output, a constant.
 
     The fresh result of an operator is held by nothing but the Python object, and its memory by nothing but the tensor
     (and, while we look, by our view of it). Spares a copy: of 1 MB, 0.4 ms (benchmarks/engine_shortcuts.py).
@@ -119,10 +119,10 @@ def is_shared(tensor: Any) -> bool:
 
 
 def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Array:
-    """An output as an array of which nobody writes to the memory any more.
+    """Return an output as an array with memory that is not written to any more.
 
-    `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the precision was
-    changed by us, and the configuration says what clients get.
+    `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the server changed
+    the precision, and the configuration has the clients' type.
     """
     if not isinstance(value, torch.Tensor):
         return _to_array(value, datatype)
@@ -149,7 +149,7 @@ def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Ar
 
 
 def _to_array(value: object, datatype: Datatype) -> Array:
-    """Strings, and a number as an array of one element."""
+    """Convert strings, and a number to an array of one element."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and (datatype is dtypes.BYTES or value):

@@ -1,7 +1,7 @@
-"""The ``pytorch`` backend. `options` has what users may set, `naming` which tensor is which.
+"""The ``pytorch`` backend. `options` has the users' settings, `naming` the assignment of tensors.
 
 A model's file has one of four forms (`archive.Form`), each with a class here that opens it (`program.TorchProgram`).
-What they load is run by `instance.PyTorchInstance`, whatever the form.
+`instance.PyTorchInstance` runs the loaded program of any form.
 """
 
 import logging
@@ -60,7 +60,7 @@ class PyTorchBackend:
 
 
 def _class_file(config: ModelConfig, path: Path) -> Path | None:
-    """The file with the model's class, if ``runtime`` says that there is one, as Triton looks for it."""
+    """Return the file with the model's class, if ``runtime`` names one, located as in Triton."""
     if config.runtime != RUNTIME_MODEL or path.suffix == ".py":
         return None
     file = path.parent / RUNTIME_MODEL
@@ -68,21 +68,21 @@ def _class_file(config: ModelConfig, path: Path) -> Path | None:
 
 
 def _beside(path: Path) -> str:
-    """What to say of a file that is missing while a class is there."""
+    """Return a hint for a missing file when there is a class; else empty."""
     if path.suffix == ".py" or not (path.parent / RUNTIME_MODEL).exists():
         return ""
     return f'; to serve the class in {RUNTIME_MODEL} beside it, set runtime: "{RUNTIME_MODEL}" in config.pbtxt'
 
 
 def _device(placement: Placement) -> torch.device | None:
-    """None for KIND_MODEL: where the model itself says."""
+    """Return the device of a placement; None for KIND_MODEL: the model decides."""
     if placement.kind is InstanceKind.GPU:
         return torch.device("cuda", placement.device)
     return None if placement.kind is InstanceKind.MODEL else torch.device("cpu")
 
 
 class PyTorchModel:
-    """One file, and what was loaded of it for each device."""
+    """A model file, and the programs loaded from it for each device."""
 
     def __init__(self, source: ModelSource, options: PyTorchOptions, form: Form, path: Path) -> None:
         self._source = source

@@ -63,7 +63,7 @@ class ExportedProgram:
         self._input_specs = list(signature.user_inputs)
         self._output_specs = list(signature.user_outputs)
         self._unused: Any = program
-        """The program as it was loaded to be looked at, which the first instance takes."""
+        """Program loaded for inspection. The first instance takes it."""
         self._note = OnceLog(_log)
         self._shared: dict[Any, Any] = {}
 
@@ -115,7 +115,7 @@ class ExportedProgram:
         return isinstance(spec, str) and isinstance(self._values.get(spec), torch.Tensor)
 
     def _described_names(self, config: ModelConfig) -> tuple[list[str], list[str]]:
-        """Of all inputs and outputs of the program: those of the configuration, or the best that it has itself."""
+        """Return the names of all inputs and outputs of the program: the configured ones, or the best of its own."""
         names = [slot.names[0] for slot in self._slots]
         if config.inputs:
             for name, place in bind(
@@ -215,7 +215,7 @@ class _Constant:
 def _bound(
     label: str, config: ModelConfig, slots: Sequence[ProgramTensor], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
-    """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
+    """Return for each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
     places = bind(label, "input", list(input_datatypes(config)), slots, note)
     _check_all(label, slots, [*places.values(), *constants])
     leaves: dict[int, Any] = {place: _Constant(value) for place, value in constants.items()}
@@ -263,7 +263,7 @@ def _module(program: Any, options: PyTorchOptions, device: Any, label: str) -> A
 
 
 def compiled(module: Any, options: PyTorchOptions, label: str) -> Any:
-    """By ``torch.compile``, if the model's parameters say so. Raises INVALID_ARG where there is no compiler."""
+    """Apply ``torch.compile`` if the model's parameters ask for it. Raises INVALID_ARG if there is no compiler."""
     if options.compile is None or options.compile.get("disable"):
         return module
     compiler = os.environ.get("CXX", "g++")
@@ -275,12 +275,12 @@ def compiled(module: Any, options: PyTorchOptions, label: str) -> Any:
 
 
 def _values(program: Any) -> dict[str, Any]:
-    """What each name in the program's graph stands for, without data."""
+    """Return the values behind the names in the program's graph, without data."""
     return {node.name: node.meta.get("val") for node in program.graph.nodes}
 
 
 def _written(program: Any) -> set[str]:
-    """The arguments, weights, buffers and constants that executions of a program may write to, by their names in it."""
+    """Return the names of arguments, weights, buffers and constants that executions of a program may write to."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()}
     buffers = {target: name for name, target in signature.inputs_to_buffers.items()}
@@ -302,7 +302,7 @@ def _written(program: Any) -> set[str]:
 
 
 def _memory_of(nodes: Iterable[Any]) -> set[str]:
-    """Whose memory the values of nodes may be: arguments, weights, buffers and constants, seen through views."""
+    """Return the owners of the nodes' memory: arguments, weights, buffers and constants, seen through views."""
     waiting, seen, owners = list(nodes), set(), set()
     while waiting:
         node = waiting.pop()
@@ -318,7 +318,7 @@ def _memory_of(nodes: Iterable[Any]) -> set[str]:
 
 
 def _returns_attributes(module: Any) -> bool:
-    """Whether a program returns weights or constants of its own as they are."""
+    """Return True if a program returns weights or constants of its own unchanged."""
     graph = getattr(getattr(module, "_orig_mod", module), "graph", None)
     if graph is None:
         return True

@@ -1,4 +1,4 @@
-"""Turns PyTorch's failures into one line for clients. Needs no PyTorch."""
+"""PyTorch's failures as one line for clients. Needs no PyTorch."""
 
 import re
 
@@ -10,11 +10,11 @@ from ..api import refused
 _LONGEST = 400
 _SCRIPT = "in the TorchScript interpreter"
 _LAST_ERROR = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception): ", re.MULTILINE)
-"""What the exception itself says, behind the traceback of TorchScript."""
+"""Start of the exception's own message, after the traceback of TorchScript."""
 _STACK = re.compile(
     r"\n(Exception raised from |frame #\d+|The above operation failed|Set TORCH|You can suppress).*", re.DOTALL
 )
-"""What PyTorch adds for those who debug it."""
+"""PyTorch's additions for debugging."""
 
 _CHATTER = re.compile(r" ?\(Could this error message be improved\?[^)]*\)")
 
@@ -22,7 +22,7 @@ _OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of mem
 
 
 def one_line(text: str) -> str:
-    """What a text of PyTorch's says in the end, without tracebacks."""
+    """Return the final message of a PyTorch text, without tracebacks."""
     if _SCRIPT in text:
         ends = [match.end() for match in _LAST_ERROR.finditer(text)]
         if ends:
@@ -32,7 +32,7 @@ def one_line(text: str) -> str:
 
 
 def of_execution(error: Exception) -> ModserveError:
-    """INTERNAL, as of any engine that cannot run a request; `InstanceLostError` where a GPU has failed."""
+    """Return INTERNAL, as for any engine that cannot run a request; `InstanceLostError` if a GPU has failed."""
     text = str(error)
     if (lost := gpu_failures.lost(text)) is not None:
         return lost

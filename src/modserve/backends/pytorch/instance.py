@@ -39,7 +39,7 @@ class PyTorchInstance:
         self._threads = InstanceThreads(threads)
         self._datatypes = output_datatypes(config)
         self._bindings: dict[tuple[Path, ...], dict[str, int]] = {}
-        """For each structure of results that was seen: which leaf each output is."""
+        """Leaf of each output, by structure of the results."""
         if loaded.paths is not None:
             self._binding(self._paths)
         device = loaded.device if loaded.device is not None and loaded.device.type != "cpu" else None
@@ -112,7 +112,7 @@ class PyTorchInstance:
 
 
 def _stream(device: Any) -> Any:
-    """A CUDA stream for an instance; None on other devices. Its work comes after that of the thread that calls."""
+    """Return a CUDA stream for an instance; None on other devices. Its work follows the calling thread's."""
     if device is None or device.type != "cuda":
         return None
     stream = torch.cuda.Stream(device)
@@ -122,7 +122,7 @@ def _stream(device: Any) -> Any:
 
 
 def _contexts(options: PyTorchOptions, device: Any, stream: Any) -> Callable[[], Any]:
-    """What an execution is wrapped in."""
+    """Return a function that makes the context of an execution."""
     guard = partial(torch.inference_mode, True) if options.inference_mode else torch.no_grad
     others: list[Callable[[], Any]] = []
     if options.autocast:

@@ -1,4 +1,4 @@
-"""Matches the tensors of a configuration to the arguments and results of a PyTorch model.
+"""Assignment of a configuration's tensors to the arguments and results of a PyTorch model.
 
 Three conventions, as in Triton's PyTorch backend (README of pytorch_backend; `GetNamingConvention` in
 src/pt/model_instance_state.cc, and `CallSpec` in src/pt2): the names of arguments and keys, ``NAME__index``, and the
@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 from modserve.core.errors import invalid
 
 Path: TypeAlias = tuple[int | str, ...]
-"""Where a tensor is: indices of tuples and lists, keys of dictionaries, from the outside in."""
+"""Path to a tensor: indices of tuples and lists, keys of dictionaries, from the outside in."""
 Template: TypeAlias = Any
 """The arguments of a call with the names of inputs in place of tensors: a name, or a tuple, list or dict of such."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """A tensor that a model takes or gives. `names` are those that it may be called by, the best one first."""
+    """An input or output tensor of a model. `names` are its possible names, the best one first."""
 
     path: Path
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Argument:
     """An argument of a model's ``forward``.
 
     `kind` is ``tensor``, ``strings`` (a list of them), ``number``, ``string``, ``list`` or ``dict`` (of tensors, as
-    many as the configuration says), ``tuple`` (of `size` tensors), or empty for what no tensor can stand for.
+    many as are configured), ``tuple`` (of `size` tensors), or empty if no tensor can replace it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Structure:
     children: tuple["Structure", ...] = field(default=())
 
     def paths(self, before: Path = ()) -> list[Path]:
-        """Of its leaves, in order."""
+        """Return the paths of its leaves, in order."""
         if self.kind == "leaf":
             return [before]
         return [path for key, node in self.items for path in node.paths((*before, key))]
@@ -62,7 +62,7 @@ class Structure:
         return zip(self.keys, self.children, strict=True)
 
     def template(self, leaves: Iterator[str]) -> Template:
-        """It, with names in place of its leaves."""
+        """Return this structure with each leaf replaced by its name."""
         if self.kind == "leaf":
             return next(leaves)
         parts = [node.template(leaves) for node in self.children]
@@ -81,7 +81,7 @@ _KINDS = {
 
 
 def parse_structure(text: str) -> Structure:
-    """A structure as PyTorch writes it (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for other types."""
+    """Parse PyTorch's text of a structure (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for others."""
     return _node(json.loads(text)[1])
 
 
@@ -103,18 +103,18 @@ def _node(value: Mapping[str, Any]) -> Structure:
 
 
 def bracketed(root: str, path: Iterable[int | str]) -> str:
-    """``root[2][key]``, as Triton names the parts of a structure."""
+    """Return ``root[2][key]``, Triton's name of a part of a structure."""
     return root + "".join([f"[{key}]" for key in path])
 
 
 def index_of(name: str) -> int | None:
-    """The number behind the first ``__``, if there is nothing else."""
+    """Return the number after the first ``__``, if there is nothing else."""
     digits = name.partition("__")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else None
 
 
 class OnceLog:
-    """Logs each note once, although every instance of a model binds the same names."""
+    """Log of notes, each one once, although every instance of a model binds the same names."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -133,9 +133,9 @@ def bind(
     slots: Sequence[ProgramTensor],
     on_order: Callable[[str], None] | None = None,
 ) -> dict[str, int]:
-    """The place among `slots` of each of `names`. `direction` is ``input`` or ``output``.
+    """Return the index in `slots` of each of `names`. `direction` is ``input`` or ``output``.
 
-    Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
+    Several outputs may be the same result. `on_order` is called if no name matches and the order counts; without
     it that is an error. Raises INVALID_ARG.
     """
     aliases = {alias: place for place, slot in enumerate(slots) for alias in slot.names}
@@ -170,7 +170,7 @@ def bind(
 
 
 def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[ProgramTensor]:
-    """The tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
+    """Return the tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
 
     A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
     """
@@ -211,7 +211,7 @@ def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[st
 def bind_arguments(
     label: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
 ) -> list[tuple[Argument, Template]]:
-    """What each argument gets, in order; those that get nothing are left out. Raises INVALID_ARG."""
+    """Return each argument's value, in order; arguments without one are left out. Raises INVALID_ARG."""
     slots = argument_slots(label, arguments, names)
     places = bind(label, "input", names, slots, on_order)
     by_place = {place: name for name, place in places.items()}
@@ -237,7 +237,7 @@ def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
 
 
 def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> list[ProgramTensor]:
-    """The tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
+    """Return the tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
 
     `argument_names` are those of its ``forward``, where they are known.
     """
@@ -255,7 +255,7 @@ def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> lis
 
 
 def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
-    """The tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
+    """Return the tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
     return [
         ProgramTensor(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
         if path and isinstance(path[0], str)
@@ -265,13 +265,13 @@ def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
 
 
 def bind_results(label: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
-    """Which leaf of a result each output is. The order counts only where there are no keys. Raises INVALID_ARG."""
+    """Return each output's leaf of the result. The order counts only if there are no keys. Raises INVALID_ARG."""
     keyed = any(isinstance(key, str) for path in paths for key in path)
     return bind(label, "output", names, result_slots(paths), None if keyed else lambda _: None)
 
 
 def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
-    """The leaves of what a model returned. A list of strings is one; so is an empty list, which may be one of those."""
+    """Yield the leaves of a model's result. A list of strings is one; so is an empty list, which may be of strings."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from flatten(part, (*path, str(key)))
@@ -283,7 +283,7 @@ def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def fill(template: Template, values: Mapping[str, object]) -> Any:
-    """A template with values in place of names. Raises KeyError for one that is not there."""
+    """Replace the names in a template by values. Raises KeyError for a missing one."""
     if type(template) is str:
         return values[template]
     if type(template) is dict:

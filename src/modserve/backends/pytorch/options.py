@@ -1,4 +1,4 @@
-"""The options of the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``pytorch`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's PyTorch backend (its README; `ModelState::ParseParameters` in src/pt/model_state.cc;
 src/model.py), and a few of our own. Each is acted on, or a warning says why it is not. Nothing here needs PyTorch.
@@ -28,7 +28,7 @@ PRECISIONS = {
     "fp16": "float16",
     "float16": "float16",
 }
-"""What users write → PyTorch's name."""
+"""PyTorch's names of types by the users' names."""
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 COMPILE = "TORCH_COMPILE"
@@ -73,9 +73,9 @@ class PyTorchOptions:
     weight_sharing: bool | None = None
     """None: share unless the model changes itself."""
     threads: int = 0
-    """Of each instance; 0: what the server says."""
+    """Threads of each instance; 0: the server's setting."""
     inter_op_threads: int = 0
-    """Of the process; 0: as they are."""
+    """Threads of the process; 0: unchanged."""
     precision: str = ""
     """PyTorch's name of the type that weights and floating-point inputs are converted to; empty: they stay."""
     autocast: str = ""
@@ -87,12 +87,12 @@ class PyTorchOptions:
 
     @property
     def served_precision(self) -> str:
-        """For people."""
+        """Precision, for people."""
         return _SHORT[self.precision or self.autocast or "float32"]
 
 
 def read(config: ModelConfig) -> PyTorchOptions:
-    """Raises INVALID_ARG for parameters that are no good."""
+    """Read the options. Raises INVALID_ARG for bad parameters."""
     values = parameters_of(config)
 
     def is_on(key: str) -> bool:
@@ -124,7 +124,7 @@ def read(config: ModelConfig) -> PyTorchOptions:
 
 
 def warnings(config: ModelConfig, form: Form, gpus: int) -> list[str]:
-    """What a model's parameters, and its ``runtime``, say that has no effect, and why."""
+    """Return warnings about parameters of a model, or its ``runtime``, that have no effect, with reasons."""
     notes = [f"model '{config.name}': parameter '{key}' has no effect: {why}" for key, why in _idle(config, form, gpus)]
     if config.runtime not in ("", RUNTIME_MODEL):
         notes.append(
@@ -135,7 +135,7 @@ def warnings(config: ModelConfig, form: Form, gpus: int) -> list[str]:
 
 
 def _idle(config: ModelConfig, form: Form, gpus: int) -> Iterator[tuple[str, str]]:
-    """Parameters without effect, and why."""
+    """Yield the parameters without effect, with reasons."""
     for key in config.parameters:
         if key == _NVFUSER:
             yield key, "PyTorch no longer has NVFuser"

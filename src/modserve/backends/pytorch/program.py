@@ -18,7 +18,7 @@ class LoadedProgram:
     """A model in memory, for one instance or several.
 
     `kinds` are those of arguments, by the names of inputs (`naming.Argument`). `writes_inputs` and `holds_outputs`: the
-    model may change what it gets, and what it returned. `paths` of results, if they are known already, and `flat`: it
+    model may change its inputs, and its former results. `paths` of results, if they are known already, and `flat`: it
     returns a list of just these.
     """
 
@@ -29,7 +29,7 @@ class LoadedProgram:
     paths: Sequence[Path] | None = None
     flat: bool = False
     device: Any = None
-    """Where inputs are to be; None for the CPU."""
+    """Device for the inputs; None for the CPU."""
 
 
 class TorchProgram(Protocol):
@@ -40,10 +40,10 @@ class TorchProgram(Protocol):
     """Executions change the model, so that instances may not share it."""
 
     def describe(self) -> ModelDescription | None:
-        """What the file says of inputs and outputs. Raises INVALID_ARG where the configuration must say it."""
+        """Return the file's inputs and outputs. Raises INVALID_ARG if the configuration must name them."""
 
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> LoadedProgram:
-        """For an instance on a device (None: where the model itself says). `fresh`: with a state of its own."""
+        """Load for an instance on a device (None: the model decides). `fresh`: with a state of its own."""
 
     def close(self) -> None:
         """Let go of everything."""

@@ -1,4 +1,4 @@
-"""A class in ``model.py`` with weights beside it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
+"""A class in ``model.py`` with weights next to it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
 
 The file runs in the server's process: the operator trusts it, like the code of Python models.
 """
@@ -51,7 +51,7 @@ class PythonClass:
         self._defaults = _defaults(self._class)
         self._note = OnceLog(_log)
         self._first: dict[Any, Any] = {}
-        """For each device the first instance's module, with which the others share their parameters."""
+        """Module of the first instance, by device. The others share its parameters."""
 
     def describe(self) -> ModelDescription | None:
         if self._source.config.inputs and self._source.config.outputs:
@@ -106,7 +106,7 @@ class PythonClass:
         sys.modules.pop(self._module.__name__, None)
 
     def _new(self, device: Any) -> Any:
-        """The class made, with its weights."""
+        """Make an object of the class, with its weights."""
         module = self._made()
         if self._weights.exists():
             try:
@@ -124,7 +124,7 @@ class PythonClass:
         return module.eval()
 
     def _sibling(self, first: Any, device: Any) -> Any:
-        """Another one, over the same parameters, with buffers of its own."""
+        """Make another one, over the same parameters, with buffers of its own."""
         module = self._made()
         parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
         state = {
@@ -175,7 +175,7 @@ def _import(label: str, file: Path) -> ModuleType:
 
 
 def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
-    """The class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
+    """Return the class to serve: by name, or as Triton chooses, but never one that the file imports."""
     classes = {
         name: value
         for name, value in sorted(vars(module).items())
@@ -203,7 +203,7 @@ def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
 
 
 def _defaults(class_: Any) -> list[Any]:
-    """Of all arguments that need not be passed by name; what has none is there, too."""
+    """Return the defaults of all arguments that can be passed by position, including arguments without one."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = list(inspect.signature(class_.forward).parameters.values())[1:]
     return [parameter.default for parameter in parameters if parameter.kind in kinds]
@@ -228,7 +228,7 @@ def _arguments(class_: Any) -> list[Argument]:
 
 
 def _expanded(arguments: list[Argument], names: list[str]) -> list[Argument]:
-    """``*args`` take what is left."""
+    """Assign the remaining names to ``*args``."""
     before = [argument for argument in arguments if argument.kind != "rest" and argument.size >= 0]
     rest = next((argument for argument in arguments if argument.kind == "rest"), None)
     if rest is None:

@@ -1,4 +1,4 @@
-"""How many threads operators may use. PyTorch has one number for each thread that calls it, and a few for the process.
+"""Thread counts for operators. PyTorch has one number for each thread that calls it, and a few for the process.
 
 PyTorch's pool is OpenMP's: ``torch.set_num_threads`` sets the number for the calling thread, and for threads that have
 not called PyTorch yet (aten/src/ATen/ParallelOpenMP.cpp). Each calling thread has workers of its own.
@@ -15,15 +15,15 @@ import torch
 _log = logging.getLogger(__name__)
 
 _CALM = 8
-"""After so many executions without another one beside them, clients seem to come one by one."""
+"""Number of executions in a row, none at the same time as another, after which clients seem to come one by one."""
 
 
 class SharedThreads:
-    """The threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
+    """Threads of a model's instances: each has `own`, and one of them that runs alone has those of all.
 
     It is always the first one, because libgomp's workers spin for a while before they sleep only as long as a process
     has no more of them than cores, those that have nothing to do included (libgomp: throttled spinning, in wait.h).
-    And it has them only while no two executions meet, because workers that spin while somebody else has their core stop
+    And it has them only while no two executions meet: workers that spin while another thread has their core stop
     the whole team.
     """
 
@@ -37,7 +37,7 @@ class SharedThreads:
         self._instances: list[InstanceThreads] = []
 
     def enter(self, instance: "InstanceThreads") -> int:
-        """The number for an execution of the instance, until it leaves."""
+        """Begin an execution of the instance and return its number of threads, until it leaves."""
         with self._lock:
             self._running += 1
             self._alone = self._alone + 1 if self._running == 1 else 0
@@ -57,7 +57,7 @@ class SharedThreads:
 
 
 class InstanceThreads:
-    """Those of one instance. Entered by the thread that executes, for as long as it does."""
+    """Threads of one instance. Entered by the executing thread for the time of the execution."""
 
     def __init__(self, shared: SharedThreads) -> None:
         self._shared = shared
@@ -79,7 +79,7 @@ class InstanceThreads:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For what runs on a thread that executes no model: it leaves no workers behind, who would count for libgomp."""
+    """Limit a thread that executes no model to itself: it leaves no workers behind, which would count for libgomp."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _SCALARS = {"IntType": "number", "FloatType": "number", "BoolType": "number", "NumberType": "number"}
 _STATEFUL = frozenset({"prim::SetAttr", "prim::CallMethod", "prim::CallFunction"})
-"""Operators that change the module, or may, since what they call cannot be seen."""
+"""Operators that change the module, or may, since the code that they call is not visible."""
 _CONVOLUTION = "conv"
 
 
@@ -128,7 +128,7 @@ def _runner(forward: Any, arguments: list[Argument], bound: list[tuple[Argument,
 
 
 def _argument(argument: Any) -> tuple[Argument, bool]:
-    """An argument of a schema, and whether it must be passed even if there is nothing for it."""
+    """Read an argument of a schema; also returns whether it must be passed even if there is no value for it."""
     kind, size, optional = _kind(argument.type)
     required = not (argument.has_default_value() or optional)
     text = _type_text(argument.type)
@@ -136,7 +136,7 @@ def _argument(argument: Any) -> tuple[Argument, bool]:
 
 
 def _kind(type_: Any) -> tuple[str, int, bool]:
-    """Of `naming.Argument`: kind and size; and whether there may be nothing."""
+    """Return kind and size of a `naming.Argument`, and whether it is optional."""
     name = type_.kind()
     if name == "OptionalType":
         kind, size, _ = _kind(type_.getElementType())
@@ -162,7 +162,7 @@ def _type_text(type_: Any) -> str:
 
 
 def _paths(result: Any) -> list[tuple[int | str, ...]] | None:
-    """Of the results, where the schema tells how many there are."""
+    """Return the paths of the results; None if the schema does not tell how many there are."""
     if result is None or result.kind() == "TensorType":
         return [()]
     if result.kind() == "TupleType":
@@ -182,10 +182,10 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 
 def _changes(graph: Any, kinds: list[str]) -> tuple[bool, bool]:
-    """Whether executions may write to the inputs, and whether they may change the module.
+    """Return whether executions may write to the inputs, and whether they may change the module.
 
-    PyTorch's alias analysis takes inputs and attributes of one type for possibly the same memory, so that what writes
-    to one counts for all; what is in lists and dictionaries it does not follow.
+    PyTorch's alias analysis takes inputs and attributes of one type for possibly the same memory, so that a write to
+    one counts for all; it does not follow members of lists and dictionaries.
     """
     aliases = graph.alias_db()
     nodes = list(_nodes(graph))
@@ -200,6 +200,6 @@ def _changes(graph: Any, kinds: list[str]) -> tuple[bool, bool]:
 
 
 def _device_of(module: Any) -> Any:
-    """Where the model itself wants its inputs; None for the CPU."""
+    """Return the device that the model itself needs its inputs on; None for the CPU."""
     parameter = next(module.parameters(), None)
     return None if parameter is None or parameter.device.type == "cpu" else parameter.device

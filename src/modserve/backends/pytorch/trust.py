@@ -1,4 +1,4 @@
-"""Refuses archives of ``torch.export`` with parts that PyTorch would run as code. It is no sandbox."""
+"""Refusal of ``torch.export`` archives with parts that PyTorch would run as code. It is no sandbox."""
 
 import ast
 import io
@@ -15,15 +15,15 @@ from modserve.core.errors import invalid
 from .failures import one_line
 
 _OPAQUE = "/opaque_obj_"
-"""How entries of an archive are called that hold pickles of any object."""
+"""Part of the names of archive entries that hold pickles of any object."""
 _TORCHBIND = "custom_obj_"
-"""And those of objects in C++, which PyTorch loads by itself."""
+"""Part of the names of entries that hold objects in C++, which PyTorch loads by itself."""
 _FORMULA = "expr_str"
 _LONGEST_FORMULA = 10_000
 _NAME = re.compile(r"[A-Z]\w*|[a-z]\d+|oo|nan|zoo|pi")
 """Classes of SymPy and of PyTorch, symbols and constants: no function of Python's is called so."""
 _TEXT = re.compile(r"[\w.+-]*")
-"""What a symbol or a number is called. SymPy would evaluate longer texts, too."""
+"""Pattern of a symbol or a number. SymPy would evaluate longer texts, too."""
 _PLAIN = (
     ast.Expression
     | ast.Load
@@ -41,7 +41,7 @@ _PLAIN = (
 
 
 def check_archive(path: Path) -> None:
-    """Raises INVALID_ARG for what would run code when PyTorch loads the archive, and for a damaged one."""
+    """Check an archive. Raises INVALID_ARG for content that would run code when PyTorch loads it, and for damage."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.namelist()
@@ -54,7 +54,7 @@ def check_archive(path: Path) -> None:
 
 
 def _check_formulas(path: Path, archive: zipfile.ZipFile) -> None:
-    """PyTorch 2.13 evaluates formulas of shapes as Python: ``sympify`` in torch/_export/serde/serialize.py."""
+    """Check shape formulas, which PyTorch 2.13 evaluates as Python: ``sympify`` in torch/_export/serde/serialize.py."""
     for entry in archive.namelist():
         if not entry.endswith(".json"):
             continue
@@ -79,7 +79,7 @@ def _formulas(value: object) -> Iterator[str]:
 
 
 def is_arithmetic(formula: str) -> bool:
-    """Whether a formula has only numbers, symbols, operators and calls of SymPy's classes."""
+    """Return True if a formula has only numbers, symbols, operators and calls of SymPy's classes."""
     if len(formula) > _LONGEST_FORMULA:
         return False
     try:
@@ -100,10 +100,10 @@ def _is_harmless(node: ast.AST) -> bool:
 
 
 def _check_pickles(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuse what PyTorch would unpickle by running code from the file.
+    """Refuse entries that PyTorch would unpickle by running code from the file.
 
-    ``torch.export.load`` loads example inputs and odd tensors as pickles, and those that the safe loader refuses with
-    the other one (torch/_export/serde/serialize.py, `deserialize_torch_artifact`).
+    ``torch.export.load`` loads example inputs and odd tensors as pickles, and falls back to the unsafe loader for
+    pickles that the safe one refuses (torch/_export/serde/serialize.py, `deserialize_torch_artifact`).
     """
     for entry in archive.namelist():
         if _OPAQUE in entry:
@@ -119,7 +119,7 @@ def _check_pickles(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def _pickles(archive: zipfile.ZipFile) -> Iterator[str]:
-    """The entries that PyTorch loads as pickles: by their names, or because a table in the archive says so."""
+    """Yield the entries that PyTorch loads as pickles: by their names, or by a table in the archive."""
     entries = archive.namelist()
     yield from (entry for entry in entries if entry.endswith(".pt"))
     for table in (entry for entry in entries if entry.endswith("_config.json")):

@@ -1,6 +1,6 @@
 """Forests of scikit-learn on ONNX Runtime: a row takes microseconds, not the milliseconds of scikit-learn.
 
-scikit-learn's trees compare FP32 features with FP64 thresholds; so does what is made here, exactly. Those of
+scikit-learn's trees compare FP32 features with FP64 thresholds; so do the models made here, exactly. Those of
 HistGradientBoosting compare FP64 features: only types that FP32 holds exactly are computed here. Sums of leaves are
 FP32, so that probabilities may differ by a millionth or less. Used only where results for samples agree. A row of a
 random forest takes 7 µs in place of 3,353 (benchmarks/trees.py).
@@ -30,7 +30,7 @@ _REGRESSORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AcceleratedForest:
-    """`classes` are the labels of a classifier, None for a regressor; `predictor` is one of the backend ``fil``.
+    """A forest. `classes` are the labels of a classifier, None for a regressor; `predictor` is one of ``fil``.
 
     `double`: the estimator compares features as FP64.
     """
@@ -44,7 +44,7 @@ class AcceleratedForest:
         return method == "predict" or (self.classes is not None and method == "predict_proba")
 
     def compute(self, method: str, rows: Any) -> Array | None:
-        """The result of a method of the estimator, as `shapes.as_tensor` has it; None if it is for the estimator."""
+        """Compute a method of the estimator, as `shapes.as_tensor`; returns None if the estimator itself must."""
         if not self.computes(method):
             return None
         if not isinstance(rows, np.ndarray) or not _computable(rows.dtype, self.double):
@@ -64,7 +64,7 @@ class AcceleratedForest:
 
 
 def computable(estimator: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether features of this type can be computed here, as far as precision goes."""
+    """Return True if features of this type can be computed here without loss of precision."""
     return _computable(dtype, _double(estimator))
 
 
@@ -79,7 +79,7 @@ def _double(estimator: Any) -> bool:
 
 
 def accelerated(estimator: Any, threads: int) -> AcceleratedForest | None:
-    """None for what is no forest, has several outputs or categories, and where Treelite is not installed."""
+    """Convert a forest. None if it is none, has several outputs or categories, or if Treelite is not installed."""
     kind = type(estimator).__name__
     if not type(estimator).__module__.startswith("sklearn.ensemble.") or kind not in _CLASSIFIERS | _REGRESSORS:
         return None

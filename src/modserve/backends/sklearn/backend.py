@@ -35,7 +35,7 @@ python_warnings.filterwarnings("ignore", message="X does not have valid feature 
 
 _DEFAULT_MAX_BATCH_SIZE = 1024
 _DEFAULT_METHODS = ("predict", "predict_proba"), ("transform",), ("decision_function",), ("score_samples",)
-"""The outputs of a model whose configuration names none: of the first line of which it has any."""
+"""Default outputs for a configuration without any: the methods of the first line of which the estimator has one."""
 
 
 class SklearnBackend:
@@ -51,7 +51,7 @@ class SklearnBackend:
         return f"'{path.name}' is a pickle, and loading a pickle runs its code" if path.suffix in PICKLES else ""
 
     def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
-        """Why `open` refuses a file, as far as that shows without loading it."""
+        """Return the reason why `open` would refuse a file, without loading it; None if it shows none."""
         try:
             check(path, config.name, options.permissions(backend_options))
         except ModserveError as error:
@@ -65,7 +65,7 @@ class SklearnBackend:
 
 
 class SklearnModel:
-    """One estimator. `any_thread`: no library that it calls keeps a number of threads for each thread."""
+    """An open estimator. `any_thread`: no library that it calls keeps a number of threads for each thread."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
@@ -90,7 +90,7 @@ class SklearnModel:
         self.any_thread = self._accelerated is not None
 
     def describe(self) -> ModelDescription | None:
-        """What a trial shows. None for a model that says nothing of its features, or fails with all zeros."""
+        """Describe the model by a trial. None if it does not know its features, or fails with all zeros."""
         config, features = self._source.config, self._features
         rows = sample(features, 2)
         if rows is None:
@@ -111,7 +111,7 @@ class SklearnModel:
         return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
 
     def _outputs(self, config: ModelConfig) -> dict[str, str]:
-        """Output → method."""
+        """Return the outputs: output → method."""
         estimator, names = self._estimator, config.output_names
         if names:
             methods = {name: self._method if self._method and name not in METHODS else name for name in names}
@@ -155,7 +155,7 @@ class SklearnModel:
 
 
 def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) -> tuple[DescribedTensor, ...]:
-    """One input may have any name and any type of numbers, and -1 for the number of features."""
+    """Accept any name and any type of numbers for a single input, and -1 for the number of features."""
     if len(described) != 1 or len(config.inputs) != 1:
         return described
     spec, (tensor,) = config.inputs[0], described
@@ -164,14 +164,14 @@ def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) 
 
 
 def _typed(tensor: DescribedTensor, spec: TensorSpec | None) -> DescribedTensor:
-    """With the type of numbers that the configuration says, into which they are converted."""
+    """Return the tensor with the configured type of numbers, into which they are converted."""
     if spec is None or (spec.datatype is dtypes.BYTES) != (tensor.datatype is dtypes.BYTES):
         return tensor
     return DescribedTensor(tensor.name, spec.datatype, tensor.shape)
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:
-    """Of estimators that start jobs for each call: no more than the instance's threads."""
+    """Limit estimators that start jobs for each call to the instance's threads."""
     try:
         jobs = {key: value for key, value in estimator.get_params().items() if key.rpartition("__")[2] == "n_jobs"}
     except Exception as error:  # foreign estimators need not have it, and some fail
@@ -183,7 +183,7 @@ def _limit_jobs(estimator: Any, threads: int) -> None:
 
 
 class SklearnInstance:
-    """`data_dependent` unless all that it computes is computed by ONNX Runtime, whatever the numbers are."""
+    """An instance. `data_dependent` unless ONNX Runtime computes all its outputs, for any numbers."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class SklearnInstance:
         return values
 
     def _slow(self, method: str, rows: Any) -> Array:
-        """By the estimator. Where others than one thread may call this, each is limited for the call."""
+        """Compute by the estimator. If several threads may call this, each is limited for the call."""
         if self._controller is None:
             return as_tensor(method, getattr(self._estimator, method)(rows))
         with self._controller.limit(limits=self._threads, user_api="openmp"):

@@ -1,4 +1,4 @@
-"""Loads estimators from skops files, which create only objects of trusted types, and from pickles, which run code."""
+"""Loading of estimators from skops files, which create only trusted types, and from pickles, which run code."""
 
 import logging
 import threading
@@ -24,12 +24,12 @@ _loading = threading.Lock()
 
 
 def check(path: Path, name: str, allowed: Permissions) -> None:
-    """Raises INVALID_ARG for a file that `load` refuses, without creating any of its objects."""
+    """Check a file. Raises INVALID_ARG if `load` refuses it, without creating any of its objects."""
     _read(path, name, allowed, _check)
 
 
 def load(path: Path, name: str, allowed: Permissions) -> Any:
-    """The object in a file. `name` is the model's. Raises INVALID_ARG, and INTERNAL where skops is not installed."""
+    """Load the object in a file. `name` is the model's. Raises INVALID_ARG, and INTERNAL if skops is not installed."""
     estimator = _read(path, name, allowed, _create)
     _compare_versions(estimator, path, name)
     return estimator
@@ -91,7 +91,7 @@ def _check(path: Path, name: str, allowed: Permissions) -> None:
 
 
 def _compare_versions(estimator: Any, path: Path, name: str) -> None:
-    """scikit-learn notes in an estimator by which version it was saved, and promises nothing for others."""
+    """Warn about another version: an estimator has that of its scikit-learn, which promises nothing for others."""
     version = getattr(estimator, "__dict__", {}).get("_sklearn_version", sklearn.__version__)
     if version != sklearn.__version__:
         _log.warning(

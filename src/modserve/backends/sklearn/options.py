@@ -1,4 +1,4 @@
-"""What users may set for the ``sklearn`` backend: model parameters and ``--backend-config`` keys."""
+"""Options of the ``sklearn`` backend: model parameters and ``--backend-config`` keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from modserve.core.configuration.model_config import ModelConfig
 from ..options import MAX_BATCH_SIZE, options_of, parameters_of, unknown_parameters
 
 METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "score_samples")
-"""The methods of estimators whose results can be outputs; those that are asked for under their own names."""
+"""Methods of estimators with results that can be outputs; requested under their own names."""
 ALLOW_PICKLE, TRUSTED = "allow-pickle", "trusted"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((ALLOW_PICKLE, TRUSTED, MAX_BATCH_SIZE), "")
 _KNOWN = ("method", "accelerate")
@@ -16,26 +16,26 @@ _KNOWN = ("method", "accelerate")
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the operator lets files do: make objects of these types beside those that skops trusts; run code."""
+    """The operator's permissions for files: to make objects of more types than skops trusts, and to run code."""
 
     trusted: tuple[str, ...] = ()
     pickles: bool = False
 
 
 def permissions(options: Mapping[str, str]) -> Permissions:
-    """Raises INVALID_ARG."""
+    """Read the operator's permissions. Raises INVALID_ARG."""
     values = options_of(options)
     names = (name.strip() for name in values.text(TRUSTED).replace(";", ",").split(","))
     return Permissions(tuple(filter(None, names)), values.flag(ALLOW_PICKLE, default=False))
 
 
 def method(config: ModelConfig) -> str:
-    """The parameter ``method``, or empty. Raises INVALID_ARG."""
+    """Read the parameter ``method``; empty if not set. Raises INVALID_ARG."""
     return parameters_of(config).choice("method", METHODS)
 
 
 def accelerate(config: ModelConfig) -> bool:
-    """Whether forests may run on ONNX Runtime. Raises INVALID_ARG."""
+    """Return whether forests may run on ONNX Runtime. Raises INVALID_ARG."""
     return parameters_of(config).flag("accelerate", default=True)
 
 

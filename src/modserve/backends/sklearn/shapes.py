@@ -1,4 +1,4 @@
-"""Derives the input and output tensors of an estimator from its fitted attributes and from a trial run."""
+"""Input and output tensors of an estimator, derived from its fitted attributes and from a trial run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ INPUT, TEXT = "input-0", "text"
 class Features:
     """The features of an estimator. `columns` has an example for each column of a frame; None where rows are enough.
 
-    `count` is 0 for texts, and where the estimator does not say.
+    `count` is 0 for texts, and if the estimator does not know it.
     """
 
     count: int
@@ -30,7 +30,7 @@ class Features:
 
 
 def steps(estimator: Any) -> list[Any]:
-    """The estimators of a pipeline, of pipelines in it, too; or the one."""
+    """Return the estimators of a pipeline, of nested pipelines, too; or the one."""
     inner = getattr(estimator, "steps", None)
     if not isinstance(inner, list):
         return [estimator]
@@ -53,7 +53,7 @@ def features_of(estimator: Any) -> Features:
 
 
 def _columns(names: Sequence[str], transformers: Sequence[tuple[str, Any, Any]]) -> dict[str, float | str]:
-    """Texts for the columns whose transformer learnt categories of texts, or takes texts; or else numbers."""
+    """Return texts for columns with a transformer of texts or of learnt text categories; numbers for others."""
     columns: dict[str, float | str] = dict.fromkeys(names, 0.0)
     for _, transformer, chosen in transformers:
         selected = [chosen] if isinstance(chosen, str) else np.asarray(names)[chosen] if _positions(chosen) else chosen
@@ -68,7 +68,7 @@ def _positions(chosen: Any) -> bool:
 
 
 def _example(transformer: Any, place: int) -> float | str | None:
-    """What a transformer knows in its column of this number."""
+    """Return a known value of a transformer's column number `place`."""
     categories = getattr(transformer, "categories_", ())
     if place < len(categories):
         known = [each for each in np.asarray(categories[place]).tolist() if each == each and each is not None]
@@ -77,7 +77,7 @@ def _example(transformer: Any, place: int) -> float | str | None:
 
 
 def sample(features: Features, rows: int) -> Any:
-    """What an estimator can be tried with; None if nobody knows."""
+    """Return rows to try an estimator with; None if none are known."""
     if features.text:
         return ["a text"] * rows
     if features.columns is not None:
@@ -91,7 +91,7 @@ def sample(features: Features, rows: int) -> Any:
 
 
 def frame(columns: Mapping[str, Array]) -> Any:
-    """Raises INVALID_ARG where pandas is not installed."""
+    """Make a pandas frame. Raises INVALID_ARG if pandas is not installed."""
     try:
         import pandas
     except ImportError as error:
@@ -113,7 +113,7 @@ def inputs_of(features: Features) -> tuple[DescribedTensor, ...]:
 
 
 def output_of(name: str, values: Array) -> DescribedTensor:
-    """Raises UNSUPPORTED for elements that no datatype has."""
+    """Describe an output. Raises UNSUPPORTED for elements without a datatype."""
     datatype = dtypes.from_numpy(values.dtype)
     if datatype is None:
         raise unsupported(f"the results of '{name}' have the numpy type {values.dtype}, which has no v2 datatype")
@@ -121,7 +121,7 @@ def output_of(name: str, values: Array) -> DescribedTensor:
 
 
 def as_tensor(name: str, values: Any) -> Array:
-    """Results with a first dimension of rows and at least one more; texts are bytes. Raises UNSUPPORTED."""
+    """Return results with a first dimension of rows and at least one more; texts are bytes. Raises UNSUPPORTED."""
     if hasattr(values, "toarray"):  # a sparse matrix
         values = values.toarray()
     if isinstance(values, list | tuple):

@@ -34,7 +34,7 @@ class TensorFlowBackend(OperatorLibraries):
 
 
 def _engine() -> "TensorFlowEngine | OpenVinoStandIn":
-    """TensorFlow; what stands in for it only where it is not installed."""
+    """Return TensorFlow's engine, or a stand-in if it is not installed."""
     if BY_BACKEND["tensorflow"].stand_in is None:
         from .engine import TensorFlowEngine
 

@@ -41,7 +41,7 @@ _ALIGNMENT = 64
 """Bytes. TensorFlow reads arrays that begin at a multiple of it where they are, and copies others."""
 _WORTH_ALIGNING = 16 * 1024
 _MOST_CALLS = 64
-"""Sets of inputs and outputs for which an instance keeps what TensorFlow prepares to run them."""
+"""Limit of the sets of inputs and outputs for which an instance keeps TensorFlow's prepared calls."""
 _NO_OPERATOR = (
     "This TensorFlow does not have that operator; if a library has it, name it in model_operations "
     "{ op_library_filename: … }."
@@ -54,7 +54,7 @@ _LOAD_HINTS = {
     "checkpoint": "The weights in its folder 'variables' are incomplete or belong to another model.",
     "Data loss": "The weights in its folder 'variables' are truncated.",
 }
-"""What to say of TensorFlow's texts, by a part of them; the first one counts."""
+"""Explanations of TensorFlow's messages, by a part of the message; the first one counts."""
 _GRAPH_LEVELS = {
     -1: config_pb2.OptimizerOptions.OFF,
     1: config_pb2.OptimizerOptions.ON_1,
@@ -68,14 +68,14 @@ Load = Callable[[Any], object]
 
 
 class _Deprecations(logging.Filter):
-    """Advice for those who write programs with TensorFlow is none for those who run a server."""
+    """Filter for TensorFlow's advice to programmers, which is useless to operators of a server."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "deprecated" not in record.getMessage()
 
 
 def _log_as_we_do() -> None:
-    """TensorFlow's Python log goes where the server's goes, not to standard error on its own."""
+    """Send TensorFlow's Python log to the server's log instead of standard error."""
     log = tf.get_logger()
     for handler in list(log.handlers):
         log.removeHandler(handler)
@@ -109,7 +109,7 @@ class TensorFlowEngine:
 
 
 def _load_operators(name: str, source: ModelSource) -> None:
-    """Adds the operators of a library, for all models of the process, as TensorFlow does. Raises INVALID_ARG."""
+    """Add the operators of a library, for all models of the process, as TensorFlow does. Raises INVALID_ARG."""
     try:
         tf.load_op_library(library_path(name, source))
     except (tf.errors.OpError, RuntimeError) as error:
@@ -122,14 +122,14 @@ def _load_operators(name: str, source: ModelSource) -> None:
 
 
 class _ProcessThreads:
-    """The threads that work on one operator: the first model says how many, for all models."""
+    """Threads that work on one operator: the first model sets their number, for all models."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._first: tuple[str, int] | None = None
 
     def wanted(self, model: str, count: int) -> str:
-        """A warning if there are already fewer or more than the model's parameter says."""
+        """Return a warning if there are already fewer or more than the model's parameter asks for."""
         with self._lock:
             first, number = self._first = self._first or (model, count)
         if number == count:
@@ -141,7 +141,7 @@ class _ProcessThreads:
 
 
 class TensorFlowModel:
-    """One SavedModel or frozen graph, and its sessions."""
+    """A SavedModel or frozen graph, and its sessions."""
 
     def __init__(self, source: ModelSource, options: TensorFlowOptions, gpus: int) -> None:
         self._source = source
@@ -251,7 +251,7 @@ class _Session:
             raise invalid(f"failed to load model '{name}' from '{path}': {reason}") from error
 
     def call(self, feeds: Sequence[str], fetches: Sequence[str]) -> Call:
-        """What runs the graph: from arrays in the order of `feeds` to arrays in that of `fetches`, names of tensors."""
+        """Return a callable for the graph: from arrays by `feeds` to arrays by `fetches`, tensor names in order."""
         prepare = getattr(self._session, "_make_callable_from_options", None)
         if prepare is not None:  # ten times quicker for small graphs; Keras has used it since 2018
             options = config_pb2.CallableOptions(feed=feeds, fetch=fetches)
@@ -299,7 +299,7 @@ def _session_settings(config: ModelConfig, options: TensorFlowOptions, placement
 
 
 def _device(placement: Placement, gpus: int) -> str | None:
-    """Where operators go that do not say themselves; None leaves it to TensorFlow."""
+    """Return the device for operators that name none; None leaves it to TensorFlow."""
     return f"/GPU:{placement.device}" if gpus and placement.kind is InstanceKind.GPU else None
 
 
@@ -324,7 +324,7 @@ class TensorFlowInstance:
             raise refused("TensorFlow", _text(error)) from None
 
     def allocate(self, name: str, datatype: Datatype, shape: Shape) -> Array | None:
-        """Memory that TensorFlow need not copy."""
+        """Allocate memory that TensorFlow need not copy."""
         size = int(np.prod(shape)) * datatype.size
         if size < _WORTH_ALIGNING:
             return None
@@ -344,7 +344,7 @@ class TensorFlowInstance:
 
 
 def _text(error: Exception) -> str:
-    """The first lines of what TensorFlow says: what follows is the place in its own source, and in the graph."""
+    """Return the first lines of TensorFlow's message: the rest is the place in its own source, and in the graph."""
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     lines = text.split("\n\n")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip() and not line.startswith("\t"))

@@ -1,4 +1,4 @@
-"""Reads the files of TensorFlow models: their tags, signatures, tensors and operators."""
+"""Files of TensorFlow models: their tags, signatures, tensors and operators."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ _DATATYPES: Mapping[int, Datatype] = {
     22: dtypes.UINT32,
     23: dtypes.UINT64,
 }
-"""By the numbers of ``tensorflow.DataType`` (tensorflow/core/framework/types.proto)."""
+"""Datatypes by the numbers of ``tensorflow.DataType`` (tensorflow/core/framework/types.proto)."""
 _INTERNAL_SIGNATURES = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderWithDefault", "PlaceholderV2"})
 _NO_OUTPUTS = frozenset({"NoOp", "Assert", "Const"})
@@ -43,14 +43,14 @@ _BY_VALUES = re.compile(
     "While|If|Case|Switch|Merge|Enter|Where|Unique|BooleanMask|NonMaxSuppression|Range|Fill|Tile|String|Regex|Lookup|"
     "Hash|Ragged|Sparse|Dynamic|Iterator|PyFunc|Queue|Print|TopK|OneHot|Pad|Repeat|Bincount|Resize|Decode|Map"
 )
-"""In names of operators whose work or output grows with the values of an input."""
+"""Parts of names of operators with work or output that grows with the values of an input."""
 _MOST_NODES = 4096
 _MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """The tensors of a model: their names for clients, their names in the graph, and what they are."""
+    """Tensors of a model: their names for clients, their names in the graph, and their types."""
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
@@ -60,7 +60,7 @@ class GraphSignature:
 
 
 def read_saved_model(directory: Path, name: str) -> saved_model_pb2.SavedModel:
-    """Raises INVALID_ARG."""
+    """Read a SavedModel. Raises INVALID_ARG."""
     file = next((directory / each for each in SAVED_MODEL_FILES if (directory / each).is_file()), None)
     if file is None:
         raise invalid(
@@ -81,7 +81,7 @@ def read_saved_model(directory: Path, name: str) -> saved_model_pb2.SavedModel:
 
 
 def read_graph(file: Path, name: str) -> graph_pb2.GraphDef:
-    """Raises INVALID_ARG."""
+    """Read a frozen graph. Raises INVALID_ARG."""
     message = graph_pb2.GraphDef()
     _parse(message, file, name)
     if not message.node:
@@ -99,7 +99,7 @@ def _parse(message: Message, file: Path, name: str) -> None:
 
 
 def tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
-    """The graph with this very tag, as TensorFlow's loader wants it. Raises INVALID_ARG with the tags there are."""
+    """Return the graph with this exact tag, as TensorFlow's loader does. Raises INVALID_ARG with the tags there are."""
     tags = [sorted(graph.meta_info_def.tags) for graph in model.meta_graphs]
     for graph, its_tags in zip(model.meta_graphs, tags, strict=True):
         if its_tags == [tag]:
@@ -112,7 +112,7 @@ def tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
 
 
 def signature_of(graph: Any, wanted_name: str, config: ModelConfig) -> GraphSignature:
-    """The signature of that name, or by default ``serving_default``, or the first of those that are there.
+    """Return the signature of that name, or by default ``serving_default``, or the first one there is.
 
     Raises INVALID_ARG with the names there are.
     """
@@ -151,7 +151,7 @@ def _described(name: str, info: Any, config: ModelConfig) -> DescribedTensor:
 
 
 def described(name: str, dtype: int, shape: Any, config: ModelConfig) -> DescribedTensor:
-    """A tensor, by its TensorShapeProto; the configuration says the rank it lacks. Raises INVALID_ARG."""
+    """Describe a tensor by its TensorShapeProto; the configuration supplies a missing rank. Raises INVALID_ARG."""
     datatype = _DATATYPES.get(dtype)
     if datatype is None:
         raise invalid(
@@ -174,9 +174,9 @@ def dtype_name(dtype: int) -> str:
 
 
 def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelConfig) -> GraphSignature:
-    """What a frozen graph takes and gives: by the configuration's names, else its placeholders and its last operators.
+    """Return a frozen graph's signature: by the configuration's names, else its placeholders and its last operators.
 
-    `tensors` is the graph as imported. Triton's configuration must name them; a graph has nothing else to say.
+    `tensors` is the graph as imported. Triton's configuration must name them; a graph has no other names.
     Raises INVALID_ARG with the names there are.
     """
     placeholders = [node.name for node in graph.node if node.op in _PLACEHOLDERS]
@@ -219,7 +219,7 @@ def _unexpected(kind: str, name: str, allowed: list[str], config: ModelConfig) -
 
 
 def depends_on_data(graph: graph_pb2.GraphDef, outputs: Iterable[str]) -> bool:
-    """Whether executions may take very different times for inputs of the same shapes, by the operators that run.
+    """Return whether executions may take very different times for inputs of the same shapes, by the operators that run.
 
     `outputs` are the names of tensors. What saves and restores the variables is in the graph, too, and does not count.
     """

@@ -1,4 +1,4 @@
-"""The options of the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
+"""Options of the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
 
 The names are those of Triton's TensorFlow backend (its README, and ``ModelState::ParseParameters`` in
 src/tensorflow.cc); ALLOW_SOFT_PLACEMENT is the model's own value of the backend option. Needs no TensorFlow.
@@ -35,33 +35,33 @@ DEFAULT_SIGNATURE = "serving_default"
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 
 IN_CALLER = -1
-"""As a number of threads for operators: the thread that runs a session executes them, one after the other."""
+"""Number of threads for operators that means: the thread that runs a session executes them, one after the other."""
 
 
 @dataclass(frozen=True)
 class TensorFlowOptions:
-    """What a model's parameters and the backend's options say together."""
+    """Options from a model's parameters and the backend's options."""
 
     signature: str
     """Empty: the default one, or the only one there is."""
     tag: str
     intra_threads: int
-    """How many threads work on one operator; TensorFlow makes them once in a process, for all models."""
+    """Number of threads that work on one operator; TensorFlow makes them once in a process, for all models."""
     inter_threads: int
-    """How many operators of an execution run at a time; `IN_CALLER` is one, without a hop to another thread."""
+    """Number of concurrent operators of an execution; `IN_CALLER` is one, without a hop to another thread."""
     own_threads: bool
-    """A session has threads of its own to run operators side by side, in place of those of the process."""
+    """True if a session runs operators concurrently on threads of its own, in place of the process's."""
     share_count: int
-    """How many instances share a session at most; 0 = all."""
+    """Maximum of instances that share a session; 0 = all."""
     init_ops_file: Path | None
     soft_placement: bool
     gpu_memory_fraction: float
-    """Of the memory of each GPU; 0 = as much as turns out to be needed."""
+    """Share of the memory of each GPU; 0 = as much as turns out to be needed."""
     default_max_batch_size: int
 
 
 def read_options(source: ModelSource) -> TensorFlowOptions:
-    """Raises INVALID_ARG for values that are no good."""
+    """Read the options. Raises INVALID_ARG for bad values."""
     config, values, options = source.config, parameters_of(source.config), options_of(source.options)
     own_threads = values.flag(_PER_SESSION, default=False)
     intra = values.integer(INTRA_THREADS, 0) or source.cpu_threads * source.cpu_instances
@@ -85,7 +85,7 @@ def read_options(source: ModelSource) -> TensorFlowOptions:
 
 
 def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
-    """What a model's parameters, its graph level and the backend's options say that has no effect, and why."""
+    """Return warnings about model parameters, a graph level or backend options without effect, with reasons."""
     notes = unknown_parameters("tensorflow", config, PARAMETERS)
     if options.get(_VERSION, "2") != "2":
         notes.append(f"backend option '{_VERSION}' is '{options[_VERSION]}': TensorFlow 2 runs all models")
@@ -98,14 +98,14 @@ def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
 
 
 def saved_model_directory(path: Path) -> Path | None:
-    """The directory of a SavedModel, of which the path may also name the file inside; None for any other file."""
+    """Return the directory of a SavedModel, of which the path may also name the file; None for any other file."""
     if path.name in SAVED_MODEL_FILES:
         return path.parent
     return path if path.is_dir() else None
 
 
 def _init_ops_file(source: ModelSource) -> Path | None:
-    """The file of the model version counts, then that of the model."""
+    """Return the file of the model version, else that of the model."""
     name = source.config.parameters.get(INIT_OPS, "")
     if not name:
         return None

@@ -38,7 +38,7 @@ class OpenVinoStandIn:
         return self._openvino.gpu_count()
 
     def open(self, source: ModelSource) -> BackendModel:
-        """Raises UNSUPPORTED for what only TensorFlow can do, INVALID_ARG for files that OpenVINO cannot read."""
+        """Open a model. Raises UNSUPPORTED if only TensorFlow can run it, INVALID_ARG if OpenVINO cannot read it."""
         config = source.config
         if not source.path.exists():
             raise invalid(f"unable to find model file '{source.path}' for model '{config.name}'")

@@ -1,4 +1,4 @@
-"""What the server itself reads of ``model.json``: whether it can be one, and where its weights lie."""
+"""The server's own reading of ``model.json``: its validity, and the place of its weights."""
 
 import difflib
 import json
@@ -14,7 +14,7 @@ _OF_XGBOOST = "learner"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The arguments of vLLM's engine. Raises INVALID_ARG, with the place of what is wrong."""
+    """Read the arguments of vLLM's engine. Raises INVALID_ARG, with the place of a fault."""
     if not path.is_file():
         raise invalid(f"unable to find '{path}', which has the arguments of vLLM's engine, at least \"model\"")
     try:
@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def weights(path: Path, arguments: Mapping[str, Any]) -> Path | None:
-    """The folder with the model's files, if it is here. A path may also count from the folder of the file `path`."""
+    """Return the folder with the model's files, if it is here. A path may also be relative to the file `path`."""
     for place in (Path(arguments["model"]), path.parent / arguments["model"]):
         if place.is_dir():
             return place

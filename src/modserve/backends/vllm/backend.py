@@ -1,4 +1,4 @@
-"""The ``vllm`` backend: what Triton's backend of that name loads, on the vLLM that is installed.
+"""The ``vllm`` backend: models of Triton's backend of that name, on the installed vLLM.
 
 The engine runs in processes that vLLM starts, and is driven from a worker process of the Python backend, not from the
 server: vLLM imports torch, turns tokens into text with the interpreter's lock, and changes signal handlers, loggers
@@ -31,7 +31,7 @@ _KNOWN = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK", *OF_CHATS, *pytho
 
 
 class VllmBackend:
-    """Implements `backends.api.Backend`."""
+    """Implementation of `backends.api.Backend`."""
 
     default_model_filename = arguments.FILENAME
     default_cpu_instances = 1
@@ -52,7 +52,7 @@ class VllmBackend:
         return code_in(config, path)
 
     def refusal(self, config: ModelConfig, path: Path, backend_options: Mapping[str, str]) -> ModserveError | None:
-        """Why `open` refuses the arguments, as far as that shows without vLLM."""
+        """Return the reason why `open` would refuse the arguments, without vLLM; None if it shows none."""
         try:
             _arguments(config, path, backend_options)
         except ModserveError as error:
@@ -70,7 +70,7 @@ class VllmBackend:
 
 
 def _arguments(config: ModelConfig, path: Path, options: Mapping[str, str]) -> Mapping[str, object]:
-    """Those of ``model.json``. Raises INVALID_ARG."""
+    """Return the arguments of ``model.json``. Raises INVALID_ARG."""
     values = arguments.read(path)
     installation.check_installed(config, options)
     installation.check_arguments(config, path, options)
@@ -78,7 +78,7 @@ def _arguments(config: ModelConfig, path: Path, options: Mapping[str, str]) -> M
 
 
 def _parameters(source: ModelSource, values: Mapping[str, object], python: PythonModel) -> Parameters:
-    """For chats. What does not lie here is asked of vLLM, in the process that will be the first instance."""
+    """Return the parameters for chats. vLLM supplies any that are not here, in the process of the first instance."""
     folder = arguments.weights(source.path, values)
     if folder is None:
         config = {"name": source.config.name, "backend": "vllm", "path": str(source.path)}

@@ -20,7 +20,7 @@ _CLASSES = frozenset({"EngineArgs", "AsyncEngineArgs"})
 
 
 def check_installed(config: ModelConfig, options: Mapping[str, str]) -> None:
-    """Raises INVALID_ARG where the model would run in the server's environment, and that has no vLLM."""
+    """Check for vLLM. Raises INVALID_ARG if the model would run in the server's environment without it."""
     engine = BY_BACKEND["vllm"]
     elsewhere = python_options.ENVIRONMENT_PATH in config.parameters or bool(options)
     if not engine.installed and not elsewhere:
@@ -31,9 +31,9 @@ def check_installed(config: ModelConfig, options: Mapping[str, str]) -> None:
 
 
 def check_arguments(config: ModelConfig, path: Path, options: Mapping[str, str]) -> None:
-    """Raises INVALID_ARG if ``model.json`` at `path` has an argument that the installed vLLM lacks.
+    """Check the arguments. Raises INVALID_ARG if ``model.json`` at `path` has one that the installed vLLM lacks.
 
-    Says nothing of an environment that is an archive, or has no vLLM: the worker does.
+    The worker checks them for an environment that is an archive, or has no vLLM.
     """
     package = _package(config, path.parent.parent, options)
     names = None if package is None else _argument_names(package)
@@ -46,7 +46,7 @@ def check_arguments(config: ModelConfig, path: Path, options: Mapping[str, str])
 
 
 def _package(config: ModelConfig, model_directory: Path, options: Mapping[str, str]) -> Path | None:
-    """The folder of the package ``vllm``, if it can be told."""
+    """Return the folder of the package ``vllm``, if known."""
     environment = config.parameters.get(python_options.ENVIRONMENT_PATH, "").strip()
     if not environment and python_options.PYTHON in options:
         environment = str(Path(options[python_options.PYTHON]).parent.parent)
@@ -59,7 +59,7 @@ def _package(config: ModelConfig, model_directory: Path, options: Mapping[str, s
 
 @functools.cache
 def _argument_names(package: Path) -> frozenset[str]:
-    """The fields of vLLM's AsyncEngineArgs, a dataclass; empty where its source is not as expected."""
+    """Return the fields of vLLM's AsyncEngineArgs, a dataclass; empty if its source is not as expected."""
     try:
         tree = ast.parse((package / _ARGUMENTS).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -74,6 +74,6 @@ def _argument_names(package: Path) -> frozenset[str]:
 
 
 def _version(package: Path) -> str:
-    """As pip has installed it; empty if it did not."""
+    """Return the version that pip installed; empty if pip did not."""
     folders = [path for name in ("vllm", "vllm_*") for path in package.parent.glob(f"{name}-*.dist-info")]
     return folders[0].name.removesuffix(".dist-info").rpartition("-")[2] if folders else ""

@@ -1,4 +1,4 @@
-"""What a request asks of a language model, and how an engine answers it: the tensors of Triton's backend for vLLM.
+"""Request and response tensors of language models, as in Triton's backend for vLLM.
 
 Pure: `api` is the module triton_python_backend_utils.
 """
@@ -16,11 +16,11 @@ SAMPLING = "sampling_parameters"
 
 
 class RequestError(ValueError):
-    """What is wrong with a request, and what would be right."""
+    """A fault of a request, with the expected value."""
 
 
 class Wishes(NamedTuple):
-    """What a request asks for beside the text."""
+    """Extra outputs that a request asks for in addition to the text."""
 
     stream: bool
     prepend_input: bool
@@ -33,7 +33,7 @@ class Wishes(NamedTuple):
 
 
 class OutputPiece(NamedTuple):
-    """What is new of one output. `logprobs` is JSON, empty if the request does not want it."""
+    """New content of one output. `logprobs` is JSON, empty if the request does not want it."""
 
     text: str
     reason: str
@@ -60,24 +60,24 @@ class GenerationCall(NamedTuple):
 
 
 class GenerationEngineApi(Protocol):
-    """What a model's requests go to."""
+    """Interface of the engine that runs a model's requests."""
 
     @property
     def room(self) -> int:
-        """So many requests at a time: what the engine cannot run yet shall wait in the server's queue."""
+        """Maximum of concurrent requests. What the engine cannot run yet shall wait in the server's queue."""
 
     def begin(self, call: GenerationCall) -> None:
         """Begin to generate; the call's sender gets the responses, from any thread. Raises RequestError."""
 
     def turn(self) -> bool:
-        """Do a step of what has begun, if this thread does that; whether there is more to do."""
+        """Do a step of the begun requests, if this thread does that; returns whether there is more to do."""
 
     def close(self) -> None:
-        """Ends the engine when nothing runs any more."""
+        """End the engine when no request runs any more."""
 
 
 def read(request: Any, sender: Any, at: float) -> GenerationCall:
-    """Raises RequestError."""
+    """Read a request. Raises RequestError."""
     inputs = {tensor.name(): tensor for tensor in request.inputs()}
     words = inputs.get(SAMPLING)
     values = read_json(as_bytes(words)) if words is not None else json.loads(request.parameters() or "{}")
@@ -95,7 +95,7 @@ def read(request: Any, sender: Any, at: float) -> GenerationCall:
 
 
 def read_json(text: bytes) -> Mapping[str, Any]:
-    """The input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
+    """Read the input ``sampling_parameters``. Raises RequestError, with the place of a fault in the JSON."""
     try:
         values = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def read_json(text: bytes) -> Mapping[str, Any]:
 
 
 def unknown(name: str, known: Collection[str]) -> RequestError:
-    """The refusal of a sampling parameter that there is none of."""
+    """Return the refusal of an unknown sampling parameter."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     hint = f"; did you mean '{near[0]}'?" if near else f"; known ones are: {', '.join(sorted(known))}"
     return RequestError(f"unknown sampling parameter '{name}'{hint}")
@@ -124,7 +124,7 @@ def as_bytes(tensor: Any) -> bytes:
 
 
 def arrays(wishes: Wishes, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
-    """A response, by the names of the model's outputs. `before` goes before each text."""
+    """Return a response, by the names of the model's outputs. `before` goes before each text."""
     outputs: dict[str, Any] = {"text_output": _bytes([before + piece.text for piece in pieces])}
     if wishes.finish_reason:
         outputs["finish_reason"] = _bytes([piece.reason for piece in pieces])
@@ -142,7 +142,7 @@ def arrays(wishes: Wishes, pieces: Sequence[OutputPiece], prompt_length: int, be
 
 
 class Replies:
-    """Sends responses. `code` is a name of Triton's error codes."""
+    """Sender of responses. `code` is a name of Triton's error codes."""
 
     def __init__(self, api: Any) -> None:
         self._api = api

@@ -50,7 +50,7 @@ clock = time.perf_counter
 
 
 class Figures:
-    """`api` is the module triton_python_backend_utils; `labels` are of the model, `instance` is its instance's name.
+    """Metrics of an instance, called `instance`. `api` is triton_python_backend_utils; `labels` are the model's.
 
     All but gauges is kept until `report`: a token's figures on their own would cost the server as much as its text.
     """
@@ -80,7 +80,7 @@ class Figures:
         self._counts: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
         self._seconds: dict[tuple[str, int], tuple[int, float]] = {}
-        """By the name of a histogram, and the place of a bucket in it: how many observations, and their sum."""
+        """Observations and their sum, by the name of a histogram and the index of a bucket."""
 
     def count(self, name: str, number: int) -> None:
         self._counts[name] += number
@@ -94,7 +94,7 @@ class Figures:
         self.observe("time_to_first_token_seconds", seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        """Tokens of an output have come, so long after the ones before."""
+        """Count new tokens of an output, `seconds` after the ones before."""
         self.observe("inter_token_latency_seconds", seconds)
 
     def finished(self, reason: str) -> None:
@@ -106,11 +106,11 @@ class Figures:
             self._gauges[name].set(value)
 
     def is_due(self, at: float) -> bool:
-        """Whether the last report is old."""
+        """Return True if the last report is old."""
         return at - self._reported_at >= _REPORT_SECONDS
 
     def report(self, at: float) -> None:
-        """Tell the server what was kept. Of a bucket it hears the number and the mean, which leave the histogram as it
+        """Report the figures to the server. For a bucket it gets number and mean, which leave the histogram as it
         would be."""
         self._reported_at = at
         for name, number in self._counts.items():

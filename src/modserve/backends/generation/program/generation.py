@@ -1,4 +1,4 @@
-"""A request on its way through an engine: what of its outputs has come, and what is still to be sent."""
+"""A request on its way through an engine: its outputs so far, and the part still to be sent."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -7,24 +7,24 @@ from .contract import GenerationCall, OutputPiece, Wishes, arrays
 
 
 class GenerationOutput(Protocol):
-    """One of the `n` outputs of a request."""
+    """An output, of the `n` outputs of a request."""
 
     @property
     def finished(self) -> bool: ...
 
     @property
     def has_news(self) -> bool:
-        """Whether there is text that was not taken, or an end that was not."""
+        """True if text or an end has not been taken."""
 
     def take(self, wishes: Wishes) -> OutputPiece:
-        """What has not been taken yet."""
+        """Return everything that has not been taken yet."""
 
 
 OutputT = TypeVar("OutputT", bound=GenerationOutput)
 
 
 class Generation(Generic[OutputT]):
-    """`prompt_length` is in tokens."""
+    """A request with its outputs. `prompt_length` is in tokens."""
 
     def __init__(self, call: GenerationCall, outputs: Sequence[OutputT], prompt_length: int) -> None:
         self.call = call
@@ -38,14 +38,14 @@ class Generation(Generic[OutputT]):
 
     @property
     def is_due(self) -> bool:
-        """Whether a response is to be sent. A client that is slow gets what has come meanwhile with a later one."""
+        """True if a response is to be sent. A slow client gets what has accumulated with a later one."""
         if self.finished:
             return True
         news = self.call.wishes.stream and any(output.has_news for output in self.outputs)
         return news and not self.call.sender.is_paused()
 
     def tensors(self) -> dict[str, Any]:
-        """What has not been sent yet, by the names of the model's outputs."""
+        """Return everything that has not been sent yet, by the names of the model's outputs."""
         wishes = self.call.wishes
         before, self._before = self._before, ""
         return arrays(wishes, [output.take(wishes) for output in self.outputs], self.prompt_length, before)

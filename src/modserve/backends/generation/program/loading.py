@@ -1,15 +1,15 @@
-"""What an engine is loaded from."""
+"""Sources of an engine."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class LoadingError(ValueError):
-    """Why a model cannot be loaded, and what would be right."""
+    """A reason why a model cannot be loaded, with the remedy."""
 
 
 class EngineFiles(NamedTuple):
-    """`directory` is the version's, `filename` the model's file in it. `parameters` are those of the configuration.
+    """Model files: `directory` is the version's, `filename` the file in it. `parameters` are the configuration's.
 
     `kind` and `device` are those of the instance: ``CPU``, ``GPU``, ``MODEL``, and a GPU's number.
     """
@@ -22,6 +22,6 @@ class EngineFiles(NamedTuple):
 
 
 def flag(text: str) -> bool:
-    """What a parameter that was found to be one says."""
+    """Return the value of a parameter known to be a flag."""
     text = text.strip().lower()
     return text in ("true", "yes", "on") or (text.isdecimal() and int(text) != 0)

@@ -19,7 +19,7 @@ _ENGINES = {"openvino_genai": ".on_genai.loading", "vllm": ".on_vllm.loading"}
 class TritonPythonModel:
     @classmethod
     def auto_complete_config(cls, completed):
-        """Asked only of models whose files do not lie here: the parameters that only the engine's library knows."""
+        """Complete a model without local files: add the parameters that only the engine's library knows."""
         config = completed.as_dict()
         describe = importlib.import_module(_ENGINES[config["backend"]], __package__).describe
         try:

@@ -20,7 +20,7 @@ MOMENT = re.compile(
 
 
 def directory_of(version_directory):
-    """Where MLflow's files are: the version directory or the one directory in it that has them."""
+    """Return the directory of MLflow's files: the version directory or the one directory in it that has them."""
     below = sorted(entry.path for entry in os.scandir(version_directory) if entry.is_dir())
     for place in [version_directory, *below]:
         if os.path.isfile(os.path.join(place, DESCRIPTION)):
@@ -52,7 +52,7 @@ class TritonPythonModel:
         return responses
 
     def groups(self, requests):
-        """Requests next to each other that can be one call: those with the same parameters and the same inputs."""
+        """Group adjacent requests that can be one call: with the same parameters and the same inputs."""
         groups = []
         for request in requests:
             key = self.parameters(request), self.names(request)
@@ -63,7 +63,7 @@ class TritonPythonModel:
         return [group for _, group in groups]
 
     def names(self, request):
-        """The inputs that a request has, in the order of the configuration, which is that of the model's columns."""
+        """Return the inputs that a request has, in the order of the configuration and of the model's columns."""
         present = {tensor.name() for tensor in request.inputs()}
         return [name for name in self.inputs if name in present]
 
@@ -74,7 +74,7 @@ class TritonPythonModel:
         return {name: values[name] for name in self.params if name in values}
 
     def respond(self, requests):
-        """Responses to requests that are one call. Where it fails, each is a call of its own: only bad ones fail."""
+        """Respond to requests that are one call. If it fails, each becomes a call of its own: only bad ones fail."""
         try:
             return self.responses(requests)
         except Exception as error:
@@ -110,7 +110,7 @@ class TritonPythonModel:
         return self.model.predict(data, params=parameters) if parameters else self.model.predict(data)
 
     def data(self, arrays):
-        """What a pyfunc takes: a frame for columns, an array for a tensor without a name, or a dict of tensors."""
+        """Return the input of a pyfunc: a frame for columns, an array for an unnamed tensor, or a dict of tensors."""
         schema = self.schema
         if schema is None:
             return next(iter(arrays.values())) if len(self.inputs) == 1 else frame(arrays)
@@ -121,7 +121,7 @@ class TritonPythonModel:
         return frame({self.inputs.index(name): array for name, array in arrays.items()})
 
     def results(self, prediction, rows):
-        """The outputs of the configuration, by their names or in their order."""
+        """Return the outputs of the configuration, by their names or in their order."""
         columns = by_name(prediction)
         if columns is None:
             columns = {self.outputs[0][0]: prediction}
@@ -156,11 +156,11 @@ class TritonPythonModel:
 
 
 class InputError(ValueError):
-    """What is wrong with the inputs of a request."""
+    """A fault in the inputs of a request."""
 
 
 def kinds(schema, names):
-    """Of each input the name of its column's type, or the letter of its tensor's, as numpy has them."""
+    """Return for each input the name of its column's type, or the letter of its tensor's, as numpy has them."""
     if schema is None:
         return {}
     labels = schema.input_names() if schema.has_input_names() else names
@@ -171,7 +171,7 @@ def kinds(schema, names):
 
 
 def converted(name, array, kind):
-    """What MLflow wants for a tensor of bytes: it converts neither texts nor dates itself."""
+    """Convert a tensor of bytes to the type that MLflow needs: it converts neither texts nor dates itself."""
     if array.dtype != object or kind == "binary":
         return array
     if kind == "S":
@@ -189,7 +189,7 @@ def objects(values, shape):
 
 
 def texts(name, array):
-    """Texts where the tensor has bytes."""
+    """Decode an array of bytes to texts; others stay as they are."""
     if array.dtype != object:
         return array
     try:
@@ -200,7 +200,7 @@ def texts(name, array):
 
 
 def dates(name, array):
-    """Dates and times out of ISO 8601. What has a time zone becomes UTC, as MLflow's dates have none."""
+    """Parse dates and times of ISO 8601. Those with a time zone become UTC, as MLflow's dates have none."""
     moments = [moment(name, text) for text in array.ravel().tolist()]
     return np.array(moments, "datetime64[ns]").reshape(array.shape)
 
@@ -224,7 +224,7 @@ def moment(name, text):
 
 
 def encoded(array):
-    """The elements as bytes: dates and times as ISO 8601 has them."""
+    """Encode the elements as bytes: dates and times as in ISO 8601."""
     if array.dtype.kind == "M":
         array = np.datetime_as_string(array)
     return objects([element(each) for each in array.ravel().tolist()], array.shape)
@@ -251,7 +251,7 @@ def frame(arrays):
 
 
 def by_name(prediction):
-    """The columns of a frame or of a dict; None for what has no names."""
+    """Return the columns of a frame or of a dict; None if there are no names."""
     if isinstance(prediction, dict):
         return prediction
     if hasattr(prediction, "columns") and hasattr(prediction, "items"):

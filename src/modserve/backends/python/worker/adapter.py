@@ -1,4 +1,4 @@
-"""Runs a decorated function or class with the life cycle of a ``TritonPythonModel``.
+"""Adapter that runs a decorated function or class with the life cycle of a ``TritonPythonModel``.
 
 Everything is written as coroutines. Those of functions that are not ``async`` never wait for anything, and `_run`
 drives them to their end without an event loop.
@@ -21,13 +21,13 @@ from .tensor import Tensor
 from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stacked
 
 Outcome = Union[Dict[str, Any], Exception]
-"""What has become of a request: its outputs, or its failure."""
+"""Outcome of a request: its outputs, or its failure."""
 
 
 def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[type]:
-    """The class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
+    """Return the class that runs the decorated object in a module; None if there is none. Raises TypeError for several.
 
-    The files of the object become some of the model's `own`; if that is None, clients are told of all files.
+    The files of the object become some of the model's `own`; if that is None, clients see all files.
     """
     definition = find(module)
     if definition is None:
@@ -38,7 +38,7 @@ def of_module(module: Any, own: Optional[failure.OwnFiles] = None) -> Optional[t
 
 
 def python_model(definition: Definition, own: Optional[failure.OwnFiles]) -> type:
-    """The class that runs a decorated object as a model.py's ``TritonPythonModel``. `own` is as in `of_module`."""
+    """Return a ``TritonPythonModel`` class that runs a decorated object. `own` is as in `of_module`."""
     members: Dict[str, Any] = {"definition": definition, "own": own}
     if hasattr(definition.target, "is_ready") and isinstance(definition.target, type):
         members["is_ready"] = lambda self: self._object.is_ready()
@@ -51,7 +51,7 @@ class _Adapter:
 
     @classmethod
     def auto_complete_config(cls, config: Any) -> Any:
-        """Fill in what the declaration says. What a config.pbtxt says beside it must agree."""
+        """Fill in the declaration. A config.pbtxt next to it must not contradict it."""
         definition = cls.definition
         config.set_max_batch_size(definition.options.max_batch_size)
         for each in definition.inputs:
@@ -100,13 +100,13 @@ class _Adapter:
         return [self._response(outcome) for outcome in outcomes]
 
     async def _all(self, coroutines: "Iterable[Coroutine[Any, Any, Any]]") -> "List[Any]":
-        """The results of all: of ``async`` functions at the same time, of others one after the other."""
+        """Return the results of all: of ``async`` functions concurrently, of others one after the other."""
         if self.definition.is_async:
             return list(await asyncio.gather(*coroutines))
         return [await each for each in coroutines]
 
     def _groups(self, arrays: Sequence[Arrays]) -> List[List[int]]:
-        """The numbers of the requests that run together: with the same inputs and shapes, in a model that batches."""
+        """Return the numbers of requests that run together: with equal inputs and shapes, in a model that batches."""
         if not self.definition.batching or self.definition.by_row:
             return [[index] for index in range(len(arrays))]
         groups: Dict[Tuple[Any, ...], List[int]] = {}
@@ -135,7 +135,7 @@ class _Adapter:
         return [{name: array[end - count : end] for name, array in outputs.items()} for count, end in zip(rows, ends)]
 
     async def _outputs(self, arrays: Arrays, rows: int) -> Dict[str, Any]:
-        """The outputs for inputs of so many rows."""
+        """Return the outputs for inputs of `rows` rows."""
         definition = self.definition
         if definition.by_row:
             values = await self._all(self._call(arrays, row) for row in range(rows))
@@ -153,7 +153,7 @@ class _Adapter:
         return InferenceResponse([Tensor(name, array) for name, array in outcome.items()])
 
     def _failure(self, error: Exception) -> TritonError:
-        """The error for the client. The log gets the traceback of a failure that is the model's own."""
+        """Return the error for the client. The log gets the traceback if the failure is the model's own."""
         if isinstance(error, TritonError):
             return error
         if isinstance(error, InvalidInputError):
@@ -166,7 +166,7 @@ class _Adapter:
         return TritonError(report.message, ErrorCode[report.code])
 
     async def _stream(self, request: Any) -> None:
-        """Send a response for each value that a generator yields, until nobody waits for them."""
+        """Send a response for each value that a generator yields, until the request is cancelled."""
         sender = request.get_response_sender()
         definition, fields = self.definition, self.definition.outputs
         try:
@@ -186,7 +186,7 @@ class _Adapter:
             await self._send(sender, None, COMPLETE_FINAL)
 
     async def _send(self, sender: Any, response: Optional[InferenceResponse], flags: int = 0) -> None:
-        """Sending waits for a slow client; on an event loop, that must not hold up the other requests."""
+        """Send a response. Sending waits for a slow client; on an event loop, that must not delay other requests."""
         if self.definition.is_async and not flags:
             await asyncio.get_running_loop().run_in_executor(None, sender.send, response, flags)
         else:
@@ -205,7 +205,7 @@ class _AsyncAdapter(_Adapter):
 
 
 def _run(coroutine: "Coroutine[Any, Any, Any]") -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -248,7 +248,7 @@ def _context(definition: Definition, args: Dict[str, str], config: Dict[str, Any
 
 
 def _compare(definition: Definition, config: Dict[str, Any]) -> None:
-    """Raises ValueError where the configuration says something else than the declaration."""
+    """Compare the configuration with the declaration. Raises ValueError if they contradict each other."""
     size, declared = config.get("max_batch_size", 0), definition.options.max_batch_size
     if (size > 0) != (declared > 0):
         raise ValueError(
@@ -263,7 +263,7 @@ def _compare(definition: Definition, config: Dict[str, Any]) -> None:
 
 
 def _ignored(definition: Definition, config: Dict[str, Any]) -> Iterator[str]:
-    """What a declaration in a model repository says that only a config.pbtxt can say there."""
+    """Yield warnings about options of a declaration that only a config.pbtxt can set in a model repository."""
     mode = config.get("parameters", {}).get("EXECUTION_MODE", {}).get("string_value", "process")
     if definition.isolation not in ("process", mode):
         isolation = f"isolation='{definition.isolation}'"

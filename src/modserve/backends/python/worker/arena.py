@@ -1,13 +1,13 @@
 """Shared memory for large tensors: files without a name that grow and shrink.
 
 There are two, one that the server writes to and one that the worker writes to. Each is one file of the kernel's memory
-(``memfd``), which both have open: no name is left behind, whoever is killed first, and no size is fixed, nor is
-``/dev/shm`` used. On Linux nobody who has it open can make it smaller, which would kill whoever reads the lost part
-next. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
+(``memfd``), which both have open: no name is left behind, in any order of ends, and no size is fixed, nor is
+``/dev/shm`` used. On Linux no process that has it open can make it smaller, which would kill the next reader of the
+lost part. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
 
 A block is free, or it is leased: the other side has heard of it, and has not said `RELEASE` as often. The other side
 keeps one mapping for each block that it knows; the array over it that it makes for each lease gives the lease back when
-nobody refers to it, or to anything made of it, any more. Free blocks are used again, with their pages; those that have
+no reference to it, or to anything made of it, is left. Free blocks are used again, with their pages; those that have
 not been used for a while lose their pages to the system, and are mapped anew when they are needed again.
 """
 
@@ -26,14 +26,14 @@ import numpy as np
 from .wire import Buffer, Location
 
 IDLE_SECONDS = 10.0
-"""After this time a free block gives its pages back."""
+"""Seconds after which a free block gives its pages back."""
 _PAGE = 4096
 
 
 def new_file(name: str) -> int:
-    """A file descriptor of an empty file in memory that can only grow.
+    """Open an empty file in memory that can only grow; returns its descriptor.
 
-    Where the system has no such thing, it is an unlinked file, which a process that truncates it can harm.
+    If the system has no such files, it is an unlinked file, which a process that truncates it can harm.
     """
     create = getattr(os, "memfd_create", None)
     if create is not None:
@@ -84,9 +84,9 @@ class Arena:
             return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
 
     def allocate(self, size: int) -> Tuple[Location, Any]:
-        """A block with room for `size` bytes, leased once, and the array of bytes to write them to.
+        """Allocate a block for `size` bytes, leased once; returns its location and the array of bytes to write them to.
 
-        Raises OSError where the system has no memory, and after `close`.
+        Raises OSError if the system has no memory, and after `close`.
         """
         capacity = _capacity(size)
         with self._lock:
@@ -111,7 +111,7 @@ class Arena:
         return location
 
     def hold(self, location: Location) -> Any:
-        """An array over a part of one of this side's own blocks, which the other side has mentioned.
+        """Return an array over a part of one of this side's own blocks, named by the other side.
 
         Raises ValueError for a block that there is not, or that is free.
         """
@@ -123,7 +123,7 @@ class Arena:
         return _leased(block.mapping, location, self._released)
 
     def release(self, offset: int) -> None:
-        """A lease of a block is over. Any thread."""
+        """Count the end of a lease of a block. Any thread."""
         self._released.append(offset)
 
     def trim(self, now: Optional[float] = None) -> None:
@@ -139,7 +139,7 @@ class Arena:
                         self._forgotten.append(block.offset)
 
     def take_forgotten(self) -> List[int]:
-        """The blocks that the other side need not keep mapped."""
+        """Return the blocks that the other side need not map any more."""
         if not self._forgotten:
             return []
         with self._lock:
@@ -147,7 +147,7 @@ class Arena:
         return forgotten
 
     def close(self) -> None:
-        """Nothing is allocated any more. The file lives on in its mappings, as long as somebody refers to these."""
+        """Stop allocating. The file lives on in its mappings, as long as any reference to these exists."""
         with self._lock:
             self._blocks.clear()
             self._free.clear()
@@ -168,7 +168,7 @@ class Arena:
 
 
 class Mirror:
-    """The side that reads what the owner of a file has written. One thread at a time, but for the end of leases."""
+    """Reading side of a file that its owner writes. One thread at a time, but for the end of leases."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -176,7 +176,7 @@ class Mirror:
         self._released: Deque[int] = deque()
 
     def fetch(self, location: Location) -> Any:
-        """An array of the bytes at a location, which may be written to. The lease is over when it is gone.
+        """Return an array of the bytes at a location, which may be written to. The lease is over when it is gone.
 
         Raises ValueError for a place that is not in the file.
         """
@@ -192,14 +192,14 @@ class Mirror:
         return _leased(known[0], location, self._released)
 
     def find(self, address: int, size: int) -> Optional[Tuple[int, int, int]]:
-        """Offset and capacity of the block that memory is in, and where in it; None for memory elsewhere."""
+        """Return a block's offset and capacity, and the place of some memory in it; None for memory elsewhere."""
         for offset, (mapping, begin) in self._mappings.copy().items():  # of which another thread may fetch more
             if begin <= address and address + size <= begin + len(mapping):
                 return offset, len(mapping), address - begin
         return None
 
     def take_released(self) -> List[int]:
-        """The blocks whose leases are over since the last time: one entry for each lease."""
+        """Return the blocks of leases that have ended since the last call: one entry for each lease."""
         if not self._released:
             return []
         released = []
@@ -208,14 +208,14 @@ class Mirror:
         return released
 
     def close(self) -> None:
-        """Nothing is fetched any more. Mappings end when nobody reads them any more."""
+        """Stop fetching. Mappings end when they are not read any more."""
         self._mappings.clear()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def forget(self, offset: int) -> None:
-        """The owner has given up a block: the mapping ends when nobody reads it any more."""
+        """Drop a block that its owner has given up: the mapping ends when it is not read any more."""
         self._mappings.pop(offset, None)
 
 
@@ -228,6 +228,6 @@ def _leased(memory: Any, location: Location, released: "Deque[int]") -> Any:
 
 
 def _capacity(size: int) -> int:
-    """`size` rounded up to whole pages, in steps of a quarter of a power of two: so few sizes that blocks fit again."""
+    """Round `size` up to whole pages, in steps of a quarter of a power of two: with few sizes, blocks fit again."""
     step = max(_PAGE, 1 << max(0, size.bit_length() - 3))
     return max(_PAGE, -(-size // step) * step)

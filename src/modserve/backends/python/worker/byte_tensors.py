@@ -9,7 +9,7 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 
 def serialize_byte_tensor(input_tensor: "np.ndarray[Any, Any]") -> Optional[Union[bytes, "tuple[()]"]]:
-    """The raw form of an array of objects or bytes, in C order: bytes as they are, all else as UTF-8 of its str().
+    """Encode an array of objects or bytes in raw form, in C order: bytes unchanged, all else as UTF-8 of its str().
 
     As in Triton, an empty array gives an empty tuple, and an array of another type None.
     """
@@ -30,7 +30,7 @@ def raw_of_elements(array: "np.ndarray[Any, Any]") -> bytes:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Buffer) -> "np.ndarray[Any, Any]":
-    """The elements of a raw form as an array of bytes objects with one dimension.
+    """Decode the elements of a raw form to an array of bytes objects with one dimension.
 
     Raises ValueError where a length goes beyond the end.
     """

@@ -1,7 +1,7 @@
 """Functions and classes as models: the decorator ``modserve.model``.
 
-A decorated object stays what it is, so that it can be called and tested; its `Definition` hangs on it under the name
-`MARK`. The definition says what the server must know, and `adapter` runs the object as any model.py.
+A decorated object stays unchanged, so that it can be called and tested; its `Definition` is its attribute `MARK`. The
+definition has all facts for the server, and `adapter` runs the object as any model.py.
 """
 
 from typing import Any, Callable, Mapping, Optional, TypeVar, Union, overload
@@ -78,13 +78,13 @@ def _decorate(target: Any, options: Options) -> Any:
 
 
 def definition_of(target: object) -> Optional[Definition]:
-    """What the decorator knows of an object; None for one that was not decorated itself, such as a derived class."""
+    """Return the decorator's definition of an object; None if it was not decorated itself, such as a derived class."""
     definition: Any = getattr(target, MARK, None)
     return definition if definition is not None and getattr(definition, "target", None) is target else None
 
 
 def find(module: Any) -> Optional[Definition]:
-    """The model in a module: the decorated object called ``model``, or the only one. None for a module without any.
+    """Return a module's model: the decorated object called ``model``, or the only one. None for a module without any.
 
     Objects that the module itself defines come before imported ones. Raises TypeError for several.
     """

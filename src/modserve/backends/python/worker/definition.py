@@ -19,14 +19,14 @@ _RESERVED = {
     "name": "it is set where the model is served",
     "output": "use outputs=…",
 }
-"""The parts of a configuration that the decorator writes, with what to do in place of them."""
+"""Parts of a configuration that the decorator writes, with the alternative for each."""
 
 Instances = Union[int, Mapping[str, Any], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where an instance of a decorated class runs; passed to ``__init__`` if that has one parameter."""
+    """Placement of an instance of a decorated class; passed to ``__init__`` if that has one parameter."""
 
     model_name: str
     version: int
@@ -57,15 +57,15 @@ class Definition(NamedTuple):
     """A decorated function or class, read and checked."""
 
     target: Any
-    """What was decorated."""
+    """Decorated function or class."""
     options: Options
     inputs: Tuple[Field, ...]
     outputs: Tuple[Field, ...]
     streams: bool
-    """It is a generator: the model is decoupled."""
+    """True if it is a generator: the model is decoupled."""
     is_async: bool
     method: str
-    """What requests call of an instance of a class: ``predict`` or ``__call__``; empty for a function."""
+    """Method of a class's instance that requests call: ``predict`` or ``__call__``; empty for a function."""
     takes_context: bool
 
     @property
@@ -74,7 +74,7 @@ class Definition(NamedTuple):
 
     @property
     def by_row(self) -> bool:
-        """Whether each row has a call of its own: the function takes or returns single values."""
+        """True if each row has a call of its own: the function takes or returns single values."""
         return self.batching and any(each.form == "single" for each in (*self.inputs, *self.outputs))
 
     @property
@@ -83,11 +83,11 @@ class Definition(NamedTuple):
 
     @property
     def directory(self) -> str:
-        """Where the source is; the working directory for an object that has none."""
+        """Directory of the source; the working directory for an object that has none."""
         return os.path.dirname(os.path.abspath(place(self.target)[0]))
 
     def config(self) -> Dict[str, Any]:
-        """The model's configuration, as the JSON of ``config.pbtxt``, without its name."""
+        """Return the model's configuration, as the JSON of ``config.pbtxt``, without its name."""
         options = self.options
         config: Dict[str, Any] = {
             **options.config,
@@ -109,7 +109,7 @@ class Definition(NamedTuple):
 
     @property
     def dynamic_batching(self) -> Optional[Mapping[str, Any]]:
-        """That part of the configuration; None if requests are not merged. By default a model that can merges them."""
+        """Configuration of merging; None if requests are not merged. By default a model that can merges them."""
         choice = self.options.dynamic_batching
         if isinstance(choice, collections.abc.Mapping):
             return choice
@@ -119,7 +119,7 @@ class Definition(NamedTuple):
 
 
 def define(target: Any, options: Options) -> Definition:
-    """Raises ValueError for what cannot be a model; the text says what would be right."""
+    """Define a model. Raises ValueError if the object cannot be one; the text has the remedy."""
     _check(options)
     called, method = _called(target)
     batching = options.max_batch_size > 0
@@ -187,7 +187,7 @@ def _instance_groups(instances: Any) -> List[Any]:
 
 
 def _called(target: Any) -> Tuple[Any, str]:
-    """What requests call, and its name in a class."""
+    """Return the callable for requests, and its name in a class."""
     if not isinstance(target, type):
         if not callable(target):
             raise ValueError("it is neither a function nor a class")
@@ -200,7 +200,7 @@ def _called(target: Any) -> Tuple[Any, str]:
 
 
 def _parameters(called: Any, is_method: bool) -> Dict[str, inspect.Parameter]:
-    """The parameters for inputs; one called ``**`` if it takes any keyword."""
+    """Return the parameters for inputs; one called ``**`` if it takes any keyword."""
     try:
         parameters = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError) as error:
@@ -243,7 +243,7 @@ def _inputs(
 
 
 def _with_default(field: Field, parameter: Optional[inspect.Parameter]) -> Field:
-    """A parameter with a default is an optional input."""
+    """Return the field, optional if its parameter has a default. Raises ValueError for an optional one without."""
     has_default = parameter is None or parameter.default is not parameter.empty
     if field.optional and not has_default:
         raise ValueError(f"input '{field.key}' is optional, so its parameter needs a default, such as None")
@@ -276,7 +276,7 @@ def _located(where: str, read: Any, *arguments: Any) -> Any:
 
 
 def _takes_context(target: Any) -> bool:
-    """Whether the class is made with a `Context`. Raises ValueError if it needs something else."""
+    """Return True if the class is made with a `Context`. Raises ValueError if it needs something else."""
     if not isinstance(target, type):
         return False
     try:
@@ -291,7 +291,7 @@ def _takes_context(target: Any) -> bool:
 
 
 def place(target: Any) -> Tuple[str, int]:
-    """The file and line of a function or class; an empty text where there is none."""
+    """Return the file and line of a function or class; an empty text if it has none."""
     if isinstance(target, type):
         candidates = [inspect.unwrap(each) for each in vars(target).values() if inspect.isfunction(each)]
     else:
@@ -302,7 +302,7 @@ def place(target: Any) -> Tuple[str, int]:
 
 
 def label_of(target: Any, file_name: "Callable[[str], Optional[str]]" = str) -> str:
-    """How errors begin: ``model 'double' (functions.py, line 3)``. `file_name` gives a file's name there, or None."""
+    """Return an error prefix: ``model 'double' (functions.py, line 3)``. `file_name` maps files to names or None."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
     path, line = place(target)
     file = file_name(path)

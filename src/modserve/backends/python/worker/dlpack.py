@@ -54,7 +54,7 @@ _USED = b"used_dltensor"  # the capsule refers to these very bytes
 
 
 def _of_cpython(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of CPython's C API. PyPy has none of it, and models that use no DLPack run there."""
+    """Return a function of CPython's C API. PyPy has none of it, and models that use no DLPack run there."""
     api = getattr(ctypes, "pythonapi", None)
     if api is None:
         return _unsupported
@@ -87,7 +87,7 @@ class _Owner:
 
 
 def capsule(array: "np.ndarray[Any, Any]", datatype: str) -> object:
-    """A capsule over the memory of an array (BF16 as uint16), or over a copy where that is read-only."""
+    """Make a capsule over the memory of an array (BF16 as uint16), or over a copy if that is read-only."""
     if not array.flags.writeable:
         array = array.copy()
     if not hasattr(array, "__dlpack__"):
@@ -102,7 +102,7 @@ def capsule(array: "np.ndarray[Any, Any]", datatype: str) -> object:
 
 
 def array(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
-    """A contiguous array (BF16 as uint16) over the memory of a capsule or of an object with `__dlpack__`; its datatype.
+    """Return a contiguous array (BF16 as uint16) over the memory of a capsule or `__dlpack__` object; its datatype.
 
     Raises TritonModelException.
     """

@@ -10,7 +10,7 @@ from .errors import TritonModelException
 
 
 class DataType(enum.IntEnum):
-    """What `Tensor.triton_dtype` returns: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
+    """Values of `Tensor.triton_dtype`: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
 
     INVALID = 0
     BOOL = 1
@@ -43,21 +43,21 @@ NUMPY_TYPES: Dict[str, Any] = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
-"""The datatypes whose raw form is what numpy has in memory."""
+"""Datatypes with a raw form equal to numpy's memory."""
 
 DTYPES: Dict[str, "np.dtype[Any]"] = {name: np.dtype(numpy_type) for name, numpy_type in NUMPY_TYPES.items()}
 DATATYPES: Dict["np.dtype[Any]", str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def bfloat16() -> "Optional[np.dtype[Any]]":
-    """The bfloat16 of ml_dtypes, if this process has imported it: numpy has none of its own."""
+    """Return the bfloat16 of ml_dtypes, if this process has imported it: numpy has none of its own."""
     ml_dtypes = sys.modules.get("ml_dtypes")
     scalar = getattr(ml_dtypes, "bfloat16", None)
     return None if scalar is None else np.dtype(scalar)
 
 
 def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, Any]":
-    """The array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
+    """Return the array as numpy's own class, over the same memory. Raises TritonModelException for masked elements."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         raise TritonModelException(
@@ -68,7 +68,7 @@ def base_array(array: "np.ndarray[Any, Any]", subject: str) -> "np.ndarray[Any, 
 
 
 def datatype_of(dtype: "np.dtype[Any]") -> Optional[str]:
-    """The datatype of arrays of a dtype, None if the protocol has none. Arrays of objects and bytes are BYTES."""
+    """Return the datatype of a dtype's arrays; None if the protocol has none. Objects and bytes are BYTES."""
     name = DATATYPES.get(dtype)
     if name is not None and dtype.isnative:
         return name

@@ -21,7 +21,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class TritonError(Exception):
-    """Why a response has no outputs. Unlike in Triton, it can be raised: the request then fails with its code."""
+    """Failure in place of outputs. Unlike in Triton, it can be raised: the request then fails with its code."""
 
     UNKNOWN = ErrorCode.UNKNOWN
     INTERNAL = ErrorCode.INTERNAL
@@ -76,7 +76,7 @@ class TritonModelException(Exception):
 
 
 class ModelError(Exception):
-    """What a model's own code, or its file, did wrong.
+    """Fault in a model's own code, or in its file.
 
     `code` is the name of one of `ErrorCode`; `message` is for the caller and names the place in the model's own code,
     `traceback` is for the log and may be empty.
@@ -93,11 +93,11 @@ class ModelError(Exception):
 
 
 LONGEST = 64 * 1024
-"""Characters of a message, or of a log line, that leave the model: what is longer would only delay other requests."""
+"""Limit, in characters, of a message or log line from the model: a longer one would only delay other requests."""
 
 
 def shortened(text: str) -> str:
-    """A model's text without the middle of a very long one."""
+    """Return a model's text, without the middle if it is very long."""
     if len(text) <= LONGEST:
         return text
     note = f" [... {len(text)} characters in all ...] "
@@ -106,13 +106,13 @@ def shortened(text: str) -> str:
 
 
 def type_name(value: object) -> str:
-    """The name of a value's type, with its module where that says something."""
+    """Return the name of a value's type, with its module where useful."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def forgotten(label: str, decoupled: bool) -> str:
-    """The failure of a request that neither `execute` nor a response sender has given a final response."""
+    """Return the failure of a request without a final response from `execute` or a response sender."""
     text = f"{label} released a request without a final response"
     if decoupled:
         return f"{text}: its response sender did not send the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL"

@@ -1,4 +1,4 @@
-"""Describes failures in a model's own code, for the caller and for the log."""
+"""Descriptions of failures in a model's own code, for the caller and for the log."""
 
 import os
 import traceback
@@ -11,11 +11,11 @@ Place = Tuple[str, int, str]
 """A file, a line and the name of a function."""
 
 _OURS = ("modserve.", "modserve_worker.")
-"""How the names of this project's modules begin, in the server and in a worker."""
+"""Prefixes of the names of this project's modules, in the server and in a worker."""
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 AT = "\n\nAt:\n"
-"""What comes between a text and its places."""
+"""Separator between a text and its places."""
 _FRAMES = 20
 _LENGTH = 4096
 _TRACEBACK = 32 * 1024
@@ -37,7 +37,7 @@ class OwnFiles:
         self._directories.sort(key=len, reverse=True)  # a version's directory before that of its model
 
     def add_module(self, file: str, name: str) -> None:
-        """Take in the file of a module of this name, and what can be imported beside it if it is not installed."""
+        """Add the file of a module with its name, and everything importable from its folder if it is not installed."""
         if not file or self.name(file) is not None:
             return
         directory = root = os.path.dirname(os.path.abspath(file))
@@ -46,7 +46,7 @@ class OwnFiles:
         self.add(directory if os.path.basename(root) in _INSTALLED else root)
 
     def name(self, file: str) -> Optional[str]:
-        """How clients know a file, such as ``model.py``; None for one that is not the model's."""
+        """Return a file's name for clients, such as ``model.py``; None for one that is not the model's."""
         for directory in self._directories:
             if file.startswith(directory) and not file.startswith(_STANDARD_LIBRARY):
                 name = file[len(directory) :]
@@ -55,15 +55,15 @@ class OwnFiles:
         return None
 
     def among(self, places: Iterable[Place]) -> List[Place]:
-        """The places that are in these files, by the names that clients know."""
+        """Return the places in these files, by the clients' names."""
         named = [(self.name(file), line, function) for file, line, function in places]
         return [(file, line, function) for file, line, function in named if file is not None]
 
 
 def of_exception(error: BaseException, before: str, own: Optional[OwnFiles] = None) -> ModelError:
-    """An exception of a model's code: `before`, the type and text, and where, the innermost first.
+    """Describe an exception of a model's code: `before`, the type and text, and the places, the innermost first.
 
-    For operators (`own` is None) it is as Triton tells it, with every place but those in this project and in importlib.
+    For operators (`own` is None) it is as in Triton, with all places except for this project's and importlib's.
     Clients see the places in a model's `own` files. A code that the model chose is kept.
     """
     if isinstance(error, ModelError):
@@ -97,7 +97,7 @@ def _described(error: BaseException, before: str, own: Optional[OwnFiles]) -> Mo
 
 
 def formatted(error: BaseException) -> str:
-    """The traceback from where the model's code begins, but for the middle of a very long one."""
+    """Return the traceback from the start of the model's code, without the middle of a very long one."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame):
         trace = trace.tb_next
@@ -130,7 +130,7 @@ def _places(trace: Optional[TracebackType]) -> Iterator[Place]:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Code that models run in, and that does not help to understand them: this project's, and that of imports."""
+    """Return True for code around the model's that does not explain failures: this project's, and that of imports."""
     file = frame.f_code.co_filename
     if file.startswith("<frozen importlib") or "importlib" in file.split(os.sep):
         return True

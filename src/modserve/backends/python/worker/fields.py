@@ -48,7 +48,7 @@ _HELP = (
 
 @dataclass(frozen=True)
 class Spec:
-    """One input or output: its datatype, its shape without the batch dimension, and more where it is needed.
+    """An input or output: its datatype, its shape without the batch dimension, and more where it is needed.
 
     `datatype` is a name of the protocol (``"FP32"``, ``"BYTES"``, …), a name of config.pbtxt (``"TYPE_FP32"``), or a
     type of NumPy or Python. Lengths of -1 in `shape` may vary. In ``Annotated[NDArray[np.float32],
@@ -67,18 +67,18 @@ class Spec:
 
 
 Declaration = Union[Spec, Tuple[Any, Sequence[int]]]
-"""How ``inputs=`` and ``outputs=`` describe a tensor: ``("FP32", [-1, 3])`` or a `Spec`."""
+"""Description of a tensor in ``inputs=`` and ``outputs=``: ``("FP32", [-1, 3])`` or a `Spec`."""
 
 
 class Field(NamedTuple):
-    """One tensor of a model, and what the function calls it."""
+    """A tensor of a model, with its name in the function."""
 
     name: str
     key: str
     """The parameter of an input; the key of an output in a dict that the function returns."""
     datatype: str
     shape: Tuple[int, ...]
-    """Without the batch dimension."""
+    """Shape without the batch dimension."""
     optional: bool = False
     element: Any = None
     """The Python or NumPy type of the values, for a field of single values, a list, or an array of str."""
@@ -86,14 +86,14 @@ class Field(NamedTuple):
     """``array``, ``single`` (one value) or ``list`` (a value for each row, or any number without batching)."""
 
     def config(self) -> Dict[str, Any]:
-        """As in the JSON of a model configuration."""
+        """Return the entry in the JSON of a model configuration."""
         kind = "TYPE_STRING" if self.datatype == "BYTES" else f"TYPE_{self.datatype}"
         optional = {"optional": True} if self.optional else {}
         return {"name": self.name, "data_type": kind, "dims": list(self.shape), **optional}
 
 
 def datatype_name(value: Any) -> str:
-    """The protocol's name of a datatype that is written in any way that `Spec` allows. Raises ValueError."""
+    """Return the protocol's name of a datatype in any form that `Spec` allows. Raises ValueError."""
     if isinstance(value, str):
         name = value.upper()
         name = name[len("TYPE_") :] if name.startswith("TYPE_") else name
@@ -116,7 +116,7 @@ def datatype_name(value: Any) -> str:
 
 
 def _shape(shape: Any) -> Tuple[int, ...]:
-    """Raises ValueError for what is no shape of a configuration."""
+    """Check a shape of a configuration. Raises ValueError for an invalid one."""
     hint = "expected a list of lengths without the batch dimension, with -1 for any length, such as [-1, 3]"
     if isinstance(shape, (str, bytes)) or not isinstance(shape, collections.abc.Iterable):
         raise ValueError(f"shape is {shape!r}, {hint}")
@@ -131,7 +131,7 @@ def _shape(shape: Any) -> Tuple[int, ...]:
 
 
 def declared(key: str, declaration: Any) -> Field:
-    """A field from ``inputs=`` or ``outputs=``. Raises ValueError."""
+    """Read a field from ``inputs=`` or ``outputs=``. Raises ValueError."""
     if not isinstance(declaration, Spec):
         if isinstance(declaration, (str, bytes)) or not isinstance(declaration, (tuple, list)) or len(declaration) != 2:
             raise ValueError(
@@ -145,7 +145,7 @@ def declared(key: str, declaration: Any) -> Field:
 
 
 def hinted(key: str, hint: Any, batching: bool) -> Field:
-    """A field from a type hint. Raises ValueError."""
+    """Read a field from a type hint. Raises ValueError."""
     hint, optional = _without_none(hint)
     spec = Spec()
     for each in getattr(hint, "__metadata__", ()):
@@ -179,7 +179,7 @@ def hinted(key: str, hint: Any, batching: bool) -> Field:
 
 
 def output_fields(hint: Any, batching: bool) -> List[Field]:
-    """The outputs that a return hint describes, in their order. Raises ValueError."""
+    """Return the outputs that a return hint describes, in their order. Raises ValueError."""
     origin, arguments = _origin(hint)
     if origin in _STREAMS and arguments:
         return output_fields(arguments[0], batching)
@@ -192,12 +192,12 @@ def output_fields(hint: Any, batching: bool) -> List[Field]:
 
 
 def is_stream(hint: Any) -> bool:
-    """Whether a return hint is that of a generator."""
+    """Return True if a return hint is that of a generator."""
     return _origin(hint)[0] in _STREAMS
 
 
 def type_hints(target: Any) -> Dict[str, Any]:
-    """The type hints of a function or class, with what is in ``Annotated``. Raises ValueError."""
+    """Return the type hints of a function or class, with the contents of ``Annotated``. Raises ValueError."""
     extras: Dict[str, Any] = {"include_extras": True} if sys.version_info >= (3, 9) else {}  # before, it keeps them
     try:
         hints: Dict[str, Any] = typing.get_type_hints(target, **extras)
@@ -215,7 +215,7 @@ def _origin(hint: Any) -> Tuple[Any, Tuple[Any, ...]]:
 
 
 def _without_none(hint: Any) -> Tuple[Any, bool]:
-    """``Optional[X]`` and ``X | None`` as X and True."""
+    """Split ``Optional[X]`` and ``X | None`` into X and True."""
     arguments = getattr(hint, "__args__", ())
     is_union = getattr(hint, "__origin__", None) is Union or type(hint).__name__ == "UnionType"
     if not is_union or type(None) not in arguments:
@@ -225,7 +225,7 @@ def _without_none(hint: Any) -> Tuple[Any, bool]:
 
 
 def _element(arguments: Tuple[Any, ...]) -> Any:
-    """The scalar type in ``ndarray[shape, dtype[scalar]]``; None where it is open."""
+    """Return the scalar type in ``ndarray[shape, dtype[scalar]]``; None if it is open."""
     for dtype in arguments[1:2]:
         for scalar in getattr(dtype, "__args__", ()):
             if isinstance(scalar, type) and scalar not in _ABSTRACT:
@@ -238,7 +238,7 @@ def _shown(hint: Any) -> str:
 
 
 def as_mapping(argument: str, value: Any) -> Mapping[str, Declaration]:
-    """``inputs=`` or ``outputs=`` as written. Raises ValueError for what declares no tensors by name."""
+    """Return ``inputs=`` or ``outputs=`` as written. Raises ValueError if it declares no tensors by name."""
     if not isinstance(value, collections.abc.Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError(f"{argument} is {value!r}, expected tensors by name such as {{'x': ('FP32', [-1, 3])}}")
     return value

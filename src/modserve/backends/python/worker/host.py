@@ -14,7 +14,7 @@ from .response import InferenceResponse, ResponseIterator
 
 
 class Host(Protocol):
-    """What a model can ask of the server beside its requests. Any thread may use it.
+    """Services of the server for a model, apart from its requests. Any thread may use it.
 
     The requests that it runs are of the class `request.InferenceRequest`, which knows hosts.
     """
@@ -29,13 +29,13 @@ class Host(Protocol):
         """Run a request on another model; its responses come one after the other."""
 
     def call_async(self, request: Any) -> "Awaitable[InferenceResponse]":
-        """As `call`, for the running event loop of the model."""
+        """Run `call` for the running event loop of the model."""
 
     def call_decoupled_async(self, request: Any) -> "Awaitable[ResponseIterator]":
-        """As `call_decoupled`, for the running event loop of the model."""
+        """Run `call_decoupled` for the running event loop of the model."""
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Have the server do something and wait for what it says; raises `TritonModelException` if it refuses.
+        """Run an operation on the server and wait for its result; raises `TritonModelException` if it refuses.
 
         ``load`` (name, config or None, files: name to bytes, or None), ``unload`` (name, unload_dependents), ``ready``
         (name, version or None; a bool), ``metric_family`` (name, description, kind; nothing), ``metric`` (family,
@@ -43,10 +43,10 @@ class Host(Protocol):
         """
 
     def metric(self, metric: int, operation: str, value: float, times: int) -> None:
-        """``increment``, ``set`` or (so many times) ``observe`` a metric; raises `TritonModelException`."""
+        """Apply ``increment``, ``set`` or (`times` times) ``observe`` to a metric; raises `TritonModelException`."""
 
     def drop_metric(self, metric: int) -> None:
-        """The model has no such metric any more."""
+        """Drop a metric: the model has it no more."""
 
 
 class _ThreadHost(threading.local):
@@ -61,18 +61,18 @@ _of_process: Optional[Host] = None
 
 
 def set_of_process(host: Optional[Host]) -> None:
-    """There is one host in this process: a worker's."""
+    """Set the only host of this process: a worker's."""
     global _of_process
     _of_process = host
 
 
 def set_of_thread(host: Optional[Host]) -> None:
-    """This thread runs code of the model that has `host`."""
+    """Set the host of the model that this thread runs."""
     _here.host = host
 
 
 def current() -> Host:
-    """The host of the model whose code calls. Raises RuntimeError where no model runs."""
+    """Return the host of the calling model. Raises RuntimeError where no model runs."""
     host = _of_process or _here.host
     if host is not None:
         return host

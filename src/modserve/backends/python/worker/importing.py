@@ -1,6 +1,6 @@
-"""Imports the decorated object of ``my_module:my_model``, in the process that runs it or in one that only examines it.
+"""Import of the decorated object of ``my_module:my_model``, in the process that runs it or in one that examines it.
 
-What a target can be: ``package.module:name``, with attributes of attributes as ``name.inner``; ``path/file.py:name``;
+Forms of a target: ``package.module:name``, with attributes of attributes as ``name.inner``; ``path/file.py:name``;
 or, for models that run in a thread of the server, the key of an object in `HELD`.
 """
 
@@ -23,22 +23,22 @@ _marks: Dict[str, Tuple[int, int]] = {}
 """The times and sizes of the files of modules when they were imported."""
 _numbers = itertools.count(1)
 _locks: "Dict[str, threading.RLock]" = {}
-"""By module: in the server, several threads may import the same one, or read it again, at a time."""
+"""Locks by module: in the server, several threads may import the same one, or read it again, at a time."""
 _path_lock = threading.Lock()
 _PREFIX = "modserve_file_"
 
 
 def hold(target: Any) -> str:
-    """A target for an object of this process, which stays until it is removed from `HELD`."""
+    """Return a target for an object of this process, kept until it is removed from `HELD`."""
     key = f"object {next(_numbers)}"
     HELD[key] = target
     return key
 
 
 def imported(target: str, directory: str) -> Any:
-    """The decorated object that `target` names. Modules are looked for in `directory` first.
+    """Return the decorated object that `target` names. Modules are looked for in `directory` first.
 
-    Raises ImportError, AttributeError or TypeError with a text for people, and whatever the module itself raises.
+    Raises ImportError, AttributeError or TypeError with a text for people, and any exception of the module itself.
     """
     if target in HELD:
         return HELD[target]
@@ -59,7 +59,7 @@ def imported(target: str, directory: str) -> Any:
 
 
 def _module(name: str, directory: str) -> Any:
-    """The module of this name; in the server, which may load it again, it is read again if it has changed."""
+    """Return the module of this name. The server may load it again, and rereads it if it has changed."""
     _search(directory)
     try:
         module = importlib.import_module(name)
@@ -91,7 +91,7 @@ def _mark(module: Any) -> Tuple[int, int]:
 
 
 def _from_file(file: str) -> Any:
-    """The module of a file. Not called ``__main__``: what a script does only when it is run is not done here."""
+    """Load the module of a file. Not called ``__main__``: its code for running as a script does not run here."""
     _search(os.path.dirname(os.path.abspath(file)))
     name = _PREFIX + os.path.basename(file)[: -len(".py")]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -104,7 +104,7 @@ def _from_file(file: str) -> Any:
 
 
 def describe(target: str, directory: str) -> Dict[str, Any]:
-    """The configuration and the file of a target, or the error with which it cannot be imported. Never raises."""
+    """Describe a target: its configuration and file, or the error with which it cannot be imported. Never raises."""
     try:
         value = imported(target, directory)
         definition = definition_of(value)

@@ -1,10 +1,10 @@
-"""Where other programs look for libraries, if the worker's interpreter has an environment of its own."""
+"""Library search path of other programs, if the worker's interpreter has an environment of its own."""
 
 import os
 
 NAME = "LD_LIBRARY_PATH"
 ORIGINAL = "MODSERVE_WORKER_LD_LIBRARY_PATH"
-"""What `NAME` was before the server put the environment's libraries first, possibly empty. For `restore`."""
+"""Variable with the value of `NAME` from before the environment's libraries were put first, or empty. For `restore`."""
 
 
 def restore() -> None:

@@ -23,13 +23,13 @@ class ServerLostError(BaseException):
 
 
 class Link:
-    """`take(frame)` gets every frame, on whichever thread reads; it must not block."""
+    """Connection to the server. `take(frame)` gets every frame, on whichever thread reads; it must not block."""
 
     def __init__(self, sock: socket.socket, servers_memory: int, workers_memory: int) -> None:
         self.take: Callable[[Frame], None] = lambda frame: None
         self.descriptions = Descriptions()
         self.forked = False
-        """This process is a child that the model has forked: the connection is its parent's."""
+        """True in a child that the model has forked: the connection is its parent's."""
         self._socket = sock
         self._frames = RecordReader()
         self._arena = Arena(workers_memory, wire.WORKERS)
@@ -44,7 +44,7 @@ class Link:
         """Frames that leave together; None where each leaves at once."""
 
     def leave_to_parent(self) -> None:
-        """In a forked child. Else the server would not hear of the parent's end, and hear two at a time."""
+        """Close the socket in a forked child. Else the server would miss the parent's end, and hear two at a time."""
         self.forked = True
         self._socket.close()
 
@@ -71,7 +71,7 @@ class Link:
                     self._followers -= 1
 
     def look(self) -> None:
-        """Read what has come already, unless another thread reads. Does nothing while frames are held."""
+        """Read all frames that have come, unless another thread reads. Does nothing while frames are held."""
         if self._held is None and self._reading.acquire(blocking=False):
             try:
                 while self._read(socket.MSG_DONTWAIT):
@@ -81,7 +81,7 @@ class Link:
                 self._tell_followers()
 
     def _read(self, flags: int = 0) -> bool:
-        """Take what comes next; whether anything did."""
+        """Read once; returns whether there was any data."""
         try:
             count = self._socket.recv_into(self._frames.room(), 0, flags)
         except BlockingIOError:
@@ -113,7 +113,7 @@ class Link:
     # An event loop that reads when it has nothing else to do
 
     def join(self, loop: asyncio.AbstractEventLoop) -> None:
-        """`loop`, which runs on this thread, reads as well, until it has left as often as it has joined."""
+        """Let `loop`, which runs on this thread, read as well, until it has left as often as it has joined."""
         count = self._loops.get(loop, 0)
         if not count:
             loop.add_reader(self._socket.fileno(), self.look)
@@ -141,7 +141,7 @@ class Link:
         return self._held is not None
 
     def hold(self, on: bool) -> None:
-        """Send what is held, in one system call, and hold what follows, or do not. A thread that waits sends all."""
+        """Send held frames in one system call, and hold the following ones or not. A waiting thread sends all."""
         with self._sending:
             held, self._held = self._held, [] if on else None
             if held:
@@ -180,7 +180,7 @@ class Link:
             self._send(b"")
 
     def _place(self, elements: wire.Buffer, size: int) -> Optional[Location]:
-        """They stay where they are if that is the server's memory, as those of an input that the model returns."""
+        """Return the elements' place. In the server's memory they stay, as those of an input that the model returns."""
         address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
         place = self._mirror.find(address, size)
         if place is not None:

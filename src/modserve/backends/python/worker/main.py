@@ -2,7 +2,7 @@
 
 The main thread runs the model. It waits for frames, and executes batches one after the other; a model whose ``execute``
 is a coroutine function has an event loop there instead, and decoupled ones any number of batches at a time. The process
-ends when the server says so, and when the server is gone, however that came about.
+ends at the server's command, and when the server is gone, for any reason.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from .tensor import Tensor
 from .wire import Frame, MessageKind
 
 _FAILED_TURN = 70
-"""The exit status of a process whose model has failed outside of all requests."""
+"""Exit status of a process after a failure of its model outside of all requests."""
 _F_SETSIG = 10
 """Linux: the signal that a file descriptor sends in place of SIGIO."""
 
@@ -68,7 +68,7 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
 def _die_with_server(lifeline: int) -> None:
     """End this process, and what it starts, when the server's end of the pipe `lifeline` closes.
 
-    The kernel sees to that, also while the model hangs in native code. Where it cannot, a thread waits.
+    The kernel sees to that, also while the model hangs in native code. If it cannot, a thread waits.
     """
     if sys.platform == "linux":
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -83,7 +83,7 @@ def _die_with_server(lifeline: int) -> None:
 
 
 def _exit() -> NoReturn:
-    """The end of a process whose model may have left threads and processes behind, which nobody waits for."""
+    """End the process. Its model may have left threads and processes behind; none of them is waited for."""
     try:
         processes = sys.modules.get("multiprocessing")
         for child in processes.active_children() if processes is not None else ():
@@ -96,7 +96,7 @@ def _exit() -> NoReturn:
 
 
 class WorkerLoop:
-    """What the frames of the server ask of the model."""
+    """Executor of the server's frames on the model."""
 
     def __init__(self, link: Link, ready: socket.socket) -> None:
         self._link = link
@@ -115,7 +115,7 @@ class WorkerLoop:
         host.set_of_process(self._server)
 
     def run(self) -> None:
-        """Do what the server says until it says stop."""
+        """Process the server's frames until it sends stop."""
         work = self._work
         while True:
             if not work:
@@ -134,7 +134,7 @@ class WorkerLoop:
         self._finalize()
 
     def _wait(self) -> None:
-        """Until there is work. A model with turns of its own has them meanwhile: they find its requests all at once."""
+        """Wait for work. A model with turns of its own has them meanwhile: they find its requests all at once."""
         link, more = self._link, True
         while not self._work:
             if more and self._turn is not None:
@@ -144,7 +144,7 @@ class WorkerLoop:
                 link.wait(lambda: self._work)
 
     def _take_turn(self) -> bool:
-        """What the model sends in a turn leaves at its end. A model whose turn fails cannot go on."""
+        """Take a turn of the model and send its messages at the end. A model with a failed turn cannot go on."""
         self._link.hold(True)
         try:
             return self._model.turn()

@@ -1,6 +1,6 @@
 """The life cycle of a model.py: loaded, completed, initialized, executed, finalized.
 
-A model's code may raise whatever it likes, SystemExit too: what comes out of here is `ModelError`.
+A model's code may raise anything, SystemExit too: this module raises it as `ModelError`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .response import InferenceResponse
 
 CLASS = "TritonPythonModel"
 TURN, ROOM = "modserve_turn", "modserve_room"
-"""What the server's own programs have beside Triton's methods."""
+"""Members of the server's own programs in addition to Triton's methods."""
 
 Responses = List[Optional[InferenceResponse]]
 
@@ -35,7 +35,7 @@ def load(
 ) -> "LoadedModel":
     """Run the model.py at `path`. `name` is the model's, for messages. A decorated object in it may be the model, too.
 
-    `isolated` is for a process with several models: each has its own modules beside its model.py then.
+    `isolated` is for a process with several models: each then has its own modules next to its model.py.
     `search_paths` are more directories for its modules. With `full_errors`, the caller of `execute` gets all places of
     an exception with their paths, as in Triton, and not only those in the model's own files. Raises `ModelError`.
     """
@@ -58,7 +58,7 @@ def load(
 
 
 class _ModelContext:
-    """This thread runs code of the model with a host meanwhile. None changes nothing."""
+    """Context in which this thread runs code of the model with a host. None changes nothing."""
 
     __slots__ = ("_host",)
 
@@ -75,7 +75,7 @@ class _ModelContext:
 
 
 class LoadedModel:
-    """One instance of a model's class. One thread at a time, except for `is_ready` and `execute_async`."""
+    """An instance of a model's class. One thread at a time, except for `is_ready` and `execute_async`."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class LoadedModel:
         self.is_ready_is_async = False
         self.has_turns = False
         self.stopping = False
-        """Its host is about to cancel its tasks."""
+        """True if its host is about to cancel its tasks."""
         self.room = 0
-        """How many requests without a final response the server gives at most; 0 if only executions count."""
+        """Limit of requests without a final response that the server gives; 0 if only executions count."""
         self._class = kind
         self._scope = scope
         self._own = own
@@ -110,7 +110,7 @@ class LoadedModel:
         self._before = f"Failed to process the request(s) for model '{name}', message: "
 
     def auto_complete_config(self, config_json: str) -> Optional[str]:
-        """The configuration as the model completes it, both as JSON; None where it has no such method."""
+        """Return the configuration as the model completes it, both as JSON; None if it has no such method."""
         complete = self._run(lambda: getattr(self._class, "auto_complete_config", None), "auto_complete_config")
         if complete is None:
             return None
@@ -180,7 +180,7 @@ class LoadedModel:
         raise failed
 
     async def execute_async(self, requests: List[InferenceRequest]) -> Responses:
-        """As `execute`, for a model whose `execute` is a coroutine function. Several may run at a time.
+        """Run `execute` of a model that has it as a coroutine function. Several may run at a time.
 
         A model may cancel its own task; only if it is `stopping`, the cancellation goes on from here.
         """
@@ -196,7 +196,7 @@ class LoadedModel:
         raise failed
 
     def settled(self, requests: List[InferenceRequest], returned: Any, *, is_coroutine: bool = False) -> Responses:
-        """The responses in what `execute` returned, as the server reads them. Raises ModelError if it is no such list.
+        """Return the responses from `execute`, as the server reads them. Raises ModelError if it returned no such list.
 
         A response that cannot be read fails its own request: an object of the model's own class may raise anything.
         """
@@ -261,7 +261,7 @@ class LoadedModel:
         return ModelError("INTERNAL", self._before + text)
 
     def is_ready(self) -> bool:
-        """What the model says; True where it does not say anything. Not for threads where an event loop runs."""
+        """Return the model's own answer; True if it has none. Not for threads where an event loop runs."""
         if not self.has_is_ready:
             return True
 
@@ -272,7 +272,7 @@ class LoadedModel:
         return self._readiness(self._run(ready, "is_ready"))
 
     async def is_ready_async(self) -> bool:
-        """As `is_ready`, on the running event loop."""
+        """Run `is_ready` on the running event loop."""
         if not self.has_is_ready:
             return True
         is_ready = self._run(self._instance.is_ready, "")
@@ -296,7 +296,7 @@ class LoadedModel:
         return is_ready
 
     def turn(self) -> bool:
-        """Let the model do a part of what it does between executions; whether there is more."""
+        """Let the model do a part of its work between executions; returns whether there is more."""
         return bool(self._run(getattr(self._instance, TURN), TURN))
 
     def finalize(self) -> None:
@@ -334,7 +334,7 @@ class LoadedModel:
         return self._loop.run_until_complete(coroutine)
 
     def _failure(self, error: BaseException, before: str, method: str) -> ModelError:
-        """What went wrong in, or with, a method of the model: its place is told where no line of the model raised.
+        """Describe a failure in, or of, a method of the model; adds the method's place if no line of the model raised.
 
         A failure of `execute` is for clients, all others are for operators.
         """
@@ -378,4 +378,4 @@ def _not_initialized(requests: List[InferenceRequest]) -> Any:
 
 
 def _nothing() -> None:
-    """For models without a method."""
+    """Stand in for a missing method of a model."""

@@ -13,7 +13,7 @@ class ModelConfig:
     """
 
     def __init__(self, model_config: str) -> None:
-        """`model_config` is JSON text."""
+        """Read a configuration from JSON text."""
         self._model_config: Dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> Dict[str, Any]:
@@ -23,7 +23,7 @@ class ModelConfig:
         return str(self._model_config.get("name", ""))
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """The value must not be below the configuration's."""
+        """Set the value. It must not be below the configuration's."""
         configured = self._model_config.get("max_batch_size", 0)
         if configured > max_batch_size:
             raise ValueError(
@@ -33,7 +33,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Keeps the options of a configured dynamic batcher."""
+        """Set the dynamic batcher. Keeps the options of a configured one."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -43,7 +43,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Dict[str, Any]) -> None:
-        """The only property is `decoupled`."""
+        """Set the policy. The only property is `decoupled`."""
         if any(name != "decoupled" for name in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name()}' contains "
@@ -61,11 +61,11 @@ class ModelConfig:
         policy["decoupled"] = decoupled
 
     def add_input(self, input: Dict[str, Any]) -> None:
-        """`name`, `data_type` and `dims`, optionally `optional`. A configured input may omit some."""
+        """Add an input: `name`, `data_type` and `dims`, optionally `optional`. A configured input may omit some."""
         self._add("input", _INPUT_PROPERTIES, "'name', 'data_type', 'dims' and 'optional'", input)
 
     def add_output(self, output: Dict[str, Any]) -> None:
-        """`name`, `data_type` and `dims`. A configured output may omit some."""
+        """Add an output: `name`, `data_type` and `dims`. A configured output may omit some."""
         self._add("output", _OUTPUT_PROPERTIES, "'name', 'data_type' and 'dims'", output)
 
     def _add(self, kind: str, properties: "tuple[str, ...]", listed: str, tensor: Dict[str, Any]) -> None:

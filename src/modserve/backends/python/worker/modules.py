@@ -1,4 +1,4 @@
-"""Imports a model.py and the modules beside it.
+"""Import of a model.py and the modules next to it.
 
 A model sees the modules and packages of its version's directory, of its own directory, and of more that it names.
 
@@ -7,7 +7,7 @@ file `queue.py` breaks nothing, and before installed packages. The model's modul
 as in Triton, so relative imports work.
 
 In the server there are several models, and their `utils.py` must not be the same. So each has a private package,
-``modserve_models.<n>``, whose path is these directories, and an `__import__` of its own: `import utils` means the
+``modserve_models.<n>``, with these directories as its path, and an `__import__` of its own: `import utils` means the
 private package's `utils` if there is such a file. The function travels with the code, as the `__builtins__` of each
 module's globals, so it counts for later imports, in other threads too. `importlib.import_module` knows nothing of it.
 """
@@ -37,7 +37,7 @@ _directory_of_process: Optional[str] = None
 
 
 class Scope:
-    """What a model can import. `close` forgets its private modules."""
+    """Importable modules of a model. `close` forgets its private modules."""
 
     def __init__(self, path: str, of_host: Optional[host.Host], isolated: bool, search_paths: Sequence[str]) -> None:
         self.isolated = isolated
@@ -52,7 +52,7 @@ class Scope:
             self.globals["__builtins__"] = {**vars(builtins), "__import__": self._import}
 
     def run(self) -> ModuleType:
-        """Import model.py; raises whatever that raises."""
+        """Import model.py; raises any exception of its code."""
         offer_api()
         forget_listings()
         if self.isolated:
@@ -139,7 +139,7 @@ class Scope:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module with a few globals of its own."""
+    """Loader of a module with a few globals of its own."""
 
     def __init__(self, name: str, path: str, of_model: Dict[str, Any]) -> None:
         super().__init__(name, path)
@@ -150,13 +150,13 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
     def get_code(self, fullname: str) -> CodeType:
-        """Always from the source: cached bytecode is that of a file as old to the second, which a reload may not be."""
+        """Always compile the source: cached bytecode matches its source to the second, and a reload may be sooner."""
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
         return code
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the private modules of models."""
+    """Finder of models' private modules."""
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
@@ -194,7 +194,7 @@ def offer_api() -> None:
 
 
 def model_directory() -> str:
-    """The directory of the model.py whose code calls. Raises RuntimeError where no model runs."""
+    """Return the directory of the calling model.py. Raises RuntimeError where no model runs."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         directory = frame.f_globals.get(DIRECTORY_IN_GLOBALS)
@@ -207,7 +207,7 @@ def model_directory() -> str:
 
 
 def _end_of_standard_library() -> int:
-    """Where the entries of `sys.path` after the standard library begin."""
+    """Return the index of the first entry of `sys.path` after the standard library."""
     standard = os.path.dirname(os.__file__)
     for index in range(len(sys.path), 0, -1):
         if sys.path[index - 1] in (standard, os.path.join(standard, "lib-dynload")):

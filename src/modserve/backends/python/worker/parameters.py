@@ -8,13 +8,13 @@ from .errors import TritonModelException
 Value = Union[bool, int, float, str]
 
 _RESERVED = frozenset(("binary_data_output", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"))
-"""What clients send as parameters and Triton keeps apart."""
+"""Names that clients send as parameters and Triton keeps apart."""
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Value]]:
-    """A copy; None where there are none. Raises TritonModelException with Triton's texts."""
+    """Return a copy; None if there are none. Raises TritonModelException with Triton's texts."""
     if parameters is None:
         return None
     if not isinstance(parameters, dict):
@@ -32,12 +32,12 @@ def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Val
 
 
 def as_json(parameters: Optional[Mapping[str, Any]]) -> str:
-    """The text for a model that asks what parameters its request or response has."""
+    """Return the parameters of a request or response as JSON, for the model."""
     return json.dumps(parameters) if parameters else "{}"
 
 
 def as_json_of_client(parameters: Optional[Mapping[str, Any]]) -> str:
-    """As Triton writes those of a received request."""
+    """Return the parameters of a received request as JSON, as Triton writes them."""
     if not parameters:
         return "{}"
     shown = {name: value for name, value in parameters.items() if name not in _RESERVED}

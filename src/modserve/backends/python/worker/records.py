@@ -2,7 +2,7 @@
 
     record   number, status, lengths of what follows: description, extras, id, tensors
              description: names, datatypes and shapes of the tensors, and what `Sort` has besides, as JSON
-             extras: what few requests have, as JSON; nothing for most
+             extras: rarely used members, as JSON; nothing for most
              id: the request's, UTF-8
              for each tensor where its elements are: inline in this frame, or in shared memory (`arena`)
     inline   the elements of small tensors, each at a multiple of 16 bytes
@@ -24,17 +24,17 @@ _RECORD = struct.Struct("<QHHIII")
 """Number, status, tensors, and bytes of description, extras and id."""
 _NUMBER_BYTES = 8
 _LOCATION = struct.Struct("<BQQQQ")
-"""Where the elements of a tensor are: which memory, offset and capacity of the block, start in it, size; in bytes."""
+"""Location of a tensor's elements: which memory, offset and capacity of the block, start in it, size; in bytes."""
 _ALIGN = 16
 
 INLINE_BYTES = 16 * 1024
 """A larger tensor goes through shared memory: one copy in place of four, for some microseconds more."""
 MAX_INLINE_BYTES = 128 * 1024
-"""All inline tensors of a frame together: so much fits into a socket at once."""
+"""Limit for all inline tensors of a frame together: a socket holds this much at once."""
 
 
 class Status:
-    """Of a record."""
+    """Status of a record."""
 
     RESPONSE: Final = 0  # a response, and more may come
     FINAL: Final = 1  # the last response
@@ -46,7 +46,7 @@ class Status:
 
 
 class TensorDescription(NamedTuple):
-    """A tensor but for its elements. `datatype` is what each side makes of the name; `size` is -1 for BYTES."""
+    """A tensor without its elements. `datatype` is each side's own form of the name; `size` is -1 for BYTES."""
 
     name: str
     datatype: Any
@@ -55,7 +55,7 @@ class TensorDescription(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What all requests or responses of a sort have in common."""
+    """Common part of all requests or responses of a sort."""
 
     tensors: Tuple[TensorDescription, ...]
     outputs: Tuple[str, ...]
@@ -63,7 +63,7 @@ class Description(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One request or response as it came. `elements` are the tensors' raw forms, in the description's order."""
+    """A received request or response. `elements` are the tensors' raw forms, in the description's order."""
 
     number: int
     status: int
@@ -80,7 +80,7 @@ Sort = Tuple[Tuple[Tuple[str, str, Tuple[int, ...]], ...], Tuple[str, ...], Tupl
 """A description as a key: name, datatype and shape of each tensor, the requested outputs, and the target of a call."""
 
 _KEPT = 1024
-"""Of each kind; more than that, and shapes vary too much for any to come again."""
+"""Limit of each kind; with more, shapes vary too much for any to come again."""
 
 
 class _Template(NamedTuple):
@@ -107,7 +107,7 @@ class _Shape(NamedTuple):
 
 
 class Descriptions:
-    """The descriptions that have been used lately, in both forms. `datatypes` makes of a name what this side uses."""
+    """Recently used descriptions, in both forms. `datatypes` maps a name to this side's form."""
 
     def __init__(self, datatypes: Callable[[str], Any] = str) -> None:
         self._datatypes = datatypes
@@ -124,7 +124,7 @@ class Descriptions:
         return written
 
     def read(self, written: bytes) -> Description:
-        """Raises ValueError or KeyError for what is no description."""
+        """Read a description. Raises ValueError or KeyError for an invalid one."""
         description = self._read.get(written)
         if description is None:
             description = _read(written, self._datatypes)
@@ -149,7 +149,7 @@ def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
 
 
 Place = Callable[[Buffer, int], Optional[Location]]
-"""Puts elements of that many bytes into shared memory, and says where. None: they must go inline."""
+"""Function that puts that many bytes of elements into shared memory; returns the place. None: they must go inline."""
 
 
 class OutgoingRecord(NamedTuple):
@@ -164,7 +164,7 @@ class OutgoingRecord(NamedTuple):
 
 
 def write_records(descriptions: Descriptions, place: Place, kind: int, entries: Sequence[OutgoingRecord]) -> bytes:
-    """A frame with a record for each entry."""
+    """Encode a frame with a record for each entry."""
     if len(entries) == 1:
         number, status, sort, elements, id, extras = entries[0]
         if sort is not None and not id and not extras:
@@ -220,7 +220,7 @@ def _template_for(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Opt
 
 
 def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optional[_Template]:
-    """None where the elements' sizes vary, or are too large for the frame."""
+    """Return the template of a frame; None if the elements' sizes vary, or are too large for the frame."""
     kind, status, sort = key
     sizes = [described.size for described in descriptions.read(descriptions.write(sort)).tensors]
     if [size for size in sizes if size < 0 or size > INLINE_BYTES] or sum(sizes) > MAX_INLINE_BYTES // 2:
@@ -235,9 +235,9 @@ def _template(descriptions: Descriptions, key: Tuple[int, int, Sort]) -> Optiona
 def read_records(
     body: memoryview, count: int, inline_at: int, descriptions: Descriptions, fetch: Callable[[Location], Any]
 ) -> List[Record]:
-    """The records of a frame. `fetch` makes a view of elements in shared memory.
+    """Decode the records of a frame. `fetch` makes a view of elements in shared memory.
 
-    Raises ValueError for what `write_records` does not make.
+    Raises ValueError for a frame that is not from `write_records`.
     """
     end = len(body)
     if count == 1:

@@ -24,7 +24,7 @@ batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch
 
 
 class RemoteRequest:
-    """Implements `response.RequestHandle`."""
+    """Implementation of `response.RequestHandle`."""
 
     __slots__ = (
         "__weakref__",
@@ -96,7 +96,7 @@ class RemoteRequest:
             self._server.link.send(wire.number_frame(MessageKind.LET_GO, self.number))
 
     def heard(self, kind: int) -> None:
-        """The server says something about this request."""
+        """Apply the server's message about this request."""
         if kind == MessageKind.PAUSE:
             self.paused = True
         else:
@@ -116,12 +116,12 @@ class _Call:
         self.tell: Optional[Callable[[], object]] = None
 
     def is_settled(self) -> bool:
-        """All is known of a call that has one response: it is over, or has more than one."""
+        """Return True if a call with one response is settled: it is over, or has more than one."""
         return self.over or len(self.outcomes) > 1
 
 
 class RemoteHost:
-    """Implements `host.Host`. `work` gets the frames that are work for the main thread."""
+    """Implementation of `host.Host`. `work` gets the frames that are work for the main thread."""
 
     def __init__(self, link: Link, work: Callable[[Frame], object]) -> None:
         self.link = link
@@ -176,7 +176,7 @@ class RemoteHost:
         return self._single(number, call, request)
 
     def _single(self, number: int, call: _Call, request: InferenceRequest) -> InferenceResponse:
-        """The one response of a call that is settled."""
+        """Return the only response of a settled call."""
         if call.over:
             del self._calls[number]
         else:
@@ -238,7 +238,7 @@ class RemoteHost:
         return number, call
 
     async def _wait_until(self, call: _Call, ready: Callable[[], Any]) -> None:
-        """Wait on the running event loop until what has come is enough."""
+        """Wait on the running event loop until `ready` is true."""
         if ready():
             return
         loop = asyncio.get_running_loop()
@@ -320,7 +320,7 @@ _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 
 
 def entry(number: int, response: Optional[InferenceResponse], final: bool) -> OutgoingRecord:
-    """A response as a record."""
+    """Convert a response to a record."""
     if response is None:
         return OutgoingRecord(number, Status.END)
     error = response.error()
@@ -348,7 +348,7 @@ def _response(record: Record) -> InferenceResponse:
 
 
 def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:
-    """What few calls have."""
+    """Encode the rarely used members of a call; empty if it has none."""
     extras = {
         "parameters": call_parameters(request),
         "timeout": request.timeout(),
@@ -359,7 +359,7 @@ def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:
 
 
 def call_parameters(request: InferenceRequest) -> Dict[str, Any]:
-    """The parameters of a call, with those that say which sequence it belongs to."""
+    """Return the parameters of a call, with the members that identify its sequence."""
     parameters = dict(request.values or {})
     if request.correlation_id():
         parameters["sequence_id"] = request.correlation_id()

@@ -15,7 +15,7 @@ RELEASE_RESCHEDULE = 2
 
 
 class MemoryType(enum.IntEnum):
-    """Where to put outputs of a called model."""
+    """Preferred memory for outputs of a called model."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -51,7 +51,7 @@ class InferenceTrace:
         self.parent = parent
 
     def get_context(self) -> Optional[str]:
-        """The OpenTelemetry context as JSON text, or None."""
+        """Return the OpenTelemetry context as JSON text, or None."""
         return self._context or None
 
 
@@ -106,7 +106,7 @@ class InferenceRequest:
         trace: Optional[InferenceTrace] = None,
         parameters: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """A request for another model; `timeout` is in microseconds, 0 for none.
+        """Make a request for another model; `timeout` is in microseconds, 0 for none.
 
         Raises TypeError for a missing argument or one of a wrong type, and TritonModelException like Triton.
         """
@@ -178,7 +178,7 @@ class InferenceRequest:
         model_version: int = -1,
         decoupled: bool = False,
     ) -> "InferenceRequest":
-        """A request of a client: nothing is checked or copied. The names are all outputs where it named none."""
+        """Make a client's request, without checks or copies. The names are all outputs if it named none."""
         self = cls.__new__(cls)
         self._handle = handle
         self._inputs = inputs
@@ -210,18 +210,18 @@ class InferenceRequest:
         return self._correlation_id
 
     def flags(self) -> int:
-        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
+        """Return TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and …_END."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
         self._flags = _number("flags", flags, 0, 32)
 
     def timeout(self) -> int:
-        """In microseconds; 0 for none."""
+        """Return the time-out in microseconds; 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """JSON text."""
+        """Return the parameters as JSON text."""
         if self._handle is not None:
             return _parameters.as_json_of_client(self.values)
         return _parameters.as_json(self.values)
@@ -238,14 +238,14 @@ class InferenceRequest:
         return here.call_decoupled(self) if decoupled else here.call(self)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
-        """Like `exec`, for the running event loop. It begins at once. Raises RuntimeError if no loop runs."""
+        """Run `exec` for the running event loop. It begins at once. Raises RuntimeError if no loop runs."""
         asyncio.get_running_loop()
         here = host.current()
         call: Awaitable[Any] = here.call_decoupled_async(self) if decoupled else here.call_async(self)
         return asyncio.ensure_future(call)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Always the same sender."""
+        """Return the sender, always the same one."""
         sender = self._sender
         if sender is None:
             if self._handle is None:
@@ -258,11 +258,11 @@ class InferenceRequest:
         return sender
 
     def is_cancelled(self) -> bool:
-        """Nobody waits for the response any more."""
+        """Return True if no client waits for the response."""
         return self._handle is not None and self._handle.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, the request runs again in a later execution."""
+        """Set the flags. With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, the request runs again in a later execution."""
         if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(
                 f"set_release_flags({flags!r}): it takes TRITONSERVER_REQUEST_RELEASE_ALL (1) or "
@@ -274,7 +274,7 @@ class InferenceRequest:
         return self._release_flags == RELEASE_RESCHEDULE
 
     def end(self) -> None:
-        """The request has ended other than through its sender, which may send nothing more."""
+        """End the request other than through its sender, which may send nothing more."""
         self._ended = True
         if self._sender is not None:
             self._sender.close()

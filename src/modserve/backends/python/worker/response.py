@@ -25,7 +25,7 @@ class InferenceResponse:
         error: Optional[TritonError] = None,
         parameters: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Raises TypeError for an argument of a wrong type, and TritonModelException like Triton."""
+        """Make a response. Raises TypeError for an argument of a wrong type, and TritonModelException like Triton."""
         if type(output_tensors) is not list:
             if isinstance(output_tensors, (str, bytes, dict, Tensor)) or not hasattr(output_tensors, "__iter__"):
                 raise TypeError(
@@ -48,7 +48,7 @@ class InferenceResponse:
     def received(
         cls, tensors: List[Tensor], error: Optional[TritonError] = None, values: Optional[Dict[str, Any]] = None
     ) -> "InferenceResponse":
-        """A response of another model: nothing is checked."""
+        """Make a response of another model, without checks."""
         self = cls.__new__(cls)
         self._tensors = tensors
         self._error = error
@@ -65,13 +65,13 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """JSON text."""
+        """Return the parameters as JSON text."""
         return _parameters.as_json(self.values)
 
     def sealed(self, names: Collection[str]) -> "InferenceResponse":
-        """This response as the server reads it: with only the named outputs, and no object of a model's own class.
+        """Return this response for the server: with only the named outputs, and no object of a model's own class.
 
-        The response itself if that is so already. Raises what the model's classes raise when they are read.
+        Returns the response itself if possible. Raises any exception of the model's classes.
         """
         if type(self) is InferenceResponse and (self._error is None or type(self._error) is TritonError):
             for tensor in self._tensors:
@@ -100,7 +100,7 @@ def _refuse(index: int, tensor: object) -> None:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model; the same again gives those that have come once more.
+    """The responses of a decoupled model. A new iteration repeats the responses received so far.
 
     As in Triton, an end that comes alone is a response without outputs. After `cancel` the last one is an error with
     the code CANCELLED, unless the called model has ended before.
@@ -121,7 +121,7 @@ class ResponseIterator:
         return self._before[self._at - 1]
 
     def _receive(self) -> InferenceResponse:
-        """The next one. Raises StopIteration."""
+        """Return the next response. Raises StopIteration."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -141,20 +141,20 @@ class RequestHandle(Protocol):
         """
 
     def is_cancelled(self) -> bool:
-        """Nobody waits for a response any more."""
+        """Return True if no client waits for a response."""
 
     def is_paused(self) -> bool:
-        """A slow client has so much to take that `send` would block, if the response is not the final one."""
+        """Return True if a slow client has too much to read: `send` would block, except for the final response."""
 
     def reschedule(self) -> None:
         """Run the request again in a later execution, in place of a final response."""
 
     def let_go(self) -> None:
-        """The model has forgotten the request without a final response. Does nothing after one."""
+        """Notify the server that the model has dropped the request without a final response. Does nothing after one."""
 
 
 class InferenceResponseSender:
-    """Sends the responses of one request. Threads may share it.
+    """Sender of the responses of one request. Threads may share it.
 
     If the last reference to it disappears before the final response, the server is notified.
     """
@@ -215,14 +215,14 @@ class InferenceResponseSender:
         return self._handle.is_cancelled()
 
     def is_paused(self) -> bool:
-        """Not in Triton: a response now, unless it is the final one, would wait for a slow client."""
+        """Return True if a response, unless it is the final one, would now wait for a slow client. Not in Triton."""
         return self._handle.is_paused()
 
     def is_closed(self) -> bool:
         return self._closed
 
     def close(self) -> None:
-        """Nothing more may be sent: the request has ended otherwise."""
+        """Refuse further responses: the request has ended otherwise."""
         with self._lock:
             self._closed = True
 

@@ -22,7 +22,7 @@ class LogLevel(enum.IntEnum):
 
 
 class Logger:
-    """Writes to the server's log, or to standard error without a server."""
+    """Writer to the server's log, or to standard error without a server."""
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
@@ -31,7 +31,7 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
-        """Raises TypeError for a message that is no text, or an invalid level."""
+        """Log a message. Raises TypeError for one that is no text, or an invalid level."""
         if isinstance(message, bytes):
             message = message.decode("utf-8", "replace")
         if not isinstance(message, str):
@@ -67,7 +67,7 @@ Logger.LogLevel = LogLevel  # type: ignore[attr-defined]
 
 
 class MetricKind(enum.IntEnum):
-    """What a metric measures. The numbers are Triton's."""
+    """Kind of a metric. The numbers are Triton's."""
 
     COUNTER = 0
     GAUGE = 1
@@ -85,7 +85,7 @@ _OPERATIONS = {
 
 
 class Metric:
-    """One series of a `MetricFamily`, which makes it. Its methods raise TritonModelException if the operation is not
+    """A series of a `MetricFamily`, which makes it. Its methods raise TritonModelException if the operation is not
     possible.
     """
 
@@ -97,19 +97,19 @@ class Metric:
         self._host = of_host
 
     def increment(self, value: float) -> None:
-        """A counter takes no value below 0."""
+        """Add to a counter, only a value of 0 or more, or to a gauge."""
         self._change("increment", value)
 
     def set(self, value: float) -> None:
-        """For gauges."""
+        """Set a gauge."""
         self._change("set", value)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """For histograms. Not in Triton: `times` counts equal values."""
+        """Observe in a histogram. Not in Triton: `times` counts equal values."""
         self._change("observe", value, times)
 
     def value(self) -> float:
-        """Not for histograms."""
+        """Return the value. Not for histograms."""
         return float(self._host.control("metric_value", {"metric": self._number}))
 
     def _change(self, operation: str, value: float, times: int = 1) -> None:
@@ -146,7 +146,7 @@ class MetricFamily:
         host.current().control("metric_family", {"name": name, "description": description, "kind": kind.name})
 
     def Metric(self, labels: Optional[Mapping[str, str]] = None, buckets: Optional[List[float]] = None) -> Metric:
-        """The series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
+        """Make the series with these labels. A histogram needs `buckets`, the upper bounds; other kinds have none."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         for label, value in (labels or {}).items():
@@ -199,7 +199,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a version of a model accepts requests; by default the version that calls without one get."""
+    """Return whether a version of a model accepts requests; by default the version used by calls without one."""
     if not isinstance(model_version, str):
         raise TypeError(f"is_model_ready(): model_version must be a str, not {type_name(model_version)}")
     arguments = {"name": _name("is_model_ready", model_name), "version": model_version or None}

@@ -1,7 +1,7 @@
 """`Tensor`: a name, a datatype, a shape, and its values as raw memory, as an array, or both.
 
 Received tensors begin as raw memory; the array is a view of it, made on demand. It is writable if the memory is, and
-keeps the memory alive. Tensors of a model begin as arrays. The two share memory except for BYTES, whose raw form is
+keeps the memory alive. Tensors of a model begin as arrays. The two share memory except for BYTES: their raw form is
 made at once, as in Triton: later changes to the array have no effect.
 """
 
@@ -29,7 +29,7 @@ class Tensor:
     dims: Tuple[int, ...]
 
     def __init__(self, name: Union[str, bytes], numpy_array: "np.ndarray[Any, Any]") -> None:
-        """Raises TypeError for an argument of a wrong type, and TritonModelException if it cannot be a tensor."""
+        """Make a tensor. Raises TypeError for an argument of a wrong type, TritonModelException if it is no tensor."""
         self._name = name if type(name) is str and name else checked_name(name)
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(
@@ -56,7 +56,7 @@ class Tensor:
         raw: Optional[Buffer],
         array: "Optional[np.ndarray[Any, Any]]" = None,
     ) -> "Tensor":
-        """A tensor that the server sent: nothing is checked. Either of `raw` and `array` may be missing."""
+        """Make a tensor that the server sent, without checks. Either of `raw` and `array` may be missing."""
         self = cls.__new__(cls)
         self._name = name
         self.datatype = datatype
@@ -66,9 +66,9 @@ class Tensor:
         return self
 
     def sealed(self) -> "Tensor":
-        """This tensor if its class is no other, else a new one over the same memory.
+        """Return this tensor if its class is no other, else a new one over the same memory.
 
-        Raises what a class of the model's own raises when it is read.
+        Raises any exception of a class of the model's own.
         """
         if type(self) is Tensor:
             return self
@@ -83,15 +83,15 @@ class Tensor:
         return list(self.dims)
 
     def triton_dtype(self) -> DataType:
-        """The datatype as the number that `triton_to_numpy_type` takes."""
+        """Return the datatype as the number that `triton_to_numpy_type` takes."""
         return DataType[self.datatype]
 
     def is_cpu(self) -> bool:
-        """Always true: models get tensors in host memory."""
+        """Return True: models get tensors in host memory."""
         return True
 
     def as_numpy(self) -> "np.ndarray[Any, Any]":
-        """The values; the same array each time. BYTES are bytes objects.
+        """Return the values; the same array each time. BYTES are bytes objects.
 
         BF16 needs ml_dtypes to be imported in this process; otherwise this raises TritonModelException, as Triton
         always does.
@@ -116,7 +116,7 @@ class Tensor:
         return np.ndarray(self.dims, dtype, raw)
 
     def raw_form(self) -> Buffer:
-        """The values in the protocol's raw form, without a copy if possible."""
+        """Return the values in the protocol's raw form, without a copy if possible."""
         raw = self._raw
         if raw is not None:
             return raw
@@ -134,7 +134,7 @@ class Tensor:
         return view
 
     def _as_bits(self) -> "np.ndarray[Any, Any]":
-        """The values as an array, BF16 as uint16: for DLPack, which has no strings."""
+        """Return the values as an array, BF16 as uint16: for DLPack, which has no strings."""
         if self.datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self.datatype != "BF16":
@@ -145,7 +145,7 @@ class Tensor:
         return np.ndarray(self.dims, np.uint16, raw)
 
     def to_dlpack(self) -> object:
-        """A "dltensor" capsule over the same memory, or over a copy if that is read-only."""
+        """Make a "dltensor" capsule over the same memory, or over a copy if that is read-only."""
         return dlpack.capsule(self._as_bits(), self.datatype)
 
     def __dlpack__(
@@ -164,7 +164,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: Union[str, bytes], tensor: object) -> "Tensor":
-        """A tensor over the memory of a "dltensor" capsule or of an object with `__dlpack__`.
+        """Return a tensor over the memory of a "dltensor" capsule or of an object with `__dlpack__`.
 
         Memory that is not contiguous, or is on a GPU, is copied. Raises TritonModelException if the object cannot be a
         tensor.

@@ -1,4 +1,4 @@
-"""What a model.py imports as `triton_python_backend_utils`, with Triton's names and arguments."""
+"""Module that a model.py imports as `triton_python_backend_utils`, with Triton's names and arguments."""
 
 from typing import Any, Dict, Optional
 
@@ -31,7 +31,7 @@ TRITON_STRING_TO_NUMPY: Dict[str, Any] = {
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of a configuration's datatype, such as ``TYPE_FP32``. TYPE_BF16 needs ml_dtypes to be imported.
+    """Return the numpy type of a configuration's datatype, such as ``TYPE_FP32``. TYPE_BF16 needs imported ml_dtypes.
 
     Raises KeyError for others.
     """
@@ -43,7 +43,7 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a number from 1 (BOOL) to 13 (BYTES), or 14 (BF16) if ml_dtypes is imported; otherwise None."""
+    """Return the numpy type of a number from 1 (BOOL) to 13 (BYTES), or 14 (BF16) with imported ml_dtypes; or None."""
     if data_type == DataType.BYTES:
         return np.object_
     if data_type == DataType.BF16:
@@ -56,7 +56,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 
 def numpy_to_triton_type(data_type: Any) -> Optional[int]:
-    """The number of a numpy type or dtype, from 1 (BOOL) to 14 (BF16); None if it has none."""
+    """Return the number of a numpy type or dtype, from 1 (BOOL) to 14 (BF16); None if it has none."""
     try:
         name = datatype_of(np.dtype(data_type))
     except TypeError:
@@ -65,12 +65,12 @@ def numpy_to_triton_type(data_type: Any) -> Optional[int]:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
-    """None if there is no such input."""
+    """Return the input with this name; None if there is none."""
     return _named(inference_request.inputs(), name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
-    """None if there is no such output."""
+    """Return the output with this name; None if there is none."""
     return _named(inference_response.output_tensors(), name)
 
 
@@ -82,12 +82,12 @@ def _named(tensors: Any, name: str) -> Optional[Tensor]:
 
 
 def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
-    """The configuration of an input in a model's configuration, a dict; None if there is no such input."""
+    """Return the configuration of an input in a model's configuration, a dict; None if there is no such input."""
     return _config(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
-    """The configuration of an output in a model's configuration, a dict; None if there is no such output."""
+    """Return the configuration of an output in a model's configuration, a dict; None if there is no such output."""
     return _config(model_config, "output", name)
 
 
@@ -99,7 +99,7 @@ def _config(model_config: Dict[str, Any], kind: str, name: str) -> Optional[Dict
 
 
 def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:
-    """Whether a configuration, a dict, is of a decoupled model."""
+    """Return whether a configuration, a dict, is of a decoupled model."""
     policy = model_config.get("model_transaction_policy", {})
     return bool(policy.get("decoupled", False))
 

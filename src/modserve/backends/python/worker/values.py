@@ -1,4 +1,4 @@
-"""Converts between a model's arrays and the values that a function takes and returns."""
+"""Conversion between a model's arrays and the values that a function takes and returns."""
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -17,11 +17,11 @@ class InvalidInputError(ValueError):
 
 
 class OutputError(ValueError):
-    """What a function returned is not what its declaration says."""
+    """A returned value that contradicts the function's declaration."""
 
 
 def arguments(fields: Sequence[Field], arrays: Arrays, row: Optional[int] = None) -> Dict[str, Any]:
-    """The keyword arguments of the function: for all rows, or for the one `row`. Raises InvalidInputError."""
+    """Return the keyword arguments of the function: for all rows, or for the one `row`. Raises InvalidInputError."""
     return {
         field.key: _value(field, arrays[field.name] if row is None else arrays[field.name][row])
         for field in fields
@@ -53,7 +53,7 @@ def _texts(field: Field, array: Any) -> List[str]:
 
 
 def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
-    """What a function returned, as values by the names of the outputs. Raises OutputError."""
+    """Return a function's result as values by the names of the outputs. Raises OutputError."""
     if isinstance(returned, Mapping):
         values = {field.name: returned[field.key] for field in fields if field.key in returned}
         unknown = sorted(str(key) for key in returned if key not in {field.key for field in fields})
@@ -74,7 +74,7 @@ def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
 
 
 def _is_tuple_of_one(returned: Any) -> bool:
-    """A tuple for the one output of a model, and not an array that is written as one."""
+    """Return True for a tuple as the one output of a model, and not as an array."""
     if not isinstance(returned, tuple) or len(returned) != 1:
         return False
     return hasattr(returned, "_fields") or isinstance(returned[0], np.ndarray)
@@ -85,7 +85,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any:
-    """The array of an output.
+    """Return the array of an output.
 
     It has `rows` rows before the declared shape; any number of them for None in a model that batches; and no such
     dimension in one that does not. Raises OutputError.
@@ -118,7 +118,7 @@ def _fits(shape: Tuple[int, ...], expected: Tuple[int, ...]) -> bool:
 
 
 def _typed(field: Field, array: Any) -> Any:
-    """The array in the type of the output, where no value changes but by rounding. Raises OutputError."""
+    """Convert the array to the type of the output, if no value changes but by rounding. Raises OutputError."""
     if field.datatype == "BYTES":
         return _as_bytes(field, array)
     expected = np.dtype(NUMPY_TYPES[field.datatype])
@@ -148,7 +148,7 @@ def _as_bytes(field: Field, array: Any) -> Any:
 
 
 def stacked(field: Field, values: Sequence[Any]) -> Any:
-    """One array of an output's rows, each from a call of its own. Raises OutputError."""
+    """Stack an output's rows, each from a call of its own, into one array. Raises OutputError."""
     rows = [output(field, value, None, batching=False) for value in values]
     if len({row.shape for row in rows}) > 1:
         shapes = sorted({str(list(row.shape)) for row in rows})

@@ -9,7 +9,7 @@ import struct
 from typing import Any, Final, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 VERSION = 1
-"""Of this format. A worker runs the code of its server, so that both always have the same."""
+"""Version of this format. A worker runs the code of its server, so that both always have the same."""
 
 Buffer = Union[bytes, bytearray, memoryview]
 
@@ -18,7 +18,7 @@ HEADER = struct.Struct("<QHHI")
 
 
 class MessageKind:
-    """What a frame says. From the server to the worker:"""
+    """Kind of a frame. From the server to the worker:"""
 
     START: Final = 1  # JSON: load model.py
     COMPLETE: Final = 2  # JSON: auto_complete_config
@@ -71,7 +71,7 @@ class Location(NamedTuple):
 
 
 def number_frame(kind: int, number: int) -> bytes:
-    """A frame that says no more than which request or call it is about."""
+    """Encode a frame with only the number of a request or call."""
     return HEADER.pack(8, kind, 0, 0) + number.to_bytes(8, "little")
 
 
@@ -89,7 +89,7 @@ def pack(value: Any) -> bytes:
 
 
 def read_json(body: memoryview) -> Any:
-    """Raises ValueError for what is no JSON."""
+    """Read the JSON of a body. Raises ValueError if it is none."""
     return json.loads(bytes(body))
 
 
@@ -108,15 +108,15 @@ def read_offsets(body: memoryview) -> List[int]:
 
 
 Frame = Tuple[int, int, int, memoryview]
-"""Kind, records, argument and body. The body is memory of its own, which nobody writes to again."""
+"""Kind, records, argument and body. The body is memory of its own, and not written to again."""
 
 _SCRATCH_BYTES = 64 * 1024
 _MAX_BYTES = 1 << 36
-"""Of a body. What announces more is no frame: tensors of such sizes are in shared memory."""
+"""Limit of a body. A larger length means that the data is no frame: tensors of such sizes are in shared memory."""
 
 
 class RecordReader:
-    """Takes bytes as they come and gives whole frames.
+    """Reader of whole frames from bytes as they come.
 
     ``receive(buffer)`` reads into a buffer and returns how many bytes came. A frame begins in the scratch buffer; one
     that does not fit there continues in a buffer of its own.
@@ -131,15 +131,15 @@ class RecordReader:
         self._large_header = (0, 0, 0)
 
     def room(self) -> memoryview:
-        """Where the next bytes go."""
+        """Return the memory for the next bytes."""
         if self._large is not None:
             return self._large[self._large_filled :]
         return self._view[self._filled :]
 
     def received(self, count: int) -> List[Frame]:
-        """So many bytes have come into `room`; returns the frames that are whole.
+        """Take in `count` bytes, written to `room`; returns the complete frames.
 
-        Raises ValueError for what is no frame, and MemoryError for one that there is no room for.
+        Raises ValueError for an invalid frame, and MemoryError for one without enough memory.
         """
         if self._large is not None:
             self._large_filled += count

@@ -1,4 +1,4 @@
-"""Runs the engine's steps, and answers requests as tokens come.
+"""The engine's steps, and responses to requests as tokens come.
 
 A step keeps the interpreter's lock, so that no other thread could take requests meanwhile: steps run on the thread that
 reads them, and between two steps all that have come begin. An engine that raises in a step has an unknown state: all
@@ -26,7 +26,7 @@ _LONGEST = 1 << 31
 
 
 class GenerationEngine:
-    """Implements `contract.GenerationEngineApi`. `log` takes a line."""
+    """Implementation of `contract.GenerationEngineApi`. `log` takes a line."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class GenerationEngine:
         self._count = 0
         """Outputs of these that are not finished."""
         self._reported = 0
-        """What it was in the last report."""
+        """Value of `_count` in the last report."""
 
     def close(self) -> None:
         while self.turn():
@@ -75,7 +75,7 @@ class GenerationEngine:
             raise RequestError(f"the engine does not take the request: {shortened(error)}") from None
 
     def tokens_of(self, text: str) -> list[int]:
-        """Raises RequestError. A prompt that begins with the token for beginnings does not get another one."""
+        """Tokenise a prompt. Raises RequestError. A prompt that begins with the beginning token gets no other."""
         special = not (self._bos and text.startswith(self._bos))
         ids = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist() if text else []
         if not ids:
@@ -99,12 +99,12 @@ class GenerationEngine:
         return count
 
     def check(self, sampling: SamplingParameters) -> None:
-        """Raises RequestError for a grammar that the engine cannot compile."""
+        """Check the grammar. Raises RequestError for one that the engine cannot compile."""
         if sampling.grammar is not None:
             self._checker.check(sampling.grammar)
 
     def add(self, call: GenerationCall, prompt: Sequence[int], sampling: SamplingParameters) -> None:
-        """Begin to generate. Raises RuntimeError where the engine does not take the request."""
+        """Begin to generate. Raises RuntimeError if the engine does not take the request."""
         outputs = [GenaiOutput(prompt, sampling, self._vocabulary) for _ in range(sampling.n)]
         generation = Generation(call, outputs, len(prompt))
         most = self._context - len(prompt) if self._context else _LONGEST
@@ -123,7 +123,7 @@ class GenerationEngine:
     # Steps
 
     def turn(self) -> bool:
-        """Raises what the engine raises, when all requests have failed: this process cannot go on."""
+        """Run a step. Raises what the engine raises, when all requests have failed: this process cannot go on."""
         try:
             if self._running:
                 self._step()
@@ -154,7 +154,7 @@ class GenerationEngine:
             self._pipeline.step()  # it frees the cache of what was stopped at a text
 
     def _read(self, at: float) -> list[tuple[GenaiOutput, str]]:
-        """The outputs that have new tokens or have ended, and why."""
+        """Read the engine's results: outputs that have new tokens or have ended, and why."""
         statuses = self._genai.GenerationStatus
         fresh, tokens = [], 0
         for generation in self._running:
@@ -189,7 +189,7 @@ class GenerationEngine:
         return "length" if reason == reasons.LENGTH else UNFINISHED if reason == reasons.NONE else "stop"
 
     def _decode(self, fresh: Sequence[tuple[GenaiOutput, str]]) -> None:
-        """All texts of a step in one call, which costs little more than one of them."""
+        """Decode all texts of a step in one call, which costs little more than one of them."""
         rows: list[list[int]] = []
         spans = []
         for output, _ in fresh:
@@ -221,7 +221,7 @@ class GenerationEngine:
                 output.handle.cancel()
 
     def _settle(self, at: float) -> None:
-        """Forget what is finished, and report."""
+        """Forget finished requests, and report."""
         self._running = [each for each in self._running if not each.finished]
         self._count = sum(not output.finished for each in self._running for output in each.outputs)
         if self._count == self._reported and not self._figures.is_due(at):

@@ -1,4 +1,4 @@
-"""An output of OpenVINO GenAI: what has been generated, and what is still to be sent."""
+"""An output of OpenVINO GenAI: the generated part, and the part still to be sent."""
 
 import json
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from .texts import StopTexts, TokenText, Vocabulary
 
 _MOST_WHITE_SPACE = 256
 _MOST_LINE_BREAKS = 16
-"""Of white space in a row in JSON: the engine's grammars have no bound for it, and a model may write nothing else."""
+"""Limits of consecutive white space in JSON: the engine's grammars set none, and a model may write nothing else."""
 
 
 class GenaiOutput:
-    """One of the `n` outputs of a request: `handle` is the engine's, None before it has it."""
+    """An output, of the `n` outputs of a request: `handle` is the engine's, None until the engine has the output."""
 
     def __init__(self, prompt: Sequence[int], sampling: SamplingParameters, vocabulary: Vocabulary) -> None:
         self.handle: Any = None
         self.reason = UNFINISHED
         self.last_at = 0.0
-        """When its last token came."""
+        """Time of its last token."""
         self.count = 0
         """Tokens in all."""
         self.tokens = TokenText(prompt)
@@ -41,7 +41,7 @@ class GenaiOutput:
         return self.reason != UNFINISHED
 
     def add(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """New tokens, whose text comes with `said`."""
+        """Add new tokens; their text comes with `said`."""
         self.count += len(ids)
         self._ids.extend(ids)
         self._logprobs.extend(zip(ids, logprobs, strict=False))
@@ -49,7 +49,7 @@ class GenaiOutput:
         self.tokens.add(ids)
 
     def say(self, texts: Sequence[str], reason: str) -> None:
-        """Take what `tokens.rows` have become, and why the engine stopped, if it did: `UNFINISHED` if not."""
+        """Take the texts of `tokens.rows`, and why the engine stopped: `UNFINISHED` if it did not."""
         final = reason != UNFINISHED
         text, ended = self.tokens.advance(texts, final=final), False
         if self.count >= self._min_tokens:
@@ -61,7 +61,7 @@ class GenaiOutput:
             self.reason = "length"
 
     def _is_lost(self, text: str) -> bool:
-        """True if the output, with this new text, has come to nothing but white space."""
+        """Return True if the output, with this new text, has become nothing but white space."""
         shown = text.rstrip()
         self._white_space = text[len(shown) :] if shown else self._white_space + text
         return len(self._white_space) > _MOST_WHITE_SPACE or self._white_space.count("\n") > _MOST_LINE_BREAKS
@@ -79,7 +79,7 @@ class GenaiOutput:
 
 
 def _as_json(logprobs: Sequence[tuple[int, float]], vocabulary: Vocabulary) -> str:
-    """In the form of Triton's backend for vLLM: for each token an object with the chosen one alone.
+    """Encode in the form of Triton's backend for vLLM: for each token an object with the chosen one alone.
 
     A token that is no text has `bytes`, too.
     """

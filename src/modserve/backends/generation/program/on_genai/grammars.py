@@ -1,4 +1,4 @@
-"""Checks the grammars of structured outputs before the engine sees them.
+"""Check of the grammars of structured outputs before the engine sees them.
 
 A grammar that the engine cannot compile raises inside a step of all requests, and the engine is then of no further use.
 So each new grammar is first compiled by another engine, which has the tokens of the real one and a model of one layer
@@ -27,7 +27,7 @@ _PLACE = re.compile(r"^(?:\[[\d:]+\] )?\S*?\b\w+\.(?:cc|cpp|hpp|h):\d+:\s*", re.
 
 
 class GrammarChecker:
-    """Not to be used by several threads. `genai` is the module of the engine."""
+    """Checker of grammars, for one thread. `genai` is the module of the engine."""
 
     def __init__(self, genai: Any, tokenizer: Any) -> None:
         self._genai = genai
@@ -38,7 +38,7 @@ class GrammarChecker:
         self._number = 0
 
     def check(self, grammar: Grammar) -> None:
-        """Raises RequestError."""
+        """Compile a grammar. Raises RequestError."""
         key = hashlib.blake2b(f"{grammar.kind} {grammar.text}".encode("utf-8", "surrogatepass")).digest()
         if key in self._known:
             self._known.move_to_end(key)
@@ -76,7 +76,7 @@ class GrammarChecker:
 
 
 def shortened(error: BaseException) -> str:
-    """The message of an error of the engine on one line, without the places in its source."""
+    """Return the message of an engine's error on one line, without the places in its source."""
     return " ".join(_PLACE.sub("", str(error)).split())
 
 
@@ -88,7 +88,7 @@ def _one_token() -> Any:
 
 
 def write_weightless(path: str, vocabulary: int) -> None:
-    """A GGUF file with a Llama of one layer, whose elements are all zero and take no room on the disk."""
+    """Write a GGUF file with a Llama of one layer. Its elements are all zero and take no room on the disk."""
     values = [
         _value("general.architecture", _STRING, "llama"),
         _value("general.file_type", _U32, _F16),

@@ -1,4 +1,4 @@
-"""Starts OpenVINO GenAI with a model's files and parameters."""
+"""Start of OpenVINO GenAI with a model's files and parameters."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from .grammars import shortened
 _SIZES = ("cache_size", "num_kv_blocks", "max_num_batched_tokens", "max_num_seqs")
 _STEP = "max_num_batched_tokens"
 _LONGEST = 1 << 20
-"""Tokens of a prompt where nothing says how many a model takes."""
+"""Tokens of a prompt if the model's limit is unknown."""
 _LIMITED = ("cache_size", "num_kv_blocks")
 EXACT_SETTINGS: Mapping[str, str] = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
@@ -22,12 +22,12 @@ EXACT_SETTINGS: Mapping[str, str] = {
     "enable_prefix_caching": "false",
     "dynamic_split_fuse": "false",
 }
-"""What the parameter `reproducible` stands for: else the engine rounds by what else is in the batch or was before."""
+"""Settings of the parameter `reproducible`: otherwise rounding depends on the batch and on what ran before."""
 _FLAGS = ("enable_prefix_caching", "dynamic_split_fuse", "use_cache_eviction", "use_sparse_attention")
 
 
 def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> GenerationEngine:
-    """Raises LoadingError."""
+    """Load the engine. Raises LoadingError."""
     import openvino_genai
 
     parameters = files.parameters
@@ -72,7 +72,7 @@ def _scheduler_config(genai: Any, parameters: Mapping[str, str]) -> Any:
 
 
 def _make_room(config: Any, parameters: Mapping[str, str]) -> None:
-    """Unsplit prompts longer than a step end the engine, also those that it has paused and computes again."""
+    """Make a step hold the longest prompt. Longer unsplit prompts end the engine, also when recomputed later."""
     context = int(parameters.get("max_model_len") or 0)
     if not parameters.get(_STEP):
         setattr(config, _STEP, context or _LONGEST)
@@ -84,7 +84,7 @@ def _make_room(config: Any, parameters: Mapping[str, str]) -> None:
 
 
 def _properties(genai: Any, parameters: Mapping[str, str], directory: str) -> dict[str, Any]:
-    """What the engine gets beside the scheduler's limits: OpenVINO's properties, and adapters."""
+    """Return the engine's properties besides the scheduler's limits: OpenVINO's properties, and adapters."""
     texts = {key: value for key, value in parameters.items() if key == key.upper() and not key.startswith("EXECUTION_")}
     result: dict[str, Any] = {key: int(value) if value.isdecimal() else value for key, value in texts.items()}
     share = os.environ.get("OMP_NUM_THREADS", "")  # of the cores, where a model has several instances

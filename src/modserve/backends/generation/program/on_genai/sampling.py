@@ -1,4 +1,4 @@
-"""Reads sampling parameters, which have vLLM's names, and checks that the engine can do what they say.
+"""Sampling parameters, under vLLM's names, checked against the engine's abilities.
 
 Pure: `generation_config` takes the engine's module as an argument.
 """
@@ -25,7 +25,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 class Grammar(NamedTuple):
-    """What the output has to match: `kind` is the name in the engine's StructuredOutputConfig."""
+    """Required form of the output: `kind` is the name in the engine's StructuredOutputConfig."""
 
     kind: str
     text: str
@@ -35,7 +35,7 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """`max_tokens` is None where only the context limits the output; `seed` is None where none was given."""
+    """Sampling parameters. `max_tokens` is None if only the context limits the output; `seed` is None if not set."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -61,8 +61,8 @@ class SamplingParameters:
 
 
 def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameters:
-    """Raises RequestError. Unknown names are ignored unless `strict`; those that vLLM has and this engine lacks are
-    always errors, unless they have the value that changes nothing.
+    """Read sampling parameters. Raises RequestError. Unknown names are ignored unless `strict`; names that vLLM has and
+    this engine lacks are always errors, unless they have the value that changes nothing.
     """
     fields: dict[str, Any] = {}
     for name, value in values.items():
@@ -91,7 +91,7 @@ def read(values: Mapping[str, Any], *, strict: bool = True) -> SamplingParameter
 def generation_config(
     genai: Any, sampling: SamplingParameters, eos: int, stops: frozenset[int], max_tokens: int
 ) -> Any:
-    """The engine's GenerationConfig for one output, without the seed. `eos` and `stops` are the model's own tokens.
+    """Return the engine's GenerationConfig for an output, without the seed. `eos` and `stops` are the model's tokens.
 
     Texts to stop at are not the engine's business: it would hold back as many tokens as the longest of them has.
     """
@@ -119,7 +119,7 @@ def generation_config(
 
 
 def seed_of(sampling: SamplingParameters, index: int, chance: int) -> int:
-    """That of output number `index`; `chance` takes the place of a seed that was not given."""
+    """Return the seed of output number `index`; `chance` replaces a missing seed."""
     return ((chance if sampling.seed is None else sampling.seed) + index) % _SEEDS
 
 
@@ -186,7 +186,7 @@ def _token_ids(name: str, value: Any) -> frozenset[int]:
 
 
 def _structured(name: str, value: Any) -> Grammar | None:
-    """What the two names of vLLM's take: an object with one of `json`, `json_object`, `regex`, `choice`, `grammar`."""
+    """Read both of vLLM's parameters: an object with one of `json`, `json_object`, `regex`, `choice`, `grammar`."""
     if isinstance(value, str):  # a client that can only send flat parameters
         value = _json(name, value)
     if not isinstance(value, dict):
@@ -224,7 +224,7 @@ def _structured(name: str, value: Any) -> Grammar | None:
 
 
 def _limited(kind: str, text: str, where: str) -> Grammar:
-    """All outputs stand still while a grammar is compiled: its time grows with the squares of depth and of members."""
+    """Limit a grammar's size. Compiling stalls all outputs; its time grows with the squares of depth and of members."""
     if len(text) > _MOST_GRAMMAR:
         raise RequestError(f"sampling parameter '{where}' has {len(text)} characters, expected at most {_MOST_GRAMMAR}")
     depth = deepest = 0
@@ -237,7 +237,7 @@ def _limited(kind: str, text: str, where: str) -> Grammar:
 
 
 def _widest(schema: Any) -> int:
-    """The most members of an object in a schema."""
+    """Return the largest number of members of an object in a schema."""
     widest, rest = 0, [schema]
     while rest:
         value = rest.pop()
@@ -269,7 +269,7 @@ class _Reader(NamedTuple):
     field: str
     read: Callable[[str, Any], Any]
     null: Any
-    """What null means, where that is something else than the default."""
+    """Meaning of null, if not the default."""
 
 
 _ABSENT = object()
@@ -314,4 +314,4 @@ _LACKING: Mapping[str, Any] = {
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
-"""Parameters of vLLM that this engine has nothing for → the value that changes nothing."""
+"""Parameters of vLLM that this engine lacks, with the value that changes nothing."""

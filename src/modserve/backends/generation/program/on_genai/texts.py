@@ -1,4 +1,4 @@
-"""Turns the tokens of outputs into text as they come: characters of several tokens, and texts to stop at."""
+"""Conversion of the tokens of outputs to text as they come: characters of several tokens, and stop texts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 _PROMPT_TOKENS = 6
-"""As many of the prompt's last tokens are decoded with the first ones of the output: some tokenizers drop a space at
-the beginning of a text."""
+"""Number of the prompt's last tokens that are decoded with the first ones of the output: some tokenizers drop a space
+at the beginning of a text."""
 _MOST_WAITING = 32
 """Tokens without any text, such as special ones, after which the window moves on."""
 _REPLACEMENT = "\ufffd"
@@ -23,7 +23,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def words(self, tokens: Sequence[int]) -> list[bytes]:
-        """One for each token; empty for special ones."""
+        """Return the bytes of each token; empty for special ones."""
         texts = self._tokenizer.decode([[token] for token in tokens])
         return [self._word(token, text) for token, text in zip(tokens, texts, strict=True)]
 
@@ -36,7 +36,7 @@ class Vocabulary:
 
     @cached_property
     def _pieces(self) -> Mapping[int, bytes]:
-        """By token; empty where the tokenizer does not tell them. Takes 60 ms for 50,000 tokens."""
+        """Bytes by token; empty if the tokenizer does not list them. Takes 60 ms for 50,000 tokens."""
         try:
             pieces: dict[bytes, int] = self._tokenizer.get_vocab()
         except RuntimeError:
@@ -61,9 +61,9 @@ class TokenText:
     def __init__(self, prompt: Sequence[int]) -> None:
         self._tokens: list[int] = list(prompt[-_PROMPT_TOKENS:])
         self._read = len(self._tokens)
-        """So many tokens of the window have given their text."""
+        """Number of tokens of the window with their text already returned."""
         self._shown: str | None = None
-        """What these are as text."""
+        """Text of these tokens."""
 
     def add(self, tokens: Sequence[int]) -> None:
         self._tokens.extend(tokens)
@@ -72,7 +72,7 @@ class TokenText:
         return [self._tokens] if self._shown is not None else [self._tokens[: self._read], self._tokens]
 
     def advance(self, texts: Sequence[str], *, final: bool = False) -> str:
-        """The text that is new. Half a character waits, unless this is the `final` call."""
+        """Return the new text. Half a character waits, unless this is the `final` call."""
         shown = self._shown = texts[0] if self._shown is None else self._shown
         text = texts[-1]
         waits = len(text) <= len(shown) or (text.endswith(_REPLACEMENT) and not final)
@@ -85,7 +85,7 @@ class TokenText:
 
 
 class StopTexts:
-    """Finds the first of several texts in what is said, and holds back what may be the beginning of one."""
+    """Search for the first of several stop texts in the output; holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         self._stops = stops
@@ -93,7 +93,7 @@ class StopTexts:
         self._held = ""
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, bool]:
-        """What can be said now, and whether one of the texts ended it. All that is held back comes with `final`."""
+        """Return the text to send now, and whether a stop text ended it. With `final`, no text is held back."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -108,7 +108,7 @@ class StopTexts:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length

@@ -1,4 +1,4 @@
-"""Reads ``model.json``, which has the arguments of vLLM's engine, and ``multi_lora.json``, its adapters."""
+"""Reading of ``model.json``, which has the arguments of vLLM's engine, and ``multi_lora.json``, its adapters."""
 
 import difflib
 import json
@@ -12,16 +12,16 @@ MULTI_LORA = "multi_lora.json"
 _GONE = frozenset(
     {"disable_log_requests", "max_seq_len_to_capture", "swap_space", "use_v2_block_manager", "worker_use_ray"}
 )
-"""Arguments of older versions that change nothing of what is generated."""
+"""Arguments of older versions without influence on the generated text."""
 _FLAGS = {"true": True, "false": False}
 
 
 def engine_arguments(
     path: str, defaults: Mapping[str, Any], version: str, warn: Callable[[str], object]
 ) -> dict[str, Any]:
-    """The arguments in the file at `path`. `defaults` are all that this `version` of vLLM has. Raises LoadingError.
+    """Return the arguments in the file at `path`. `defaults` are all of this vLLM `version`. Raises LoadingError.
 
-    A flag may be a text, as in Triton's examples. `model` may be the path of a folder beside the file.
+    A flag may be a text, as in Triton's examples. `model` may be the path of a folder next to the file.
     """
     arguments = {}
     for name, value in read_object(path).items():
@@ -42,7 +42,7 @@ def engine_arguments(
 
 
 def adapters(directory: str) -> dict[str, str]:
-    """Name → folder, in order. Raises LoadingError."""
+    """Read the adapters: name → folder, in order. Raises LoadingError."""
     path = os.path.join(directory, MULTI_LORA)
     if not os.path.isfile(path):
         raise LoadingError(f"'enable_lora' is true, but there is no '{path}' with the names and folders of adapters")
@@ -53,7 +53,7 @@ def adapters(directory: str) -> dict[str, str]:
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """The object in a file of JSON. Raises LoadingError with the place of what is wrong."""
+    """Read the object in a JSON file. Raises LoadingError with the place of a fault."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)

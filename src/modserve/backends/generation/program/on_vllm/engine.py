@@ -1,4 +1,4 @@
-"""Hands requests to vLLM's asynchronous engine, which runs in processes of its own, and answers them as tokens come.
+"""Requests to vLLM's asynchronous engine, which runs in processes of its own, and responses as tokens come.
 
 An event loop on a thread has a task for each request; requests come from the thread of the model's ``execute``. When
 the engine has died, the process ends: all requests fail, and the server starts another one.
@@ -22,7 +22,7 @@ _EXIT_STATUS = 70
 
 
 class VllmEngine:
-    """Implements `contract.GenerationEngineApi`. `llm` is vLLM's AsyncLLM, which belongs to the event loop `loop`."""
+    """Implementation of `contract.GenerationEngineApi`. `llm` is vLLM's AsyncLLM, on the event loop `loop`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class VllmEngine:
         self._numbers = itertools.count(1)
         self._running: dict[Generation[VllmOutput], asyncio.Task[None]] = {}
         self._silent: set[Generation[VllmOutput]] = set()
-        """Those of which nothing has come yet."""
+        """Generations without any output yet."""
         self._looks = False
         self._count = 0
         """Outputs that are not finished."""
@@ -64,7 +64,7 @@ class VllmEngine:
         self._closing = False
 
     def close(self) -> None:
-        """Ends the engine when nothing runs any more."""
+        """End the engine when no request runs any more."""
         with self._changed:
             while self._count:
                 self._changed.wait()
@@ -94,7 +94,7 @@ class VllmEngine:
         self._loop.call_soon_threadsafe(self._start, generation, prompt, sampling, options)
 
     def turn(self) -> bool:
-        """The event loop does all."""
+        """Return False: the event loop does all the work."""
         return False
 
     # On the event loop
@@ -165,16 +165,16 @@ class VllmEngine:
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Once in a step: requests that vLLM has not begun with may have been cancelled."""
+        """Look once in a step for cancelled requests that vLLM has not begun."""
         self._looks = False
         for generation in self._silent:
             if generation.call.request.is_cancelled():
                 self._running[generation].cancel()
 
     def _ended(self) -> None:
-        """The engine has died: the process ends, too, so that the server fails all requests and starts another one.
+        """End the process after the engine has died, so that the server fails all requests and starts another one.
 
-        A request whose failure came from here could be followed by another one that the server still sends here.
+        If requests failed here instead, the server could still send further ones here.
         """
         if not self._closing:
             self._log("vLLM's engine has died, and its process ends")
@@ -194,7 +194,7 @@ class Adapters:
         }
 
     def request(self, name: str | None) -> Any:
-        """Raises RequestError, with the words of Triton's backend."""
+        """Return the LoRA request of an adapter. Raises RequestError, with the words of Triton's backend."""
         if name is None:
             return None
         if not self._enabled:
@@ -205,8 +205,8 @@ class Adapters:
 
 
 class Errors:
-    """What exceptions of vLLM mean: `dead` for an engine that is gone, `client` for what a request has wrong, and
-    `full` for a queue without room.
+    """Meaning of vLLM's exceptions: `dead` for an engine that is gone, `client` for faults of a request, and `full` for
+    a queue without room.
     """
 
     def __init__(self, dead: tuple[type, ...], client: tuple[type, ...], full: tuple[type, ...]) -> None:
@@ -218,7 +218,7 @@ class Errors:
         return isinstance(error, self._dead)
 
     def described(self, error: BaseException) -> tuple[str, str]:
-        """Code and message."""
+        """Return code and message."""
         cause = error.__cause__ or error  # vLLM wraps what it does not expect, without its text
         message = str(cause) or type(cause).__name__
         if isinstance(cause, self._full):

@@ -1,4 +1,4 @@
-"""Starts vLLM with the arguments in ``model.json``."""
+"""Start of vLLM with the arguments in ``model.json``."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ HEALTH, METRICS = "ENABLE_VLLM_HEALTH_CHECK", "REPORT_CUSTOM_METRICS"
 
 
 def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> VllmEngine:
-    """Raises LoadingError."""
+    """Load the engine. Raises LoadingError."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report the machine to its makers
     path = os.path.join(files.directory, files.filename)
     loop = asyncio.new_event_loop()
@@ -55,7 +55,7 @@ def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> Vl
 
 
 def describe(path: str, api: Any) -> dict[str, str]:
-    """The parameters that chats need, of a model that may have to be fetched: by its tokenizer, and vLLM's own reading
+    """Return the chat parameters of a model that may have to be fetched: by its tokenizer, and vLLM's own reading
     of its configuration. Raises LoadingError.
     """
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""An output of vLLM: what has been generated, and what is still to be sent."""
+"""An output of vLLM: the generated part, and the part still to be sent."""
 
 import json
 import math
@@ -9,12 +9,12 @@ from ..contract import UNFINISHED, OutputPiece, Wishes
 
 
 class VllmOutput:
-    """One of the `n` outputs of a request. vLLM gives what is new of it, and makes the text itself."""
+    """An output, of the `n` outputs of a request. vLLM returns only the new part of it, and makes the text itself."""
 
     def __init__(self) -> None:
         self.reason = UNFINISHED
         self.last_at = 0.0
-        """When its last token came."""
+        """Time of its last token."""
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[Mapping[str, Any]] | None = None
@@ -30,7 +30,7 @@ class VllmOutput:
         return bool(self._text) or (self.finished and not self._end_taken)
 
     def add(self, news: Any) -> int:
-        """Takes a CompletionOutput of vLLM; how many tokens it has."""
+        """Add a CompletionOutput of vLLM; returns its number of tokens."""
         if news.text:
             self._text.append(news.text)
         self._ids.extend(news.token_ids)
@@ -53,7 +53,7 @@ class VllmOutput:
 
 
 def _objects(logprobs: Iterable[Mapping[int, Any]]) -> list[Mapping[str, Any]]:
-    """For each token an object with the chosen one and the most probable ones, as Triton's backend writes them."""
+    """Return for each token an object with the chosen one and the most probable ones, as in Triton's backend."""
     return [
         {
             str(token): {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}

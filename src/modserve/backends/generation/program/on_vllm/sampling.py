@@ -1,4 +1,4 @@
-"""Reads sampling parameters into vLLM's own class, whose types check them."""
+"""Conversion of sampling parameters to vLLM's own class, which checks them by its types."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,14 +9,14 @@ from ..contract import RequestError, unknown
 LORA = "lora_name"
 _STRUCTURED = "structured_outputs"
 _OLDER_NAMES = {"guided_decoding": _STRUCTURED}
-"""As Triton's backend called them before."""
+"""Names of older versions of Triton's backend."""
 _OWN = frozenset({"output_kind", "output_text_buffer_length", "skip_clone"})
 """Fields that are not for clients: the backend sets them."""
 
 
 class SamplingReader:
-    """`kind` is the class SamplingParams of the vLLM that is installed, a struct of msgspec; ``convert(fields, kind)``
-    makes one. `deltas` is the `output_kind` of outputs that have what is new alone.
+    """Reader of sampling parameters. `kind` is the installed vLLM's class SamplingParams, a struct of msgspec;
+    ``convert(fields, kind)`` makes one. `deltas` is the `output_kind` of outputs with new content alone.
     """
 
     def __init__(self, kind: Any, convert: Callable[[Mapping[str, Any], Any], Any], deltas: Any) -> None:
@@ -27,7 +27,7 @@ class SamplingReader:
         self._known = fields | {LORA, *_OLDER_NAMES}
 
     def read(self, values: Mapping[str, Any], *, strict: bool) -> tuple[Any, str | None]:
-        """The parameters, and the name of an adapter. Numbers may be texts, as Triton's clients send them.
+        """Read the parameters, and the name of an adapter. Numbers may be texts, as Triton's clients send them.
 
         Raises RequestError. Unknown names are ignored unless `strict`.
         """
@@ -53,7 +53,7 @@ class SamplingReader:
 
 
 def _structured(value: Any) -> Any:
-    """An object, or its text, without the members that say nothing. Triton's backend takes the text alone."""
+    """Return an object, or its text, without empty members. Triton's backend takes the text alone."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -65,5 +65,5 @@ def _structured(value: Any) -> Any:
 
 
 def _text(error: Exception) -> str:
-    """msgspec says ``Expected `float`, got `str` - at `$.temperature` ``."""
+    """Rephrase msgspec's ``Expected `float`, got `str` - at `$.temperature` ``."""
     return str(error).replace(" - at `$.", " for `")

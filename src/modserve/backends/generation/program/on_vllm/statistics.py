@@ -1,4 +1,4 @@
-"""What vLLM counts itself: running and waiting requests, and, where the model asks for them, the metrics that Triton's
+"""vLLM's own statistics: running and waiting requests, and, where the model asks for them, the metrics that Triton's
 backend reports (its src/utils/metrics.py), under their names there.
 """
 
@@ -51,7 +51,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, list[float] | None, Callable[[Any], Iterabl
 
 
 class EngineStatistics:
-    """Takes what vLLM's engines count in each of their steps: several, where the model's data is parallel."""
+    """Collector of the counts of vLLM's engines in each of their steps: several, if the model is data-parallel."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
@@ -91,7 +91,7 @@ class TritonsMetrics:
 
 
 def lengths(most: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50, … up to `most`."""
+    """Return 1, 2, 5, 10, 20, 50, … up to `most`."""
     numbers: list[float] = []
     power = 1
     while True:
@@ -103,7 +103,7 @@ def lengths(most: int) -> list[float]:
 
 
 def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int], TritonsMetrics] | None) -> Any:
-    """A class of logger of statistics for vLLM, whose base class is `base`. Its engines make the objects."""
+    """Return a vLLM statistics logger class, derived from `base`. vLLM's engines make the objects."""
 
     class StatLogger(base):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -116,6 +116,6 @@ def logger_kind(base: Any, statistics: EngineStatistics, triton: Callable[[int],
                 self._triton.record(iteration_stats)
 
         def log_engine_initialized(self) -> None:
-            """vLLM wants it; there is nothing to say."""
+            """Do nothing: vLLM requires this method."""
 
     return StatLogger
