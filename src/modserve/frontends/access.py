@@ -1,4 +1,4 @@
-"""What the access log gets to know of a call, over whichever wire."""
+"""Access-log entries of calls, for every protocol."""
 
 from typing import Final
 

@@ -66,7 +66,7 @@ GRPC = Wire(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InferenceCall:
-    """One request and the sink of its outcomes.
+    """A request and the sink of its outcomes.
 
     A subclass says in `deliver` where the one response goes; where there are many, it has another `settle`.
     """
@@ -103,26 +103,26 @@ class InferenceCall:
         self._delivered = False
         self.server = server
         self.tenant = tenant
-        """Whose request it is; None where the server knows no tenants."""
+        """Tenant of the request; None where the server knows no tenants."""
         self.wire = wire
         self.model = model
         self.version = version
-        """That of the request, and once a model version has it, that one's."""
+        """Version that the request asks for; once a model version has accepted it, that version."""
         self.id = ""
         """The protocol's."""
         self.request_id = ""
-        """That of `core.requests.request_ids`; empty while nobody needs it."""
+        """Id of the request (`core.requests.request_ids`); empty until it is needed."""
         self.origin: Origin = NOWHERE
-        """Its origin."""
+        """Origin of the request: its client and call."""
         self.now_ns = 0
-        """When the request had come."""
+        """Time at which the request was complete, in nanoseconds."""
         self.response_form: ResponseForm = response_form.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
         self.lease: RegionLease | None = None
-        """Of requests with tensors in shared memory."""
+        """Lease for tensors in shared memory; None for requests without any."""
         self.memory: RequestMemory | None = None
-        """Of requests that are read on a thread."""
+        """Memory of a request that is submitted in a later turn; None for others."""
         self._handle: Handle | None = None
 
     def begin(self, servable: Servable, now_ns: int, received_ns: int = 0, headers: TraceHeaders | None = None) -> None:
@@ -206,7 +206,7 @@ class InferenceCall:
         return submit_traced(self.trace, submitter, request, self, self.now_ns)
 
     def _rows(self, request: InferenceRequest) -> int:
-        """How many rows it has, going by its first input: the model has not looked at it."""
+        """Return the number of rows by the first input, which the model has not checked yet."""
         most = self.servable.config.max_batch_size
         if not most or not request.inputs:
             return 1
@@ -214,13 +214,13 @@ class InferenceCall:
         return max(1, min(shape[0], most)) if shape else 1
 
     def submit_stream(self, request: InferenceRequest) -> None:
-        """The same for a call with any number of responses: its model waits for a client that is slow."""
+        """Submit a request with any number of responses; a decoupled model waits for a slow client."""
         self.submit(request)
         if self.inflight is not None and self.servable.config.decoupled:
             self.server.pace(self.inflight)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        """As `ResponseSink` has it, for a call with one response."""
+        """Implement `ResponseSink.settle` for a call with one response."""
         if self._delivered:
             return
         delivery = outcome
@@ -257,7 +257,7 @@ class InferenceCall:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the response may have to be copied to a GPU."""
+        """True if the response may have to be copied to a GPU."""
         return bool(self.response_form.places) and self.server.shared_memory.with_cuda
 
     def render(self, response: InferenceResponse) -> InferenceResponse:
@@ -269,7 +269,7 @@ class InferenceCall:
 
     @property
     def cost(self) -> str:
-        """What the request has cost, as a header says it; empty if it has not run."""
+        """Cost of the request, as text for a header; empty if it has not run."""
         return "" if self.inflight is None else server_timing.value(self.inflight)
 
     def with_cost(self, response: InferenceResponse) -> InferenceResponse:
@@ -300,7 +300,7 @@ class InferenceCall:
             self.trace.stamp(self.wire.sent)
 
     def release(self) -> None:
-        """What it used of shared and other memory is free: called before the client can hear of the end."""
+        """Release the shared and other memory of the request; called before the client can hear of its end."""
         if self.lease is not None:
             self.lease.release()
         if self.memory is not None:
@@ -360,7 +360,7 @@ class OutcomeQueue:
 
     @property
     def done(self) -> bool:
-        """Whether nothing waits, and nothing more comes."""
+        """True if no outcome waits and no more come."""
         return self._ended and not self._outcomes
 
     def add(self, outcome: Outcome, final: bool) -> bool:
@@ -383,7 +383,7 @@ class OutcomeQueue:
             inflight.sent()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """End the call: no more outcomes are sent."""
         self._ended = True
         self._outcomes.clear()
         self._unsent.release()

@@ -51,7 +51,7 @@ class Certificates:
         self._context = _load(files, protocols)
 
     def current(self) -> ssl.SSLContext:
-        """What to present in a handshake that begins now. Never raises."""
+        """Return the context for a handshake that begins now. Never raises."""
         with self._lock:
             stamp = _stamp(self._files)
             if stamp != self._seen:
@@ -83,7 +83,7 @@ class CertificateEnds:
         self._ends: dict[str, float] = {}
 
     def read(self) -> Mapping[str, float]:
-        """By file, the first end in it, in seconds since 1970. Blocking."""
+        """Return, by file, the earliest expiry of its certificates, in seconds since 1970. Blocking."""
         for path in self._paths:
             with suppress(OSError, ValueError, IndexError):
                 self._ends[str(path)] = min(map(_end_of, _certificates(regular_file.read_text(path))))

@@ -1,4 +1,4 @@
-"""What every port of ours does alike: it opens and closes, has the times of TLS, and the system looks after clients."""
+"""Sockets of all ports: opening and closing, time limits of TLS, and the system's probes of silent clients."""
 
 import array
 import asyncio
@@ -43,7 +43,7 @@ _TURNS: Final = 5
 """Turns of the event loop, more than it takes to serve what it has accepted."""
 
 _SO_ATTACH_FILTER: Final = 26
-"""By Linux's headers; Python has no name for it."""
+"""Number from Linux's headers; Python has no name for it."""
 
 _ATTEMPTS: Final = struct.pack(
     "HBBI" * 4,

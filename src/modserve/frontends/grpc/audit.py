@@ -28,7 +28,7 @@ class RpcAudit:
     async def serve(
         self, entry: AuditEntry, call: RpcCall, unary: Callable[[AuditEntry], Awaitable[Response | Refusal]]
     ) -> Response | Refusal:
-        """As `unary`, which serves the call."""
+        """Serve a call by `unary`, write its audit entry, and return its outcome."""
         status = CANCELLED
         try:
             outcome = await unary(entry)

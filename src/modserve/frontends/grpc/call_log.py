@@ -1,6 +1,6 @@
-"""What the access log gets of one gRPC call; a call that is not logged has none.
+"""Access-log figures of one gRPC call; a call that is not logged has none.
 
-The requests of a ``ModelStreamInfer`` are logged one by one, by `stream`; the call itself is if it fails.
+The requests of a ``ModelStreamInfer`` are logged one by one, by `stream`; the call itself is logged if it fails.
 """
 
 import time
@@ -26,7 +26,7 @@ class CallLog:
         self.inference: InferenceCall | None = None
         """The one that the call is."""
         self.tenant = ""
-        """Who calls, where callers have keys."""
+        """Tenant of the caller, where callers have keys."""
         self.received = self.sent = self.responses = 0
         """Bytes of messages, and messages that were sent."""
 

@@ -1,4 +1,4 @@
-"""What the calls of a port share."""
+"""Services that the calls of a port share."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ class UnaryPath(ABC):
 
 @final
 class CallServices:
-    """Those of one port."""
+    """The shared services of one port."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class CallServices:
         self.max_message = max_message
         self.access = access
         self.load = b""
-        """What the trailers of each call say of the server's load; empty if nothing."""
+        """Trailer with the server's load for every call; empty if there is none."""
         self.trailers = TRAILERS
         """The header block that ends a call well, with `load`."""
 
     def report_load(self, block: bytes) -> None:
-        """What trailers say of the load from now on."""
+        """Set the load that trailers report from now on."""
         self.load = block
         self.trailers = TRAILERS + block
 

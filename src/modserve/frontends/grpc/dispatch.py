@@ -1,4 +1,4 @@
-"""From a call's bytes to its handler and back: memory, compression, restrictions, bounds, and the log of failures."""
+"""Path of a call from bytes to handler and back: memory, compression, restrictions, bounds, and the failure log."""
 
 import asyncio
 import logging
@@ -177,7 +177,7 @@ class Dispatcher:
         self.server.failure_log.record("gRPC", model, version, id, status, message, request_id, origin)
 
     def refusal(self, error: ModserveError, request: Message | InferMessage | None, call: RpcCall) -> Refusal:
-        """How a call ends that failed with `error`, which is logged."""
+        """Log `error` and return the refusal that ends the call."""
         request_id = call.identify()
         self._record(error, request, request_id, call.origin)
         status = failures.spelling(error).grpc

@@ -1,4 +1,4 @@
-"""Who calls an RPC, and whether the caller may."""
+"""Authentication and authorization of the callers of RPCs."""
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority

@@ -69,11 +69,11 @@ _NOT_METADATA: Final = frozenset(
     )
 )
 _SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""What a message has as it is: printable ASCII but the percent sign."""
+"""Characters that a message contains as they are: printable ASCII except the percent sign."""
 
 
 class GrpcHead(Head):
-    """What a request's header block says; `refusal` is the header block that answers what is no call that is served."""
+    """The header block of a request, decoded. `refusal` is the header block that answers a call that is not served."""
 
     def __init__(
         self, fields: list[HeaderField], size: int, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int
@@ -87,12 +87,12 @@ class GrpcHead(Head):
         """-1: none."""
         self.encoding = ""
         self.request_id = ""
-        """As `core.requests.request_ids` has it; empty if the client sent none."""
+        """Id that the client sent (`core.requests.request_ids`); empty if it sent none."""
         self.credentials: Credentials = ()
         """Credentials of the caller."""
         self.refusal = b""
         self.refusal_status = UNKNOWN
-        """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
+        """gRPC status that clients take from the refusal: UNKNOWN if it has no status but HTTP's."""
         self._type = self._accepted = b""
         self._origin: Origin | None = None
         super().__init__(fields, size)

@@ -1,4 +1,4 @@
-"""From the bytes of a message to the request that a model takes."""
+"""Decoding of messages into the requests that models take."""
 
 import time
 
@@ -33,7 +33,7 @@ def named_version(server: Server, model: str, text: str) -> int | None:
 
 
 def requested_version(server: Server, message: InferMessage) -> int | None:
-    """As `named_version`; the message names the version's number from then on."""
+    """Return the version as `named_version` does; the message then names it by its number."""
     version = named_version(server, message.model_name, message.model_version)
     if version is not None:
         message.model_version = str(version)
@@ -95,7 +95,7 @@ async def read_request(
 
 
 def _read_long(call: InferenceCall, message: InferMessage, deadline_ns: int, limits: LoopLimits) -> InferenceRequest:
-    """On a thread: the request, with all that would take long later."""
+    """Read a request on a thread, and do in advance all that would take long later."""
     reserve = call.borrow().take
     request = grpc_messages.decode_request(message, deadline_ns, call.lend, reserve)
     offload.look_ahead(request.inputs.values(), call.servable.config, limits, reserve)

@@ -12,7 +12,7 @@ from .rpc import RpcCall
 SHORTEST: Final = 0.1
 """Seconds between two reports of a stream: new ones are not made more often."""
 USUAL: Final = 10.0
-"""The same where the client does not say."""
+"""Seconds between two reports if the client names no interval."""
 
 
 class LoadReports:

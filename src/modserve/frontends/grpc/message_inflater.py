@@ -15,7 +15,7 @@ from modserve.settings import LoopLimits
 _GZIP = b"\x1f\x8b"
 _ZLIB = 0x78
 STARTS = frozenset({_GZIP[0], _ZLIB})
-"""How messages may begin that are compressed."""
+"""First bytes that compressed messages may have."""
 
 MOST = 64 * 1024 * 1024
 """Bytes that any message may become."""
@@ -64,7 +64,7 @@ class MessageInflater:
             raise
 
     async def short(self, data: bytes) -> bytes:
-        """The same of a call whose requests are short, or refused: no memory is held for them."""
+        """Inflate a message of a call with short or refused requests, for which no memory is held."""
         whole, memory = await self.inflated(data)
         if memory is not None:
             memory.release()
@@ -72,7 +72,7 @@ class MessageInflater:
 
 
 def _algorithm(data: bytes) -> str:
-    """As HTTP calls it; empty for none."""
+    """Return the algorithm by its name in HTTP; empty for none."""
     if data.startswith(_GZIP):
         return "gzip"
     # RFC 1950, section 2.2: the first two bytes are a multiple of 31.

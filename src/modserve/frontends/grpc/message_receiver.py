@@ -19,7 +19,7 @@ from .rpc import ClientDisconnectedError, ReadingStoppedError
 
 @final
 class MessageReceiver:
-    """Of `stream`, until that is over: `close` lets go of it."""
+    """Receiver of the messages of `stream`, until that is over: `close` releases it."""
 
     def __init__(
         self, stream: Stream, memory: MemoryBudget, limits: ConnectionLimits, most: int, coding: str, many: bool
@@ -32,9 +32,9 @@ class MessageReceiver:
         self._coding = coding
         self._many = many
         self._messages: deque[tuple[bytes, int, int]] = deque()
-        """With the bytes of each that are to be credited, and those that are held."""
+        """Complete messages, with the bytes of each that are to be credited, and those that are held."""
         self._assembler: MessageAssembler | None = None
-        """Of the message of which only a part has come."""
+        """Assembler of the message that has come only in part."""
         self._enough = 0
         """Bytes of that message with which the client has `advanced`."""
         self._reader: asyncio.Future[None] | None = None
@@ -43,12 +43,12 @@ class MessageReceiver:
 
     @property
     def in_message(self) -> bool:
-        """Whether a message has begun and is not complete."""
+        """True if a message has begun and is not complete."""
         return self._assembler is not None
 
     @property
     def expects(self) -> bool:
-        """While messages before it wait to be read, nothing has to come of one: its client may have no window."""
+        """True if the client has to send more of a message. It may have no window while earlier messages are unread."""
         return self._assembler is not None and not self._messages
 
     def feed(self, data: bytes, start: int, end: int) -> None:
@@ -65,7 +65,7 @@ class MessageReceiver:
             start = self._assemble(data, start, end)
 
     def _assemble(self, data: bytes, start: int, end: int) -> int:
-        """Where the part of a message ends."""
+        """Feed the assembler, and return where the part of a message ends."""
         stream, assembler = self._stream, self._assembler
         stream.heard = stream.connection.clock.seconds
         if assembler is None:
@@ -140,7 +140,7 @@ class MessageReceiver:
             self._assembler = None
 
     def close(self) -> None:
-        """Nothing more is read: let go of what has come."""
+        """Stop reading, and release what has come."""
         self.wake()
         self._drop_part()
         for _, _, held in self._messages:
@@ -149,7 +149,7 @@ class MessageReceiver:
 
 
 def overdue_text(stream: Stream, limits: ConnectionLimits) -> str:
-    """What a client is told whose message does not come."""
+    """Return the message for a client that does not complete its request."""
     slow = limits.silence * limits.silences
     if stream.connection.clock.seconds - stream.advanced > slow:
         return f"the request has not advanced by {limits.part} bytes within {slow:g} s"

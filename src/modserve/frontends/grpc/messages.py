@@ -27,7 +27,7 @@ _MUCH: Final = 1024 * 1024
 
 
 class MessageError(Exception):
-    """What came is no message, or none that may come: the status that ends the call, and its text."""
+    """A message that is malformed or not allowed: the status that ends the call, and its text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
 
 @final
 class MessageAssembler:
-    """One message that comes in parts. It counts as held by the server from its first part on."""
+    """Assembler of a message that comes in parts. It counts as held by the server from its first part on."""
 
     def __init__(self, memory: MemoryBudget, most: int, coding: str) -> None:
         self._memory = memory

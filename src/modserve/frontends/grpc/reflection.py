@@ -34,7 +34,7 @@ class ReflectionService:
         }
 
     async def ServerReflectionInfo(self, call: RpcCall) -> None:
-        """One response for each request, in their order. Raises INVALID_ARG for bytes that are no request."""
+        """Send one response for each request, in order. Raises INVALID_ARG for bytes that are no request."""
         while (sent := await call.read()) is not None:
             request = parse(pb.ServerReflectionRequest, await self._inflater.short(sent))
             assert isinstance(request, pb.ServerReflectionRequest)

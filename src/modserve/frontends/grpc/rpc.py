@@ -19,7 +19,7 @@ class ClientDisconnectedError(Exception):
 
 
 class ReadingStoppedError(Exception):
-    """What had come of the call before the server stopped to take more has been read."""
+    """End of reading: the server takes no more, and all that had come of the call has been read."""
 
 
 Response: TypeAlias = bytes | list[Buffer]
@@ -27,19 +27,19 @@ Response: TypeAlias = bytes | list[Buffer]
 
 
 class RpcCall(Protocol):
-    """One call: what a handler needs of it."""
+    """A call as its handler sees it."""
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
 
     @property
     def credentials(self) -> Credentials:
-        """What shows the caller, among the metadata or in the connection's handshake."""
+        """Credentials of the caller, from the metadata or the connection's handshake."""
         ...
 
     @property
     def deadline_ns(self) -> int:
-        """When the client stops waiting, on the monotonic clock; 0 for never."""
+        """Time at which the client stops waiting, on the monotonic clock; 0 for never."""
         ...
 
     @property
@@ -49,11 +49,11 @@ class RpcCall(Protocol):
 
     @property
     def request_id(self) -> str:
-        """That of `core.requests.request_ids`; empty while nobody needs it."""
+        """Id of the request (`core.requests.request_ids`); empty until it is needed."""
         ...
 
     def identify(self) -> str:
-        """The same, made now if there is none: the call has failed, or is a stream."""
+        """Return the request's id, made now if there is none: the call has failed, or is a stream."""
         ...
 
     def identified(self, identity: "Identity") -> None:
@@ -118,13 +118,13 @@ class Rpc(NamedTuple):
     infers: bool = False
     """The handler takes its message as an `InferMessage`."""
     direct: bool = False
-    """Where it can be, such a call is served without the handler."""
+    """True if such a call is served without the handler where that is possible."""
     probes: bool = False
-    """It asks about health: such calls are counted nowhere, or they would hide the failures of others."""
+    """True for calls about health, which are counted nowhere: they would hide the failures of others."""
 
 
 class Refusal(NamedTuple):
-    """How a call ends that failed. It holds no exception, and so none of the frames that one came through."""
+    """Status of a failed call. It holds no exception, and so none of the frames that one came through."""
 
     status: int
     message: str

@@ -56,7 +56,8 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=(await self._server.readiness()).ready)
 
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RpcCall) -> Message:
-        """As every released Triton, false also for a model or version that is not there: clients poll with it."""
+        """Report readiness. Like every released Triton, false also for an unknown model or version: clients poll with
+        it."""
         version = named_version(self._server, message.name, message.version)
         try:
             ready = await self._server.model_trouble(message.name, version) is None
@@ -191,7 +192,7 @@ def rpc_table(
     streams: InferStreams | None = None,
     reports: LoadReports | None = None,
 ) -> Mapping[str, Rpc]:
-    """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
+    """Return all RPCs of the port, by path; those that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
     loads = () if reports is None else ((orca.SERVICE, orca.METHODS, reports),)
     reflection = ReflectionService(

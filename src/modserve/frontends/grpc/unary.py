@@ -1,6 +1,6 @@
-"""One inference over gRPC as most are: a short message, served without coroutine, task or future.
+"""Fast path of inferences over gRPC with a short message, served without coroutine, task or future.
 
-What is anything else is left to `Dispatcher.unary`, which reads it from the beginning. Outcomes, limits and the log of
+All other calls are left to `Dispatcher.unary`, which reads them from the beginning. Outcomes, limits and the log of
 failures are the same on both ways. With a task each takes 1.4 times the CPU time (`benchmarks/wire_shortcuts.py`).
 """
 
@@ -36,7 +36,7 @@ _BEGINNING: Final = 0x0A
 
 @final
 class UnaryInferences(UnaryPath):
-    """What all such calls share."""
+    """Shared state of all such calls."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
@@ -74,7 +74,7 @@ class UnaryInferences(UnaryPath):
 
 @final
 class UnaryInference(InferenceCall):
-    """One request, and the sink of its response, which it hands to `client`."""
+    """A request, and the sink of its response, which it hands to `client`."""
 
     def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:
         """`size`: bytes of the server's memory that the message holds."""
