@@ -75,7 +75,7 @@ class DynamicTable:
             self._shrink()
 
     def clear(self) -> None:
-        """What a field does that is larger than the table."""
+        """Empty the table, as a field larger than the table does."""
         self._entries = []
         self._size = self._first = 0
 

@@ -1,4 +1,4 @@
-"""What the client of one connection may do that furthers no call.
+"""Budgets for what the client of one connection does without furthering a call.
 
 A budget begins full (`ConnectionLimits`). It gains some a second, up to that, and some by what the server does for the
 client. What it has sent earns WINDOW_UPDATE without an upper bound: a client may give back the windows of a burst of
@@ -50,7 +50,7 @@ class Budgets:
         self.updates += UPDATES_OF_STREAM
 
     def data_sent(self, frames: int, messages: int) -> None:
-        """So many frames of data were sent, in which so many messages end."""
+        """Earn noise and updates for `frames` of data that were sent, in which `messages` end."""
         self.noise = min(self.noise + NOISE_OF_DATA * frames, self._limits.noise)
         self.updates += UPDATES_OF_DATA * max(messages, frames)
 

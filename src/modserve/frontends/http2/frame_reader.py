@@ -104,7 +104,7 @@ class FrameReader:
         self.settled = False
         """The client's first SETTINGS have come."""
         self.too_much = False
-        """What was last read costs as much as one turn of the event loop may, and more waits: read on in the next."""
+        """True if the frames just read cost as much as one turn of the event loop may, and more wait for the next."""
         self._kind = 0
         self._left = 0
         self._padding = 0
@@ -120,7 +120,7 @@ class FrameReader:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the rest of a frame or header block has to come."""
+        """True if the rest of a frame or header block has yet to come."""
         return self._block > 0 or len(self._rest) > 0
 
     @property
@@ -204,7 +204,7 @@ class FrameReader:
         return at
 
     def _greet(self, data: bytes) -> int:
-        """Where the client's preface ends; 0: it is not complete."""
+        """Return the end of the client's preface; 0: it is not complete."""
         if data.startswith(PREFACE):
             self._greeted = True
             return len(PREFACE)

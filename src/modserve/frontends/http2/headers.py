@@ -8,7 +8,7 @@ Pairs: TypeAlias = list[tuple[bytes, bytes]]
 """Names and values."""
 
 _DIGITS: Final = 18
-"""Of a content-length: less than 2^62."""
+"""Digits of a content-length: it is less than 2^62."""
 _STATUS: Final = {200: b"\x88", 204: b"\x89", 206: b"\x8a", 304: b"\x8b", 400: b"\x8c", 404: b"\x8d", 500: b"\x8e"}
 
 
@@ -68,7 +68,7 @@ class Head:
 
 
 def has_pseudo(fields: list[HeaderField]) -> bool:
-    """Whether there are fields that trailers cannot have."""
+    """True if there are pseudo-header fields, which trailers cannot have."""
     return any(field.name.text[:1] == b":" for field in fields)
 
 

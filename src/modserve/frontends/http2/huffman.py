@@ -35,7 +35,7 @@ def _symbol(codes: dict[tuple[int, int], int], bits: int, count: int) -> tuple[i
 
 
 def _tables() -> tuple[list[bytes], bytes, bytes]:
-    """For each window: its one or two symbols, their bits, and those of the first; no bits where the code is longer."""
+    """Return, for each window, its one or two symbols, their bits, and those of the first; no bits for longer codes."""
     codes = _codes()
     texts: list[bytes] = []
     known: dict[bytes, bytes] = {}

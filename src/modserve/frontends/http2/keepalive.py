@@ -13,19 +13,19 @@ from .policies import Policies
 
 @final
 class Keepalive:
-    """Of one connection."""
+    """Keepalive pings of one connection, in both directions."""
 
     def __init__(self, policies: Policies, now: float) -> None:
         self._policies = policies
         self._heard = now
         self._waiting_since = 0.0
-        """When a ping was sent that the client has not replied to; 0: none."""
+        """Time of a ping that the client has not replied to; 0: none."""
         self._sent = 0
-        """What was `sent` at the last look."""
+        """Value of `sent` at the last look."""
         self._pings = 0
         """Pings of the server since then."""
         self._pinged = 0.0
-        """When the client last sent one; 0: not since then."""
+        """Time of the client's last ping; 0: none since then."""
         self._strikes = 0
 
     def heard(self, now: float) -> None:
@@ -45,11 +45,11 @@ class Keepalive:
         self._pinged = now
 
     def is_dead(self, now: float) -> bool:
-        """Whether the client has not replied for too long."""
+        """True if the client has not replied for too long."""
         return self._waiting_since > 0 and now - self._waiting_since > self._policies.keepalive_timeout
 
     def begin_ping(self, now: float, sent: int, idle: bool) -> bool:
-        """Whether it is time for a ping, which the caller sends."""
+        """Return True if it is time for a ping, which the caller sends."""
         policies = self._policies
         if self._waiting_since or now - self._heard <= policies.keepalive or self._counts_as_idle(idle):
             return False

@@ -1,4 +1,4 @@
-"""How connections are kept and ended."""
+"""Policies by which connections are kept and ended."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,13 +21,13 @@ class Policies:
     ping_interval: float = 300.0
     """A client that pings more often, without data in between, gets a strike."""
     ping_interval_idle: float = 7200.0
-    """The same without streams, unless `keepalive_when_idle`."""
+    """Least interval of pings without streams, unless `keepalive_when_idle`."""
     ping_strikes: int = 2
     """Strikes that it may have; 0: any number."""
     age: float = 0.0
     """After which a connection is told to end."""
     grace: float = 0.0
-    """What its streams may still take."""
+    """Time that its streams may still take."""
 
     @property
     def tick(self) -> float:

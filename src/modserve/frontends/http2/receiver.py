@@ -19,7 +19,7 @@ from .stream import Stream
 from .windows import Windows
 
 _CALL_WORK: Final = 40
-"""To begin a call, or to end it before its time, costs about as much as so many frames: it may have a task."""
+"""Frames that cost about as much as beginning a call, or ending it before its time: it may have a task."""
 
 _RAPID: Final = 2.0
 """Seconds within which the end of a stream is before its time."""

@@ -45,7 +45,7 @@ _SHARE: Final = 64 * 1024
 
 @final
 class Sender(StreamSender):
-    """What goes out on one connection, whose `streams` it takes from the table when they are over."""
+    """Output of one connection. Streams that are over are removed from the table `streams`."""
 
     def __init__(self, port: Http2Port, streams: dict[int, Stream], windows: Windows, budgets: Budgets) -> None:
         super().__init__(port.clock, port.limits.stream_window // 2)
@@ -54,9 +54,9 @@ class Sender(StreamSender):
         self.closing = False
         """The connection ends when its streams have."""
         self.moved = port.clock.seconds
-        """When the client last took something, while `paused`."""
+        """Time at which the client last took something, while `paused`."""
         self.sent = 0
-        """How often headers or data were sent."""
+        """Number of times that headers or data were sent."""
         self.ready: list[Stream] = []
         """Streams that begin when what has come has been read."""
         self._port = port
@@ -64,15 +64,15 @@ class Sender(StreamSender):
         self._windows = windows
         self._budgets = budgets
         self._held_back = False
-        """Whether `flush` is certain to be called."""
+        """True if `flush` is certain to be called."""
         self._scheduled = False
-        """Whether the port will flush it at the end of this turn: once, however often it is flushed before."""
+        """True if the port will flush it at the end of this turn: once, however often it is flushed before."""
         self._acknowledgements = 0
         """Bytes of them since the client stopped reading."""
         self._unwritten = 0
         """Bytes that the transport held when the client stopped reading."""
         self._unsent = 0
-        """The same when it was last seen."""
+        """Bytes that the transport held when it was last seen."""
         self._sendable: deque[Stream] | None = None
         self._watched: set[Stream] = set()
         self._certificate: Credentials | None = None
@@ -166,7 +166,7 @@ class Sender(StreamSender):
         self._end(stream)
 
     def _end(self, stream: Stream) -> None:
-        """Everything of a stream has been sent; if the client has not sent everything, it need not."""
+        """End a stream of which all has been sent; a client that has not sent all is told that it need not."""
         if not stream.ended:
             self.writer.add(frames.reset(stream.number, frames.NO_ERROR))
             self._flush_later()
@@ -243,7 +243,7 @@ class Sender(StreamSender):
         self._watched.discard(stream)
 
     def forget(self, stream: Stream) -> None:
-        """It is over, whatever waits to be sent."""
+        """End a stream, whatever waits to be sent."""
         stream.close()
         self._watched.discard(stream)
 
@@ -279,7 +279,7 @@ class Sender(StreamSender):
             self.transport.close()
 
     def flush_in_turn(self) -> None:
-        """What `_flush_later` has asked for."""
+        """Flush at the end of the turn, as `_flush_later` has asked the port to."""
         self._scheduled = False
         self.flush()
 
@@ -328,7 +328,7 @@ class Sender(StreamSender):
             self._flush_later()
 
     def is_blocked(self, now: float) -> bool:
-        """Whether the client has taken nothing for too long."""
+        """True if the client has taken nothing for too long."""
         if not self.paused or self.transport is None:
             return False
         unsent = self.transport.get_write_buffer_size()
@@ -358,7 +358,7 @@ class Sender(StreamSender):
             self.transport.abort()
 
     def drop(self, ending: CloseReason) -> None:
-        """The same, and count why: the client takes nothing any more, or has said nothing."""
+        """End the connection without another byte, and count why: the client takes nothing any more, or was silent."""
         if self.transport is not None and not self.transport.is_closing():
             self._port.ended(ending, self.transport)
         self.abort()

@@ -10,18 +10,18 @@ from .frames import DEFAULT_WINDOW, FLOW_CONTROL_ERROR, LARGEST_WINDOW, PROTOCOL
 
 @final
 class Windows:
-    """Both directions of one connection. Each method raises `Http2Error` for what the client must not do."""
+    """Flow control of one connection, in both directions. Each method raises `Http2Error` for a violation."""
 
     def __init__(self, room: int) -> None:
         """`room`: bytes that the client may send ahead of what has been acknowledged."""
         self.left = DEFAULT_WINDOW
         """Bytes that the server may send."""
         self.initial = DEFAULT_WINDOW
-        """The same of a stream that is opened."""
+        """Bytes that the server may send on a new stream."""
         self.unacknowledged = 0
         """Bytes that have come since the last WINDOW_UPDATE."""
         self.enough = room // 2
-        """So many of them are worth one."""
+        """Unacknowledged bytes that are worth a WINDOW_UPDATE."""
         self._room = room
 
     def received(self, size: int) -> None:
