@@ -46,7 +46,7 @@ class DirectCalls:
         self._by_path: dict[bytes, Handler] = {}
 
     def handler(self, head: RequestHead) -> Handler:
-        """Of a head with a route."""
+        """Return the handler of a head with a route."""
         known = self._by_path.get(_template(head))
         return self._first if known is None else known
 
@@ -66,7 +66,7 @@ class DirectCalls:
 
 
 def _template(head: RequestHead) -> bytes:
-    """What `MODULES` has for the route of a head: the same for all versions of a model."""
+    """Return the key in `MODULES` of a head's route: the same for all versions of a model."""
     route = head.route
     return _OF_MODEL + route[route.rindex(b"/") :] if head.model else route
 

@@ -27,10 +27,10 @@ _NO_CACHE: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 
 
 class Note:
-    """What is known of a request: its id, whether its client hears of that, and the last inference that it took.
+    """Record of a request: its id, whether its client hears of that, and its last inference.
 
-    It has that only if the request is `logged`: a call may hold many tensors. `count` is that of its inferences, or of
-    the responses of one that streams.
+    The inference is kept only if the request is `logged`: a call may hold many tensors. `count` is the number of its
+    inferences, or of the responses of one that streams.
     """
 
     __slots__ = ("call", "count", "echoed", "logged", "origin", "request_id")
@@ -54,7 +54,7 @@ class Note:
 
 
 def note_of(request_id: str, origin: Origin, logged: bool = False) -> Note:
-    """Of a request whose client has sent this id, as `RequestHead` has it."""
+    """Return the note of a request whose client has sent this id, as `RequestHead` has it."""
     id = request_ids.chosen(request_id) if request_id else request_ids.make()
     return Note(id, logged or bool(request_id), origin, logged)
 
@@ -71,7 +71,7 @@ class CompleteRequest:
 
     @property
     def query(self) -> str:
-        """That of the path, as it was sent."""
+        """Query of the path, as it was sent."""
         return self.head.target.partition(b"?")[2].decode("latin-1")
 
 
@@ -97,7 +97,7 @@ class StreamMessage(NamedTuple):
 
 
 class StreamedCall(Protocol):
-    """What a `ResponseStream` is made of: an `HttpStream`, or several."""
+    """Source of a `ResponseStream`: an `HttpStream`, or several."""
 
     @property
     def limits(self) -> LoopLimits: ...
@@ -107,7 +107,7 @@ class StreamedCall(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether `take` returns an outcome."""
+        """True if `take` returns an outcome."""
         ...
 
     def listen(self, arrival: Callable[[], None]) -> None:
@@ -119,11 +119,11 @@ class StreamedCall(Protocol):
         ...
 
     def acknowledge(self) -> None:
-        """What was taken has been sent: its model may go on."""
+        """Note that the outcome taken last has been sent: its model may go on."""
         ...
 
     async def next(self) -> tuple[Outcome, bool]:
-        """As `take`, when it has come. Waiting for one says that the one before it has been sent."""
+        """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
         ...
 
     def record_failure(self, error: ModserveError, status: int | str) -> None: ...
@@ -191,7 +191,7 @@ async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
 
 
 def is_long(call: StreamedCall, outcome: Outcome) -> bool:
-    """Whether a thread should make the message of an outcome."""
+    """True if a thread should make the message of an outcome."""
     return isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.response_form, call.limits)
 
 

@@ -49,7 +49,7 @@ class GuardedApp:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Any) -> None:
-        """Who calls is the task's caller from now on. Raises what keeps the call from being served."""
+        """Make the authenticated caller the task's caller. Raises what keeps the call from being served."""
         method, authority = scope["method"], self._authority
         need, model = self._need_of("GET" if method == "HEAD" else method, scope["path"])
         if method == "OPTIONS":

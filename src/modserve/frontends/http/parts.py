@@ -1,4 +1,4 @@
-"""One body that takes several inferences of its model, a limited number at a time."""
+"""Execution of several inferences for one body, a limited number at a time."""
 
 import asyncio
 import contextvars
@@ -83,7 +83,7 @@ class Parts:
         rows: int,
         tokens: int = 0,
     ) -> list[Any]:
-        """What `finish` makes of each response and its number, in order, on the event loop.
+        """Run the inferences. Returns what `finish` makes of each response and its number, in order, on the event loop.
 
         A tenant pays for one request with so many `rows` and `tokens`. Raises the first failure; the other inferences
         are cancelled.

@@ -118,8 +118,7 @@ class Http2Port:
     # What it does
 
     def opened(self, connection: PortConnection, peer: object, descriptor: int) -> bool:
-        """Add a connection. True if there is room; when descriptors are few, an address with more connections loses
-        one.
+        """Add a connection. True if there is room; if descriptors are few, an address with more of them loses one.
 
         Refusals get into the log, from time to time.
         """

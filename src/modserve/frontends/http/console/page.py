@@ -21,7 +21,7 @@ _SCRIPTS: Final = (
     "server.js",
     "start.js",
 )
-"""In their order in the page, where they are one script."""
+"""Scripts in their order in the page, where they are one script."""
 
 
 @functools.cache
@@ -32,6 +32,6 @@ def page() -> PageResponse:
 
 
 def response() -> Response:
-    """What a browser gets."""
+    """Return the page as a browser gets it."""
     body, headers = page()
     return Response(body, headers=headers, media_type="text/html")

@@ -1,4 +1,4 @@
-"""What the console asks for that no client of the protocol does. Not in the OpenAPI document."""
+"""Calls of the console that no client of the protocol makes. Not in the OpenAPI document."""
 
 import asyncio
 import importlib
@@ -64,12 +64,12 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("")
     async def console() -> Response:
-        """The same page as at the root, for servers whose root is restricted."""
+        """Return the same page as at the root, for servers whose root is restricted."""
         return page.response()
 
     @router.get("/about")
     async def about() -> Response:
-        """What the page may do: nothing that refusals do not say."""
+        """Return what the page may do: nothing that refusals do not say."""
         restricted = {category: each.name for category, each in options.restrictions.items()}
         return json_response(
             {"restricted": restricted, "model_control": server.control_mode, "peers": bool(options.peers)}
@@ -93,7 +93,7 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("/texts/{model}")
     async def texts(model: str) -> Response:
-        """What a model does with texts."""
+        """Describe the calls of texts that a model takes."""
         from .texts import text_json  # for the first model that somebody looks at
 
         return json_response(await text_json(server, model))

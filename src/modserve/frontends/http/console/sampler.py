@@ -25,7 +25,7 @@ Read = Callable[[], Awaitable[tuple[Counters, Mapping[str, int] | None]]]
 
 
 class Page:
-    """What waits to be written to one browser."""
+    """Queue of the events for one browser."""
 
     __slots__ = ("_arrival", "_ended", "_sampler", "_waiting", "_whole")
 
@@ -51,7 +51,7 @@ class Page:
         self._arrival.set()
 
     def end(self, last: bytes) -> None:
-        """Nothing but this follows."""
+        """End the page: it gets `last` and nothing more."""
         self._waiting.clear()
         self._waiting.append(last)
         self._whole, self._ended = False, True
@@ -90,7 +90,7 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self.snapshot = Snapshot()
         self.ready = False
-        """Whether there is a snapshot."""
+        """True once there is a snapshot."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._pages)} pages)"

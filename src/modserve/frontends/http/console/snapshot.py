@@ -1,6 +1,6 @@
-"""What the console shows: figures of the last second, made of two readings, and what of them is new.
+"""Snapshots for the console: figures of the last second, made of two readings, and the changes since the last one.
 
-A page gets the whole snapshot first, and then what has changed in it. Models are known by a key, which says nothing.
+A page gets the whole snapshot first, and then the changes. Models are known by an opaque key.
 """
 
 import json
@@ -18,7 +18,7 @@ from .streams import is_quiet, stream_row
 from .tenants import tenant_rows
 
 _AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
-"""What is shown of a model as it was read."""
+"""Values of a model that are shown as they were read."""
 _QUIET: Mapping[str, Any] = {
     "requests": 0.0,
     "failed": 0.0,
@@ -47,7 +47,7 @@ _RATES: Final = ("requests", "failed", "batches", "hits", "misses")
 
 
 class Snapshot:
-    """What is shown of one server. `next` is called once a second, with a reading and its time in seconds."""
+    """Snapshot of one server. `next` is called once a second, with a reading and its time in seconds."""
 
     def __init__(self) -> None:
         self._reading: Counters | None = None
@@ -104,7 +104,7 @@ def event(name: str, content: object) -> bytes:
 
 
 def encoded(content: object) -> bytes:
-    """As JSON, with a question mark for half a character, as names of files may have one."""
+    """Encode as JSON. Lone surrogates, as in undecodable file names, become "?"."""
     try:
         return orjson.dumps(content)
     except TypeError:
@@ -165,7 +165,7 @@ def _parts(name: str, times: Sequence[int], requests: int) -> tuple[list[float] 
 
 
 def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
-    """Whether the model was loaded anew between the readings, and counts from 0 on."""
+    """True if the model was reloaded between the readings, and counts from 0 on."""
     return (
         counts["success"] < before["success"]
         or counts["batches"] < before["batches"]

@@ -1,4 +1,4 @@
-"""What a model does with texts, for the chat or the box of texts on its page."""
+"""Calls of texts that a model takes, for the chat or the box of texts on its page."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""One request for text: its choices are calls of the model, whose outcomes become one response.
-
-Several calls whose responses go into one HTTP response: the choices of a request.
-"""
+"""Text generation of one request: its choices are calls of the model, whose outcomes become one HTTP response."""
 
 import asyncio
 from collections import deque
@@ -120,7 +117,7 @@ class CallGroup:
 
 
 _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"", b"")
-"""What is written are whole events."""
+"""Framing of whole events: nothing is added to them."""
 
 
 class TextGeneration:
@@ -142,7 +139,7 @@ class TextGeneration:
         return usage_of(self.choices, self._per_prompt)
 
     def count_tokens(self) -> None:
-        """What has been read and written by now counts for the tenant, if there is one. Does so once."""
+        """Charge the tenant, if there is one, for what has been read and written by now. Does so once."""
         first = self.calls[0]
         counted = first.on_close is None
         first.on_close = None
@@ -153,7 +150,7 @@ class TextGeneration:
             first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
 
     def _read_rest(self, call: HttpStream, choice: TextChoice) -> None:
-        """What the model has written, and its client has not waited for."""
+        """Read what the model has written and its client has not waited for."""
         while call.ready and not choice.over:
             outcome, final = call.take()
             if isinstance(outcome, InferenceResponse):
@@ -161,7 +158,7 @@ class TextGeneration:
 
     @property
     def counts_long(self) -> bool:
-        """Whether `usage` takes so long that it is for a thread."""
+        """True if `usage` takes so long that it is for a thread."""
         return any(count.uncounted > PART_CHARACTERS for choice in self.choices for count in choice.counts)
 
     def close(self) -> None:
@@ -232,7 +229,7 @@ def _submit_all(calls: Sequence[HttpStream], requests: Sequence[InferenceRequest
 async def _count_prompts(
     tokenizer: Tokenizer, prompts: Sequence[str], choices: Sequence[TextChoice], special: bool
 ) -> None:
-    """While the model is at work. The choices are the first ones of the prompts."""
+    """Count the prompts' tokens while the model is at work. The choices are the first ones of the prompts."""
     if sum(map(len, prompts)) > PART_CHARACTERS:
         counts = await offload.on_thread(count_prompts, tokenizer, prompts, special)
     else:
@@ -313,7 +310,7 @@ class _Events:
         self._failed = False
 
     def of(self, outcome: Outcome, final: bool) -> bytes:
-        """Those that an outcome adds."""
+        """Return the events that an outcome adds."""
         generation, writer, group = self._generation, self._writer, self._group
         if self._failed:
             return b""  # a stream ends with its first failure

@@ -48,7 +48,7 @@ class _Surface:
 
 
 def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
-    """By path."""
+    """Return the handlers by path."""
     surface = _Surface(context, streams, TextModels(context.server, context.limits))
 
     async def chat_completions(request: CompleteRequest) -> WholeResponse | ResponseStream:

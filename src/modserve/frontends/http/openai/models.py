@@ -22,7 +22,7 @@ def _model_json(name: str) -> JsonObject:
 
 
 async def model_json(server: Server, name: str) -> JsonObject:
-    """One model. If it is READY and generates text, with the sampling parameters that suit it."""
+    """Return one model; if it is READY and generates text, with the sampling parameters that suit it."""
     try:
         servable = server.model(name)
     except ModserveError:

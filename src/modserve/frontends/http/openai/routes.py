@@ -33,7 +33,7 @@ _BODIES = {
         "Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored.",
     ),
 }
-"""What is sent, what comes back, and the description: compiled functions have no docstrings."""
+"""Request body, response body and description of each call: compiled functions have no docstrings."""
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
@@ -45,7 +45,7 @@ def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
         return json_response(await list_json(server))
 
     async def model(request: Request, model: str) -> Response:
-        """One model, if it is READY."""
+        """Return one model, if it is READY."""
         try:
             server.model(model)
         except ModserveError as error:

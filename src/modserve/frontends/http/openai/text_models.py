@@ -1,4 +1,4 @@
-"""What is known of the models that generate text, by the load of each."""
+"""Prompts and tokenizers of the models that generate text, kept for each load of a model."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ class TextModels:
         return model
 
     async def tokenizer(self, model: TextModel, request: TextRequest, tenant: Tenant | None) -> Tokenizer | None:
-        """What counts tokens, for the response or the tenant of a request; None if the model does, or nobody can."""
+        """Return a tokenizer to count tokens, for a response or a tenant; None if the model does, or there is none."""
         if model.contract.counts or not (request.reports_usage or tenant is not None):
             return None
         reading = self._tokenizers.get(model)
