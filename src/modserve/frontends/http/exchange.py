@@ -27,7 +27,7 @@ _NO_CACHE: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 
 
 class Note:
-    """Record of a request: its id, whether its client hears of that, and its last inference.
+    """Note on a request: its id, whether its client hears of that, and its last inference.
 
     The inference is kept only if the request is `logged`: a call may hold many tensors. `count` is the number of its
     inferences, or of the responses of one that streams.

@@ -85,7 +85,7 @@ class Parts:
     ) -> list[Any]:
         """Run the inferences. Returns what `finish` makes of each response and its number, in order, on the event loop.
 
-        A tenant pays for one request with so many `rows` and `tokens`. Raises the first failure; the other inferences
+        A tenant pays for one request with these `rows` and `tokens`. Raises the first failure; the other inferences
         are cancelled.
         """
         self._waiting, self._finish = enumerate(inputs), finish

@@ -45,14 +45,14 @@ class HttpStream(InferenceCall):
         """Whoever reads them keeps them: they count as memory until the call is closed."""
         self._kept = 0
         self.permit: SharedPermit | None = None
-        """Of a call that counts as one with others."""
+        """Permit of a call that counts as one with others."""
         self.on_close: Callable[[], None] | None = None
         """Called once, when the call has ended, however that came."""
         streams.open.add(self)
 
     @property
     def ready(self) -> bool:
-        """Whether `take` returns an outcome."""
+        """True if `take` returns an outcome."""
         return len(self._queue) > 0
 
     def listen(self, arrival: Callable[[], None]) -> None:
@@ -78,13 +78,13 @@ class HttpStream(InferenceCall):
         return outcome, final
 
     def acknowledge(self) -> None:
-        """What was taken has been sent: the model may go on."""
+        """Note that the outcome taken last has been sent: the model may go on."""
         if self._unsent:
             self._unsent = False
             self._queue.sent_first(self.inflight)
 
     async def next(self) -> tuple[Outcome, bool]:
-        """As `take`, when it has come. Waiting for one says that the one before it has been sent."""
+        """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
         self.acknowledge()
         while not self.ready:
             self._waiting = asyncio.get_running_loop().create_future()
@@ -107,7 +107,7 @@ class HttpStream(InferenceCall):
             self.inflight.sent_some()
 
     def cut(self) -> None:
-        """What is still to come is not wanted: the call ends after what has come."""
+        """End the call after the outcomes that have come; later ones are not wanted."""
         self.settle(None, True)
         if self.inflight is not None:
             self.inflight.cancel()

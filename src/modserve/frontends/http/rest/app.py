@@ -218,7 +218,7 @@ def _metadata(server: Server) -> APIRouter:
 
     @router.get("/v2/memory", tags=[STATISTICS], responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:
-        """Which models are in memory, how large each is, and what they may hold together."""
+        """Return the models in memory, the size of each, and what they may hold together."""
         return json_response(memory.json(server.model_memory(), server.models()))
 
     @router.get(METRICS_PAGE, tags=[STATISTICS], responses={200: PLAIN_TEXT, **errors_of(404)})

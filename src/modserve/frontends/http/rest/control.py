@@ -28,7 +28,7 @@ def _post(
 
 
 def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIRouter:
-    """With Triton's paths, of which those with a repository's name serve the index only."""
+    """Return the routes with Triton's paths; those with a repository's name serve the index only."""
     router = new_router(REPOSITORY)
 
     async def index(request: Request) -> Response:
@@ -69,7 +69,7 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
     router = new_router(LOGGING)
 
     async def log_settings() -> Response:
-        """What is logged, and how."""
+        """Return the settings of the log."""
         return json_response(logging_settings.json(server.logs.settings))
 
     async def change_log_settings(request: Request) -> Response:
@@ -88,7 +88,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
     router = new_router(TRACE)
 
     async def settings(model: str = "") -> Response:
-        """Which requests are traced, and what of them: those of a model, or of all without their own."""
+        """Return the trace settings of a model, or those of all models without their own."""
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:
@@ -148,7 +148,7 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
     router = new_router(ROUTING)
 
     async def routing(model: str) -> Response:
-        """How requests that name no version are divided between the model's versions, and what came of it."""
+        """Return how requests without a version are divided between the model's versions, and the results."""
         return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:

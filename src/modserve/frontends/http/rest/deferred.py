@@ -35,7 +35,7 @@ class DeferredRoutes(BaseRoute):
         return self._make()
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """What the routes themselves say of a path that looks like one of theirs."""
+        """Match a path as the routes themselves do; they are made only for a path that looks like one of theirs."""
         best: tuple[Match, Scope] = Match.NONE, {}
         if self.paths.match(scope["path"]) is None:
             return best
@@ -62,7 +62,7 @@ class DeferringRouter(APIRouter):
         self._options = options
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """As FastAPI's, which `router.get` and its like end in."""
+        """Add a route as FastAPI does, for `router.get` and its like, which end in this call."""
 
         def make() -> Sequence[BaseRoute]:
             router = APIRouter(**self._options)
@@ -74,5 +74,5 @@ class DeferringRouter(APIRouter):
 
 
 def made(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
-    """All routes as FastAPI knows them, which describes no others."""
+    """Return all routes in the form FastAPI knows; it describes no others."""
     return [route for each in routes for route in (made(each.made) if isinstance(each, DeferredRoutes) else [each])]

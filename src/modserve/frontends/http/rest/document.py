@@ -86,7 +86,7 @@ _VALIDATION = "422"
 """FastAPI's own status for parameters that it refuses; here a path with such parameters is none."""
 
 _HIGHEST = 2**63 - 1
-"""Of the numbers of versions."""
+"""Highest number of a version."""
 
 _BODIES: Mapping[str, object] = {
     "/v2/repository/index": {"ready": True},

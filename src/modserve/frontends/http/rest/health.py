@@ -43,7 +43,7 @@ def router(server: Server) -> APIRouter:
 
     @router.get("/health", responses={**responses_of("Ready"), 503: response_of("Ready", "Not ready")})
     async def health() -> Response:
-        """The same for probes and tools of other servers: 503 when inference may not be sent."""
+        """Report readiness for probes and tools of other servers: 503 when inference may not be sent."""
         return reported(await probes.health(server))
 
     return router
@@ -69,7 +69,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
         "/", tags=[document.TEXT], responses={200: response_of("[any]"), **errors}, openapi_extra=body_of("object")
     )
     async def text(request: Request) -> Response:
-        """What the only text model is for: embed, classify or rerank texts, as TEI does at this path."""
+        """Do the task of the only text model: embed, classify or rerank texts, as TEI does at this path."""
         return await endpoint(direct.of(TEXT)["/"], options)(request)
 
     return router

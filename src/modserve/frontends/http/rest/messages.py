@@ -62,7 +62,7 @@ def new_router(*tags: str, **options: Any) -> APIRouter:
 
 
 class DirectRoute(APIRoute):
-    """Of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
+    """Route of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
@@ -80,7 +80,7 @@ def add_model_route(
 
 
 def route_of_labels(server: Server) -> type[APIRoute]:
-    """Of the models that have labels: for others, a version that is no number is no path."""
+    """Return the route class for models with labels: for others, a version that is no number is no path."""
 
     class LabelRoute(APIRoute):
         def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -97,7 +97,7 @@ def route_of_labels(server: Server) -> type[APIRoute]:
 
 
 QUERY: Final = "modserve.query"
-"""Where the scope has the query of the path."""
+"""Key of the path's query in the scope."""
 
 
 async def read_body(request: Request, max_json: int) -> bytes:
@@ -120,12 +120,12 @@ def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
 
 
 def deadline_ns(request: Request, now_ns: int) -> int:
-    """When the client of `request` gives up by what its headers say; 0 for never. Raises INVALID_ARG."""
+    """Return the deadline of the client of `request`, by its headers; 0 for none. Raises INVALID_ARG."""
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
 
 
 def infer_head(request: Request, options: HttpSettings, response_encoding: str | None = None) -> RequestHead:
-    """What the headers of an inference request say of its body and its response."""
+    """Return the head of an inference request: what its headers say of its body and its response."""
     headers = request.headers
     scope = request.scope
     return RequestHead(

@@ -61,7 +61,7 @@ def _variants(path: str, words: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST", "DELETE")
-"""All that the application's paths have, but for HEAD and OPTIONS."""
+"""Methods of the application's paths, besides HEAD and OPTIONS."""
 
 
 async def with_slashes(request: Request) -> None:

@@ -28,14 +28,14 @@ class LinkedModel(NamedTuple):
 
 
 class ModelLinks:
-    """Those in the repository `root`. All its methods block, and may be called from several processes."""
+    """Links to models in the repository `root`. All methods block, and may be called from several processes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._records = root / _RECORDS
 
     def urls(self) -> Mapping[str, str]:
-        """Where the models lie, by their names."""
+        """Return the locations of the models, by their names."""
         return {name: record.url for name, record in self._all().items()}
 
     def add(self, name: str, url: str) -> None:
@@ -121,7 +121,7 @@ def without_name(config: bytes) -> bytes:
 
 
 def _names(config: bytes) -> Iterator[tuple[int, int]]:
-    """Where fields `name` of the model itself stand."""
+    """Yield the positions of the fields `name` of the model itself."""
     tokens = [match for match in _TOKEN.finditer(config) if not match[0].startswith(b"#")]
     depth = 0
     for index, token in enumerate(tokens):

@@ -111,7 +111,7 @@ def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaita
 
 
 def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, str, int | None], Awaitable[Response]]:
-    """The same of a path that names a model."""
+    """Return the handler of a route whose path names a model, otherwise like `endpoint`."""
 
     async def handle(request: Request, model: str, version: int | None = None) -> Response:
         complete = await complete_request(request, options)

@@ -71,7 +71,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             handle.release()
 
     async def predict_labelled(request: Request, model: str, label: str) -> Response:
-        """The same, by the version that has a label in the model's routing."""
+        """Run an inference by the version with this label in the model's routing."""
         return await predict(request, model, _labelled(server, model, label))
 
     def refusal(method: str) -> Callable[..., Awaitable[Response]]:
@@ -148,9 +148,9 @@ def _add_models(router: APIRouter, server: Server) -> None:
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:
-    """Of a name that ends like a call, such as ``simple:predict``, only if there is a model of that whole name.
+    """Return a route class that takes a name such as ``simple:predict`` only if a model has that whole name.
 
-    Without one, the path is that call's, with its methods.
+    Otherwise the path is that call's, with its methods.
     """
 
     class ModelRoute(APIRoute):
@@ -171,7 +171,7 @@ def _labelled(server: Server, model: str, label: str) -> int:
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:
-    """What the index says of a model. Raises NOT_FOUND for one that is not listed."""
+    """Return the index entries of a model. Raises NOT_FOUND for one that is not listed."""
     if model not in server.model_names():
         raise v1_models.unknown(model)
     return [entry for entry in server.index() if entry.name == model]

@@ -1,4 +1,4 @@
-"""One call of texts: its body, its model, the tokens of its texts, and the inferences that these take."""
+"""One call of texts: its body, its model, the tokens of its texts, and their inferences."""
 
 import asyncio
 import time
@@ -31,17 +31,17 @@ from .models import TextHandle, TextVersions
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS: Final = 2048
-"""Of texts that are tokenized on the event loop: half a millisecond, as `LoopLimits` has it for other work."""
+"""Characters of texts that are tokenized on the event loop: half a millisecond, as for other work in `LoopLimits`."""
 _TOKEN_BYTES: Final = 8
-"""For each character of the texts, at most one token of that many bytes."""
+"""Bytes of a token; each character of the texts becomes at most one."""
 PLACED_TOKEN_BYTES: Final = 200
-"""The same of a token with its place in the text."""
+"""Bytes of a token with its place in the text."""
 _NUMBER_BYTES: Final = 20
-"""For each number of a result: four bytes, and its digits."""
+"""Bytes of each number of a result: its four bytes and its digits."""
 
 
 class TextOptions:
-    """How the texts of one call are read. None: as the model's files say."""
+    """Options for reading the texts of one call. None: as the model's files say."""
 
     __slots__ = ("keep_end", "prompt_name", "truncate")
 
@@ -72,7 +72,7 @@ class TextCall:
         self.memory = memory
         self.now_ns = now_ns
         self.cost = ""
-        """As `Parts` has it."""
+        """Cost of the inferences, as in `Parts`."""
         self._handles: list[TextHandle] = []
 
     async def model(self, tasks: Collection[TextTask]) -> TextHandle:
@@ -90,7 +90,8 @@ class TextCall:
     async def tokens(
         self, model: TextHandle, texts: Sequence[Text], options: TextOptions, member: str, *, places: bool = False
     ) -> list[Tokens]:
-        """Those of each text, with its prompt. `member` is the one with the texts. `places`: as `Tokenizer.encode`.
+        """Return the tokens of each text with its prompt. `member` has the texts in the body; `places`: as
+        `Tokenizer.encode`.
 
         Raises INVALID_ARG for too many texts, an empty one, one that is too long and must not be cut, and an unknown
         prompt.
@@ -146,7 +147,7 @@ class TextCall:
     async def run(
         self, model: TextHandle, tokens: Sequence[Tokens], finish: Callable[[Tensor, Tokens], Result]
     ) -> list[Result]:
-        """What `finish` makes of each text's output and tokens, on the event loop. Raises the first failure."""
+        """Return what `finish` makes of each text's output and tokens, on the event loop. Raises the first failure."""
         plan, output = model.plan, model.plan.output.name
         lengths = [len(each.ids) for each in tokens]
         order = sorted(range(len(tokens)), key=lengths.__getitem__, reverse=True)  # alike lengths share batches
@@ -216,7 +217,7 @@ def check_length(model: TextHandle, tokens: Sequence[Tokens], options: TextOptio
 
 
 def usage(tokens: Sequence[Tokens]) -> Mapping[str, int]:
-    """As OpenAI counts: the tokens that the model sees. Those that were cut are told where there are any."""
+    """Count tokens as OpenAI does: those that the model sees. Cut tokens are reported where there are any."""
     count, cut = sum(len(each.ids) for each in tokens), sum(each.cut for each in tokens)
     return {"prompt_tokens": count, "total_tokens": count, **({"truncated_tokens": cut} if cut else {})}
 

@@ -21,7 +21,7 @@ def flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def whole_number(body: Mapping[str, Any], name: str) -> int | None:
-    """One of 1 or more; None if there is none."""
+    """Return a number of 1 or more; None if the body has none."""
     value = body.get(name)
     if value is None:
         return None
@@ -45,7 +45,7 @@ def required_text(body: Mapping[str, Any], name: str) -> str:
 
 
 def texts(body: Mapping[str, Any], name: str) -> list[str]:
-    """Those of a list of strings."""
+    """Return the strings of a list."""
     value = body.get(name)
     if not isinstance(value, list):
         raise RequestFieldError(f"'{name}' must be a list of strings", name)

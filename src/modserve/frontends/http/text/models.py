@@ -42,7 +42,7 @@ class TextHandle:
 
 
 class _Entry:
-    """What was read for one version. Failures stay with it: the files of a version in service do not change."""
+    """Files and plan of one version. Failures are kept: the files of a version in service do not change."""
 
     __slots__ = ("_plan", "folder", "servable", "settings", "text", "tokenizer")
 
@@ -56,11 +56,11 @@ class _Entry:
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a plan for the configuration as it is now, which is complete then."""
+        """True if there is a plan for the current configuration, which is complete then."""
         return self._plan is not None and self._plan[0] is self.servable.config
 
     def plan(self, text: TextDescription) -> TensorPlan:
-        """For the configuration as it is now: it may change in place. Raises as `TensorPlan`."""
+        """Return the plan for the current configuration, which may change in place. Raises as `TensorPlan`."""
         config = self.servable.config
         if self._plan is None or self._plan[0] is not config:
             self._plan = config, TensorPlan(config, text)
@@ -72,7 +72,7 @@ class _Entry:
 
 
 class TextVersions:
-    """For the event loop's thread."""
+    """Text models by version, for the event loop's thread."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -127,7 +127,7 @@ class TextVersions:
             raise
 
     def _entry(self, id: ModelId, front: Servable) -> _Entry:
-        """Of a version that is READY in this turn of the event loop; `front` is what takes its requests."""
+        """Return the entry of a version that is READY in this turn of the event loop; `front` takes its requests."""
         entry = self._entries.get(id)
         if entry is not None and entry.is_of(front):
             return entry
@@ -177,7 +177,7 @@ def _described(folder: Path, name: str, settings: TextSettings) -> TextDescripti
 
 
 def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError]":
-    """What `work` returns on a thread; a failure is a value, since its traceback would hold what holds it."""
+    """Run `work` on a thread. A failure becomes a value, since its traceback would hold what holds it."""
 
     def guarded() -> Value | ModserveError:
         try:
@@ -189,7 +189,7 @@ def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError
 
 
 def _value(outcome: Value | ModserveError) -> Value:
-    """What `_reading` has read. Raises the failure."""
+    """Return the value that `_reading` has read. Raises its failure."""
     if isinstance(outcome, ModserveError):
         raise ModserveError(outcome.code, outcome.message)  # one of its own for each, since others raise it too
     return outcome

@@ -44,7 +44,7 @@ def _response(name: str, vectors: Sequence[Vectors], tokens: Sequence[Tokens], e
 
 
 def _base64(vector: Vectors) -> str:
-    """Its little-endian 32-bit floats."""
+    """Encode a vector's little-endian 32-bit floats."""
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 

@@ -38,7 +38,7 @@ async def rerank(call: TextCall) -> bytes:
 
 
 async def score(call: TextCall) -> bytes:
-    """How relevant the texts of ``text_2`` are to those of ``text_1``, pair by pair."""
+    """Score the relevance of the texts of ``text_2`` to those of ``text_1``, pair by pair."""
     body = call.body
     firsts, seconds = fields.one_or_more(body, "text_1")[0], fields.one_or_more(body, "text_2")[0]
     if len(firsts) == 1:

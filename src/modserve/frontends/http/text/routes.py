@@ -26,7 +26,7 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "/decode": "The text of each list of tokens in ``ids``.",
     "/info": "What the model is, and what it takes.",
 }
-"""By the first path of each; compiled functions have no docstrings."""
+"""Descriptions by the first path of each call; compiled functions have no docstrings."""
 
 
 def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:

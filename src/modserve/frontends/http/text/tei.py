@@ -86,7 +86,7 @@ async def similarity(call: TextCall) -> bytes:
 
 
 async def run(call: TextCall) -> bytes:
-    """What the model is for: the embeddings of ``embed``, the labels of ``predict``, or the ranks of ``rerank``."""
+    """Do the model's task: the embeddings of ``embed``, the labels of ``predict``, or the ranks of ``rerank``."""
     model = await call.model(())
     return await _WORK[model.text.task](call)
 
@@ -126,7 +126,7 @@ async def decode(call: TextCall) -> bytes:
 
 
 async def info(call: TextCall) -> bytes:
-    """What the model is, and what it takes."""
+    """Return a description of the model and of its input."""
     model = await call.model(())
     text, config = model.text, model.servable.config
     by_number = {str(number): label for number, label in enumerate(text.labels)}

@@ -1,4 +1,4 @@
-"""One request to the ASGI application, for everything that is not inference."""
+"""Requests to the ASGI application, for everything but inference."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ HEADERS_AS_SENT = "modserve.headers_as_sent"
 CERTIFICATE = "modserve.certificate"
 """A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
 IDENTITY = "modserve.identity"
-"""In a scope: the caller, if a key says who that is. Whether it may make the call is another question."""
+"""Key in a scope: the caller, if a key identifies one. Permission for the call is a separate matter."""
 NOTE = "modserve.note"
-"""In a scope: what is known of the request, as `rest.identified` has it."""
+"""Key in a scope: the note on the request, as `rest.identified` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
@@ -75,14 +75,14 @@ class AsgiCall:
 
     @property
     def filler(self) -> bytes:
-        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
         if not self._started:
             return CONTINUE
         return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
 
     @property
     def begun(self) -> bool:
-        """Whether the response's head is written."""
+        """True if the response's head is written."""
         return self._started
 
     async def run(self) -> None:
@@ -159,7 +159,7 @@ class AsgiCall:
             self._complete = True
 
     def _persistence(self) -> bytes:
-        """What the head says of the connection, which is closed after the response if the server stops by now."""
+        """Return the head's lines about the connection, which closes after the response if the server stops."""
         self._closing = self._ending()
         return persistence(self._keep_alive and not self._closing, self._old)
 
@@ -195,7 +195,7 @@ def decoded_path(path: bytes) -> str:
 
 
 def logged_path(path: bytes) -> str:
-    """As logs show it."""
+    """Return a path as logs show it."""
     return decoded_path(path).replace(SLASH, "%2F")
 
 

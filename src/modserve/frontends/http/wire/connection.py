@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: one request at a time, and responses in order.
+"""HTTP/1.1 connection: one request at a time, and responses in order.
 
 The reader understands what comes in; the connection decides when it may read on, serves its requests, writes the
 responses and ends what takes too long. Its state:
@@ -55,7 +55,7 @@ _NO_HEAD = RequestHead()
 
 
 class HttpConnection(asyncio.Protocol):
-    """Its callers: the transport, the event loop's turns and ticks (`OpenConnection`), and the calls it has begun."""
+    """A connection, called by the transport, the event loop's turns and ticks (`OpenConnection`), and its own calls."""
 
     def __init__(self, context: HttpContext) -> None:
         self.context = context
@@ -165,7 +165,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _ending(self) -> bool:
-        """Whether nothing more has come when the server stops: the response about to be written is the last."""
+        """True if the server stops and nothing more has come: the response about to be written is the last."""
         more = self._call is not None and self._reader.ahead
         return self.context.closing and not more and not has_unread(self._transport)
 
@@ -175,7 +175,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def unaware(self) -> bool:
-        """Whether the client takes the connection for one that stays, and the response under way says nothing else."""
+        """True if the client expects the connection to stay, and the response under way says nothing else."""
         call = self._call
         hears = call is not None and not self._reader.ahead and (isinstance(call, InferCall) or not call.begun)
         return self._phase is _OPEN and not hears

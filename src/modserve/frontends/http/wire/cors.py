@@ -1,4 +1,4 @@
-"""Which pages of other origins may call the server from a browser (Fetch standard, the CORS protocol)."""
+"""Cross-origin access: pages that may call the server from a browser (Fetch standard, the CORS protocol)."""
 
 import logging
 from collections.abc import Iterable

@@ -33,12 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 class DirectCall:
-    """One request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
+    """A request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
     and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
     `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
     `paused`: the client does not take what was written. Whoever clears that calls `write`. `caller` is the context that
-    says who calls, and `tenant` whom that belongs to, where there are keys.
+    identifies the caller, and `tenant` the caller's tenant, where there are keys.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ class DirectCall:
         self._waiting: asyncio.Future[Any] | None = None
         self._stream: ResponseStream | None = None
         self._parts: deque[tuple[bytes, bool]] = deque()
-        """Of the stream, for the transport; and whether a part ends its message."""
+        """Parts of the stream for the transport, and whether each ends its message."""
         self._scheduled = False
         self._complete = False  # the last message has been made
         self._over = False
@@ -104,7 +104,7 @@ class DirectCall:
         self._chunked = False
         self._closing = False
         self.begun = False
-        """Whether the response's head is written."""
+        """True if the response's head is written."""
         self.paused = False
         self._log = log
         self._note = note_of(head.request_id, origin, log is not None)
@@ -114,7 +114,7 @@ class DirectCall:
 
     @property
     def filler(self) -> bytes:
-        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
         if not self.begun:
             return CONTINUE
         return b"0" if self._chunked else b""  # the size of the next chunk begins with it

@@ -1,4 +1,4 @@
-"""What the head of a request says, and what it must say for the request to be served (RFC 9112)."""
+"""Heads of requests, and the rules that they must follow to be served (RFC 9112)."""
 
 import re
 from collections.abc import Collection
@@ -93,9 +93,9 @@ class HeadLines:
     def __init__(self) -> None:
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        """With names in lower case; no trailers."""
+        """Headers with names in lower case; no trailers."""
         self.as_sent: list[tuple[str, str]] = []
-        """The same with names as sent, if any are forwarded."""
+        """Headers with names as sent, if any are forwarded."""
 
     def without_upgrade(self, method: bytes, version: str) -> bytes:
         """The head, as if it had not asked for another protocol."""

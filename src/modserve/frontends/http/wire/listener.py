@@ -59,7 +59,7 @@ class HttpListener:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return 0 if self._context is None else len(self._context.connections)
 
     @property
@@ -98,7 +98,7 @@ class HttpListener:
             await self._socket.accept()
 
     def report_load(self, report: LoadReport) -> None:
-        """What responses say of the server's load from now on. Only for a port with the option for it."""
+        """Set the server load that responses report from now on. Only for a port with the option for it."""
         if self._context is not None:
             self._context.report_load(*reports.lines(report, self._options.orca))
 

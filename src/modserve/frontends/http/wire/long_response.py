@@ -24,9 +24,9 @@ class LongResponse:
     __slots__ = ("_done", "_loop", "_parts", "_scheduled", "_transport", "left", "paused")
 
     filler: Final = b""
-    """What may be written within it and changes nothing: there is no such thing."""
+    """Bytes that could be written within it and mean nothing: there are none."""
     begun: Final = True
-    """Its head goes first."""
+    """Constant: the head is written before the parts."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ def _is_posted(target: bytes) -> bool:
 
 
 class PlatformPaths:
-    """Those of `routes`, for the calls of `server`."""
+    """Paths of `routes`, for the calls of `server`."""
 
     def __init__(self, routes: PlatformRoutes, server: Server) -> None:
         self._routes = routes

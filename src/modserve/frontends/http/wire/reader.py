@@ -98,7 +98,7 @@ class Reader:
 
     @property
     def path(self) -> bytes:
-        """That of the request whose body is being read; empty if none is."""
+        """Path of the request whose body is being read; empty if none is."""
         head = self.head if self.state is BODY else None
         return b"" if head is None else head.route or head.target.partition(b"?")[0]
 

@@ -26,7 +26,7 @@ KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
 def dated(template: bytes, date: bytes) -> bytes:
-    """One of the templates above with a header line for the date."""
+    """Return one of the templates above with a header line for the date."""
     status, _, rest = template.partition(b"\r\n")
     return status + b"\r\n" + date + rest
 
@@ -43,7 +43,7 @@ def persistence(keep_alive: bool, old: bool) -> bytes:
 
 
 def header_lines(head: RequestHead, request_id: str, last: bool, reports: dict[str, bytes]) -> bytes:
-    """What the response to an inference says of its request's id and origin, and of a connection that is at its end.
+    """Return header lines for an inference's response: request id, origin, and the end of the connection.
 
     `reports`: of the server's load, by format, for requests that ask for one.
     """

@@ -1,4 +1,4 @@
-"""How much of a response the system keeps before it is sent."""
+"""Limit for the unsent part of a response that the system keeps."""
 
 import asyncio
 import socket
