@@ -21,7 +21,7 @@ def record(
     responses: int = 1,
     start_ns: int = 0,
 ) -> None:
-    """An inference is over. `start_ns`: when its request had come, if not as the call has it."""
+    """Log an inference, which is over. `start_ns`: when its request had come, if not as the call has it."""
     trace: RequestTrace | None = call.trace
     inflight: Inflight | None = call.inflight
     version = call.version

@@ -40,7 +40,7 @@ class AuditEntry:
         self.request_id = ""
 
     def record(self, audit: AuditLog, origin: Origin, status: int | str, *, known: bool) -> None:
-        """The call is over."""
+        """Write the entry of the call, which is over."""
         identity = self.identity
         who = (
             {}

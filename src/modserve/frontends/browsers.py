@@ -40,7 +40,7 @@ _MAX_SHOWN = 100
 
 
 def learn_names() -> threading.Thread:
-    """Ask for this machine's full name on a thread: that may take seconds where the name server is gone."""
+    """Ask for this machine's full name on a thread: that may take seconds without a name server."""
     asking = threading.Thread(target=lambda: _machine.add(socket.getfqdn().lower()), name="host name", daemon=True)
     asking.start()
     return asking

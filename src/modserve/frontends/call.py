@@ -126,7 +126,7 @@ class InferenceCall:
         self._handle: Handle | None = None
 
     def begin(self, servable: Servable, now_ns: int, received_ns: int = 0, headers: TraceHeaders | None = None) -> None:
-        """The request, which began to come in at `received_ns` if that is known, is complete at `now_ns`.
+        """Begin the request, which is complete at `now_ns` and began to come in at `received_ns`, if that is known.
 
         `headers` say which span of the client's it belongs to.
         """
@@ -147,7 +147,7 @@ class InferenceCall:
                 trace.stamp(end, now_ns)
 
     def _attributes(self) -> Mapping[str, str]:
-        """Attributes of the span of the call."""
+        """Return the attributes of the call's span."""
         origin, wire = self.origin, self.wire
         known = {wire.called: origin.call or f"/v2/models/{self.model}/infer", "user_agent.original": origin.agent}
         client = self.server.failure_log.proxies.client(origin)
@@ -156,7 +156,8 @@ class InferenceCall:
         return {**wire.attributes, **{name: value for name, value in known.items() if value}}
 
     def borrow(self) -> RequestMemory:
-        """The request will be submitted in a later turn of the event loop; returns what holds memory for it until then.
+        """Borrow the model for a request that a later turn of the event loop submits; returns the memory it holds until
+        then.
 
         Raises what `Server.model` raises.
         """
@@ -241,16 +242,16 @@ class InferenceCall:
             inflight.cancel()  # a decoupled model may want to say more
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        """The call has its one response, or has failed. Called until it does not raise; must not block."""
+        """Deliver the one response, or the failure. Called until it does not raise; must not block."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """The client has gone, or its time is over; nothing is said any more."""
+        """Cancel the call, whose client has disconnected or whose time is over; nothing more is sent."""
         if self.inflight is not None:
             self.inflight.cancel()
 
     def give_back_model(self) -> None:
-        """The request has been submitted, or never will be."""
+        """Give back the model: the request has been submitted, or never will be."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.release()
@@ -261,7 +262,7 @@ class InferenceCall:
         return bool(self.response_form.places) and self.server.shared_memory.with_cuda
 
     def render(self, response: InferenceResponse) -> InferenceResponse:
-        """The response as the client wants it. Raises INVALID_ARG; may run on a thread."""
+        """Return the response in the form that the client wants. Raises INVALID_ARG; may run on a thread."""
         look = self.response_form
         if look.places or look.classes:
             return look.apply(response, self.servable, self.lease)
@@ -273,11 +274,11 @@ class InferenceCall:
         return "" if self.inflight is None else server_timing.value(self.inflight)
 
     def with_cost(self, response: InferenceResponse) -> InferenceResponse:
-        """The last response of a stream, which says what the request has cost."""
+        """Return the last response of a stream with the cost of the request."""
         return response if self.inflight is None else server_timing.with_cost(response, self.inflight)
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
-        """The client is about to get `error`: the log may say so."""
+        """Record that the client is about to get `error`, which the log may report."""
         id, log, trace = self.identify(), self.server.failure_log, self.trace
         known_as = id, self.origin, "" if trace is None else trace.trace_id
         log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
@@ -285,7 +286,7 @@ class InferenceCall:
             self.trace.failed(error, status)
 
     def identify(self) -> str:
-        """The `request_id`, made now if there is none."""
+        """Return the `request_id`, made now if there is none."""
         if not self.request_id:
             inflight = self.inflight
             self.request_id = request_ids.make() if inflight is None else request_ids.of(inflight.request)
@@ -307,7 +308,7 @@ class InferenceCall:
             self.memory.release()
 
     def finish(self) -> None:
-        """The response is ready to be sent, or never will be."""
+        """Finish the call: the response is ready to be sent, or never will be."""
         inflight = self.inflight
         if inflight is None:
             self.give_back_model()
@@ -319,7 +320,7 @@ class InferenceCall:
             self.trace.stamp(self.wire.sending)
 
     def close(self) -> None:
-        """The client has all that it gets, or has gone. May be called again."""
+        """Close the call: the client has all that it gets, or has disconnected. May be called again."""
         if self.inflight is not None:
             self.inflight.cancel()  # which does nothing to a request that is settled
         self.give_back_model()
@@ -364,7 +365,7 @@ class OutcomeQueue:
         return self._ended and not self._outcomes
 
     def add(self, outcome: Outcome, final: bool) -> bool:
-        """False if the call is over: nobody hears of it then."""
+        """Add an outcome. False if the call is over, and the outcome dropped."""
         if self._ended:
             return False
         self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
@@ -373,11 +374,11 @@ class OutcomeQueue:
         return True
 
     def pop(self) -> tuple[Outcome, bool]:
-        """The first of the outcomes, and whether it is the last."""
+        """Return the first of the outcomes, and whether it is the last."""
         return self._outcomes.popleft()
 
     def sent_first(self, inflight: Inflight | None) -> None:
-        """The first of the outcomes that came, of a request `inflight`, has been sent."""
+        """Account for the first outcome of a request `inflight`, which has been sent."""
         self._unsent.sent()
         if inflight is not None:
             inflight.sent()

@@ -22,7 +22,7 @@ class RpcAudit:
         self._audit = audit
 
     def entry_of(self, rpc: str) -> AuditEntry | None:
-        """None for a call that changes nothing."""
+        """Return the entry of a call; None for a call that changes nothing."""
         return AuditEntry("gRPC", rpc) if rpc in RPCS else None
 
     async def serve(
@@ -46,7 +46,7 @@ class RpcAudit:
                 entry.record(self._audit, call.origin, grpc_status.name_of(status), known=known)
 
     def describe(self, entry: AuditEntry, message: Message | InferMessage) -> None:
-        """The call has this message."""
+        """Add the call's message to the entry."""
         values: Any = message
         if entry.call.endswith(("MemoryRegister", "MemoryUnregister")):
             entry.region = values.name

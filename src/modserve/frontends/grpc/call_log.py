@@ -35,7 +35,7 @@ class CallLog:
         self.responses += 1
 
     def record(self, head: heads.GrpcHead, origin: Origin, status: int, request_id: str) -> None:
-        """The call is over. `status` is -1 if the connection has ended it before it had one."""
+        """Log the call, which is over. `status` is -1 if the connection ended it before it had one."""
         name = origin.call
         if status < 0:
             status = heads.CANCELLED

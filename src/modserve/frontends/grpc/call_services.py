@@ -64,5 +64,5 @@ class CallServices:
 
 
 def open_cost(head: GrpcHead) -> int:
-    """Bytes of the server's memory that a call takes while it is open, beside its messages."""
+    """Return the bytes of the server's memory that an open call takes besides its messages."""
     return _OPEN + _METADATA * head.size

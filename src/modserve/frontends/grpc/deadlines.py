@@ -15,7 +15,7 @@ _STEP_NS: Final = 8_000_000
 
 class WithDeadline(Protocol):
     def on_deadline(self) -> None:
-        """The call's time is over."""
+        """End the call, whose deadline has passed."""
         ...
 
 
@@ -32,7 +32,7 @@ class Deadlines:
         return sum(map(len, self._buckets.values()))
 
     def add(self, call: WithDeadline, deadline_ns: int) -> int:
-        """The number under which `remove` takes it."""
+        """Add a call; returns the number under which `remove` takes it."""
         number = deadline_ns // _STEP_NS + 1
         bucket = self._buckets.get(number)
         if bucket is None:

@@ -88,7 +88,7 @@ class Dispatcher:
             call.end_call(INTERNAL, "internal error")
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
-        """The response to a call with one request and one response, or how it failed."""
+        """Serve a call with one request and one response; returns the response, or the failure."""
         audit = self.audit
         entry = None if audit is None else audit.entry_of(rpc.method.name)
         if audit is None or entry is None:
@@ -143,7 +143,7 @@ class Dispatcher:
                 inflated.release()
 
     async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
-        """Serve a call whose handler writes its responses itself; how it failed, None for a good end."""
+        """Serve a call whose handler writes its responses itself; returns its failure, None for a good end."""
         try:
             if rpc.restriction is not None:
                 _check_restriction(rpc.restriction, call)
@@ -169,7 +169,7 @@ class Dispatcher:
         return dict(zip(NAMES, self.statuses, strict=True))
 
     def _record(self, error: ModserveError, request: Any, request_id: str, origin: Origin) -> None:
-        """The model, version and id are those that the request names."""
+        """Log a failure with the model, version and id that the request names."""
         model = getattr(request, "model_name", "") or getattr(request, "name", "")
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
@@ -192,6 +192,6 @@ class Dispatcher:
 
 
 def _check_restriction(restriction: Restriction, call: RpcCall) -> None:
-    """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
+    """Check for the header that the call needs. Raises UNAVAILABLE without it, as Triton does."""
     if not restriction.granted(call.metadata):
         raise unavailable(restriction.refusal)

@@ -15,7 +15,7 @@ class RpcGuard:
         self.authority = authority
 
     async def admit(self, rpc: str, call: RpcCall, entry: AuditEntry | None = None) -> None:
-        """Raises what keeps the call from being served, such as `UnauthenticatedError`. `entry` gets the caller."""
+        """Admit a call, and put its caller into `entry`. Raises what prevents it, such as `UnauthenticatedError`."""
         need, shown, authority = RPC_NEEDS[rpc], call.credentials, self.authority
         identity = authority.recognise(shown)
         if identity is None and not authority.is_open(need):

@@ -22,7 +22,7 @@ from modserve.settings import LoopLimits
 
 
 def named_version(server: Server, model: str, text: str) -> int | None:
-    """The version that a message names by its number or its label; None for the latest.
+    """Return the version that a message names by its number or its label; None for the latest.
 
     Raises INVALID_ARG, or NOT_FOUND for an unknown label of a model that has some.
     """
@@ -41,7 +41,7 @@ def requested_version(server: Server, message: InferMessage) -> int | None:
 
 
 async def parse_infer(data: bytes, limits: LoopLimits) -> InferMessage:
-    """A request for inference that is built in an unusual way, or typed and long: as protobuf reads it.
+    """Parse a request that is built in an unusual way, or typed and long, as protobuf reads it.
 
     Raises INVALID_ARG.
     """
@@ -59,7 +59,7 @@ async def parse_infer(data: bytes, limits: LoopLimits) -> InferMessage:
 
 
 def parse(request: type[Message], data: bytes) -> Message:
-    """Raises INVALID_ARG for bytes that are no such message."""
+    """Parse a message. Raises INVALID_ARG for bytes that are no such message."""
     try:
         return request.FromString(data)
     except DecodeError:
@@ -77,7 +77,7 @@ async def read_request(
     forwarded: Forwarded,
     limits: LoopLimits,
 ) -> InferenceRequest:
-    """The request for the model of `call`, on a thread where reading takes long; sets the call's `response_form`.
+    """Read the request for the model of `call`, on a thread if that takes long; sets the call's `response_form`.
 
     Raises the `ModserveError` that says what is wrong with the message.
     """
@@ -109,6 +109,6 @@ def _split(data: bytes) -> InferMessage:
 
 
 def in_time(error: ModserveError, deadline_ns: int) -> ModserveError:
-    """The failure of a request as its client hears of it: its queue may have dropped it because its time was over."""
+    """Return a request's failure for its client: its queue may have dropped it because its time was over."""
     late = deadline_ns and error.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
     return DeadlinePassedError() if late else error

@@ -181,7 +181,7 @@ def _audited(audit: "AuditLog | None") -> "RpcAudit | None":
 
 
 def _guarded(server: Server, authority: "Authority | None") -> tuple[Server, "RpcGuard | None"]:
-    """The server as handlers ask it, and what finds out in whose name."""
+    """Return the server that handlers call, and the guard that authenticates their callers."""
     if authority is None:
         return server, None
     from modserve.server.scoped import ScopedServer

@@ -32,7 +32,7 @@ class MessageInflater:
         self._limits = limits
 
     async def inflated(self, data: bytes) -> tuple[bytes, RequestMemory | None]:
-        """The message that `data` was made from, and what holds memory for it, which the caller releases.
+        """Return the message that `data` was made from, and its memory, which the caller releases.
 
         `data` itself if it is not compressed. Raises INVALID_ARG for what only begins as if it were, and
         RESOURCE_EXHAUSTED for what becomes too long.

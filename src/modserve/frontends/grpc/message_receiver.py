@@ -94,12 +94,12 @@ class MessageReceiver:
         self.wake()
 
     def wake(self) -> None:
-        """There is something new for the reader."""
+        """Wake the reader: there is something new."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def pop(self) -> tuple[bytes, int] | None:
-        """The next message and what it holds of the memory, which the caller gives back; None: none is there."""
+        """Return the next message and the memory it holds, which the caller gives back; None: none is there."""
         if not self._messages:
             return None
         stream = self._stream
@@ -111,7 +111,7 @@ class MessageReceiver:
         return message, held
 
     async def read(self) -> bytes | None:
-        """The next message of a stream, None after the last one. Raises what `RpcCall.read` does."""
+        """Return the next message of a stream, None after the last one. Raises what `RpcCall.read` does."""
         stream = self._stream
         while (entry := self.pop()) is None:
             if stream.over:

@@ -36,7 +36,7 @@ class MessageError(Exception):
 
 
 def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
-    """Raises `MessageError` for a message that may not begin so, in a call with this ``grpc-encoding``.
+    """Check a message's prefix, in a call with this ``grpc-encoding``. Raises `MessageError`.
 
     `most`: bytes that it may have; 0: any number.
     """
@@ -86,7 +86,7 @@ class MessageAssembler:
         return stop
 
     def message(self) -> bytes:
-        """The whole, when it is complete. Whoever takes it gives back what is `held`."""
+        """Return the complete message. The caller gives back what is `held`."""
         return self._buffer.getvalue()
 
     def release(self) -> None:
@@ -121,9 +121,7 @@ class MessageAssembler:
 
 
 async def packed(message: Response, coding: str, most: int) -> tuple[bytes, int]:
-    """The message, compressed where that makes it shorter, and whether it is; on a thread if it has more than `most`
-    bytes.
-    """
+    """Compress the message where that makes it shorter, and return whether it is; on a thread above `most` bytes."""
     if size_of(message) > most:
         return await offload.on_thread(_shortest, message, coding)
     return _shortest(message, coding)
@@ -134,7 +132,7 @@ def size_of(message: Response) -> int:
 
 
 def framed(message: Response, compressed: int) -> list[Chunk]:
-    """The message behind its prefix."""
+    """Return the message behind its prefix."""
     size = size_of(message)
     prefix = bytes((compressed,)) + size.to_bytes(4, "big")
     parts: list[Chunk] = [prefix, message] if isinstance(message, bytes) else [prefix, *message]

@@ -112,7 +112,7 @@ class StreamRequest(InferenceCall):
         """The model that accepted the request, empty if none has."""
 
     async def start(self, data: bytes, now_ns: int) -> None:
-        """Raises whatever keeps the request from being accepted."""
+        """Start the request. Raises whatever keeps it from being accepted."""
         stream, server = self.stream, self.server
         server.memory.take(self.size)
         self.held = self.size
@@ -264,7 +264,7 @@ class InferStream:
             self._order.pop()
 
     def _over(self, call: StreamRequest) -> None:
-        """A request's last outcome has been sent."""
+        """Forget a request whose last outcome has been sent."""
         self._open.discard(call)
         call.close()
         self._bytes -= call.size
@@ -299,7 +299,7 @@ class InferStream:
             await self._changed.wait()
 
     async def _send(self, call: StreamRequest, outcome: Outcome, final: bool) -> ModserveError | None:
-        """The request's error if that must end the stream. Raises `ClientDisconnectedError`."""
+        """Send an outcome; return the request's error if it must end the stream. Raises `ClientDisconnectedError`."""
         data: Response | None = None
         error: ModserveError | None = None
         if isinstance(outcome, ModserveError):

@@ -57,15 +57,15 @@ class RpcCall(Protocol):
         ...
 
     def identified(self, identity: "Identity") -> None:
-        """The caller is known; whether it may make the call is not."""
+        """Set the caller, who is known; whether the caller may make the call is not."""
         ...
 
     def serving(self, call: "InferenceCall") -> None:
-        """The inference that the call is has begun, and has its id."""
+        """Set the inference that the call is; it has begun, and has its id."""
         ...
 
     async def read(self) -> bytes | None:
-        """The next message, None after the last one. Raises `ClientDisconnectedError`, and `ReadingStoppedError`."""
+        """Return the next message, None after the last. Raises `ClientDisconnectedError`, `ReadingStoppedError`."""
         ...
 
     def stop_reading(self) -> None:
@@ -77,23 +77,23 @@ class RpcCall(Protocol):
         ...
 
     async def send_response(self, response: Response) -> None:
-        """The response of a unary call, unless it has got its status."""
+        """Send the response of a unary call, unless it has got its status."""
         ...
 
     def end_stream(self) -> None:
-        """A stream has come to a good end."""
+        """End a stream successfully."""
         ...
 
     def refuse(self, refusal: "Refusal") -> None:
-        """The call has failed."""
+        """End the call with a failure."""
         ...
 
     def end_call(self, status: int, message: str) -> None:
-        """The call ends with this status, unless it has got one before."""
+        """End the call with this status, unless it has got one before."""
         ...
 
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
-        """Metadata that goes out with the status."""
+        """Set the metadata that goes out with the status."""
         ...
 
     def on_end(self, callback: Callable[[], None]) -> None:

@@ -260,11 +260,11 @@ class ServerCall(Stream):
             self.finish(heads.refused(status, message, metadata) + self._services.load)
 
     def stop(self) -> None:
-        """The server ends it."""
+        """End the call, since the server stops."""
         self._fail(heads.UNAVAILABLE, "the server is shutting down")
 
     def _cancel(self) -> None:
-        """Whatever serves the call stops."""
+        """Cancel whatever serves the call."""
         if self._task is not None:
             self._task.cancel()
         elif self._inference is not None:
@@ -356,7 +356,7 @@ class ServerCall(Stream):
         self.send_headers(heads.with_id(block, self.request_id) if self.request_id else block)
 
     def respond(self, parts: list[Buffer], size: int) -> None:
-        """The response of a unary call, of `size` bytes, unless it has got its status."""
+        """Send the response of a unary call, of `size` bytes, unless it has got its status."""
         if self.over or self.final is not None:
             return
         self._status = heads.OK

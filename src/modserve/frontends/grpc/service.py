@@ -139,7 +139,7 @@ class InferenceService:
         return trace_settings.message(tracer.settings(message.model_name))
 
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
-        """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
+        """Run an inference. Its failure is returned, not raised: the traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
         version = requested_version(server, message) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
@@ -180,7 +180,7 @@ def _failed(call: InferenceCall, error: ModserveError) -> ModserveError:
 
 
 def _sent(call: InferenceCall) -> None:
-    """The response has left, or never will."""
+    """Finish the call: the response has left, or never will."""
     call.sent()
     call.close()
 

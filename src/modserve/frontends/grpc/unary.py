@@ -142,7 +142,7 @@ class UnaryInference(InferenceCall):
             client.refuse(self._shared.dispatcher.refusal(error, self._message, client))
 
     def _end(self) -> ServerCall:
-        """The client, which gets its outcome now, or none."""
+        """Return the client, which gets its outcome now, or none."""
         client, self._client = self._client, None
         assert client is not None, "ended twice: this is a bug"
         self._shared.dispatcher.calls -= 1

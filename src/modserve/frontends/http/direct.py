@@ -51,7 +51,7 @@ class DirectCalls:
         return self._first if known is None else known
 
     def of(self, module: str) -> Mapping[str, Handler]:
-        """The handlers of a module by their paths: always the same ones. It is imported now, if it was not before."""
+        """Return the handlers of a module by their paths: always the same ones. The first call imports it."""
         if module not in self._by_module:
             made = _MAKERS[module](importlib.import_module(module), self)
             self._by_module[module] = made

@@ -44,7 +44,7 @@ class Note:
         self.count = 0
 
     def begun(self, call: InferenceCall) -> None:
-        """An inference is begun for the request, and has its id."""
+        """Note an inference that has begun for the request, and has its id."""
         if self.logged:
             self.call = call
             self.count += 1
@@ -111,11 +111,11 @@ class StreamedCall(Protocol):
         ...
 
     def listen(self, arrival: Callable[[], None]) -> None:
-        """Call `arrival` whenever an outcome comes, in place of whoever waits in `next`."""
+        """Call `arrival` whenever an outcome comes, in place of waking the waiter in `next`."""
         ...
 
     def take(self) -> tuple[Outcome, bool]:
-        """The next outcome, which has come, and whether it is the last."""
+        """Return the next outcome, which has come, and whether it is the last."""
         ...
 
     def acknowledge(self) -> None:
@@ -169,7 +169,7 @@ Handler: TypeAlias = Callable[[CompleteRequest], Coroutine[Any, Any, WholeRespon
 
 
 async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) -> ResponseStream:
-    """The response to a call that was submitted, once its first message is known."""
+    """Return the response to a submitted call, once its first message is known."""
     try:
         first = await next_message(call, encode)
     except BaseException:
@@ -179,7 +179,7 @@ async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) 
 
 
 async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
-    """The call's next outcome as its client gets it."""
+    """Return the call's next outcome as its client gets it."""
     outcome, final = await call.next()
     if is_long(call, outcome):
         message = await offload.on_thread(message_of, encode, outcome, final)
@@ -196,7 +196,7 @@ def is_long(call: StreamedCall, outcome: Outcome) -> bool:
 
 
 def message_of(encode: Encode, outcome: Outcome, final: bool) -> StreamMessage:
-    """An outcome as its client gets it. Never raises."""
+    """Return an outcome as its client gets it. Never raises."""
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
         data = encode(outcome, final)

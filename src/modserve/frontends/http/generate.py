@@ -73,7 +73,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 async def _submitted(context: CallContext, streams: Streams, request: CompleteRequest, read: _Read) -> HttpStream:
-    """The call of a request, which its model has accepted. Raises what is wrong with it."""
+    """Return the call of a request, which its model has accepted. Raises what is wrong with it."""
     head = request.head
     version = head.model_version
     if head.version_label:
@@ -127,7 +127,7 @@ def _decode_long(call: HttpStream, version: int | None, body: bytes, max_json: i
 
 
 async def _only(call: HttpStream) -> InferenceResponse | ModserveError:
-    """The one response, or the first failure. Raises INVALID_ARG for any other number of responses."""
+    """Return the one response, or the first failure. Raises INVALID_ARG for any other number of responses."""
     held: InferenceResponse | None = None
     final = False
     while not final:

@@ -81,7 +81,7 @@ class GuardedApp:
 
 
 def _request_id(scope: Any) -> str:
-    """The id that the access log has for the request, or that its client has sent, or a new one."""
+    """Return the request's id in the access log, or the one its client has sent, or a new one."""
     if (note := scope.get(NOTE)) is not None:
         known: str = note.request_id
         return known

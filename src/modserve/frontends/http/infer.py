@@ -151,7 +151,7 @@ class InferCall(InferenceCall):
             self._finish(_compressed(body, encoding))
 
     def _write(self, response: InferenceResponse, texts: JsonTexts | None, pieces: Pieces | None) -> Body:
-        """`texts` remembers responses that are short: no others may be like those that it knows."""
+        """Write the response. `texts` remembers short responses: no others may be like those that it knows."""
         body = infer_response.encode_response(self.render(response), self.response_form, texts, pieces)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 

@@ -26,7 +26,7 @@ _SCRIPTS: Final = (
 
 @functools.cache
 def page() -> PageResponse:
-    """Made when somebody looks at it for the first time."""
+    """Return the page, made at its first request."""
     body, headers = single_page("modserve.frontends.http.console", "console", _SCRIPTS)
     return PageResponse(body, {**headers, "Vary": "Accept"})
 

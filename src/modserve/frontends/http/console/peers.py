@@ -38,7 +38,7 @@ class PeerReader:
         """Time of the last call of a server, and the number of requests it had had."""
 
     async def rows(self, credentials: Mapping[str, str]) -> list[Row]:
-        """A row for each server; for a wrong address, one that says so."""
+        """Return a row for each server; for a wrong address, one that says so."""
         key, now = hash(frozenset(credentials.items())), self._clock()
         until, rows = self._rows.get(key, (0.0, []))
         if now < until:

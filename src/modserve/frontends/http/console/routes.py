@@ -45,13 +45,13 @@ async def _events(page: Page) -> Any:
 
 
 def sampler(server: Server) -> Sampler:
-    """The figures of `server`, and of the workers beside it."""
+    """Return a sampler of the figures of `server`, and of the other workers."""
     reader = CounterReader(server)
     return Sampler(server, lambda: server.reading(reader.read))
 
 
 def router(server: Server, options: HttpSettings) -> APIRouter:
-    """The page at a path of its own, what this server allows, and what the page shows that no other call has."""
+    """Return the page at a path of its own, what this server allows, and what the page alone shows."""
     router = new_router(include_in_schema=False, prefix="/console")
     figures = sampler(server)
     readers: list[Any] = []
@@ -77,18 +77,18 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("/peers")
     async def peers(request: Request) -> Response:
-        """A row for each server of ``--peers``."""
+        """Return a row for each server of ``--peers``."""
         credentials = {name: value for name in _CREDENTIALS if (value := request.headers.get(name))}
         return json_response(await (await reader()).rows(credentials))
 
     @router.get("/events")
     async def events() -> Response:
-        """Figures once a second, as server-sent events."""
+        """Stream figures once a second, as server-sent events."""
         return EventStream(figures)
 
     @router.get("/failures")
     async def failures() -> Response:
-        """The requests that failed lately, those that failed alike as one, the latest first."""
+        """Return the latest failed requests, similar failures as one, the latest first."""
         return json_response(await server.failures())
 
     @router.get("/texts/{model}")

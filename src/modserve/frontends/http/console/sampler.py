@@ -42,7 +42,7 @@ class Page:
         return len(self._waiting)
 
     def offer(self, changes: bytes) -> None:
-        """A new snapshot; `changes` is what is new in it."""
+        """Offer a new snapshot; `changes` is what is new in it."""
         if not self._whole:
             self._waiting.append(changes)
             if len(self._waiting) > MOST_WAITING:
@@ -58,7 +58,7 @@ class Page:
         self._arrival.set()
 
     async def next(self) -> bytes:
-        """The next event, as soon as there is one; empty at the end. Returning to it says that the last was written."""
+        """Wait for the next event, and return it; empty at the end. The next call says that the last was written."""
         while True:
             if self._whole and self._sampler.ready:
                 self._whole = False
@@ -100,7 +100,7 @@ class Sampler:
         return self._task is not None
 
     def open(self) -> Page:
-        """A page, to be closed later. Raises UNAVAILABLE if there are too many, or the server is stopping."""
+        """Return a page, to be closed later. Raises UNAVAILABLE if there are too many, or the server is stopping."""
         if self._server.phase is Phase.STOPPING or self._server.retiring:
             raise unavailable("Server not ready")
         if len(self._pages) >= MOST_PAGES:

@@ -60,7 +60,7 @@ class Snapshot:
         """An event, made when somebody wants it."""
 
     def next(self, reading: Counters, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
-        """The event with what has changed since the last reading.
+        """Return the event with what has changed since the last reading.
 
         `at_ms` is Unix time; `workers` says how many there are, if several.
         """
@@ -92,14 +92,14 @@ class Snapshot:
         return event("changes", {"at": at_ms, "server": self._server, "models": changed, "gone": gone})
 
     def whole(self) -> bytes:
-        """The event with all there is, which is the same until the next reading."""
+        """Return the event with all there is, which is the same until the next reading."""
         if not self._whole:
             self._whole = event("whole", {"at": self._at_ms, "server": self._server, "models": self._rows})
         return self._whole
 
 
 def event(name: str, content: object) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encoded(content))
 
 
@@ -118,7 +118,7 @@ def _row(
     latency: Sketch,
     old: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Figures shown of a model, `old` a second ago; its latest requests are added to `latency`.
+    """Return the figures of a model, `old` a second ago; its latest requests are added to `latency`.
 
     The parts of the time are those of the last second that had requests; until there is one, since the load.
     """
@@ -159,7 +159,7 @@ def _row(
 
 
 def _parts(name: str, times: Sequence[int], requests: int) -> tuple[list[float] | None, str]:
-    """The parts of a request's mean time in milliseconds, None without requests; and advice on the largest."""
+    """Return the parts of a request's mean time in ms, None without requests; and advice on the largest."""
     total, *parts = times
     return [round(ns / requests / 1e6, 4) for ns in parts] if requests else None, advice(name, total, parts)
 
@@ -180,7 +180,7 @@ def _server(
     rows: Any,
     latency: Sketch,
 ) -> dict[str, Any]:
-    """The sums of all models, the quantiles of all their requests, and what is about the process."""
+    """Return the sums of all models, the quantiles of all their requests, and the process's figures."""
     server: dict[str, Any] = {**reading}
     models = list(rows)
     for name in ("requests", "inferences", "batches", "hits", "misses"):

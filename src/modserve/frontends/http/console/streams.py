@@ -49,7 +49,7 @@ def engine_figures(store: MetricStore) -> dict[tuple[str, str], dict[str, list[f
 def stream_counters(
     statistics: ModelStatistics, decoupled: bool, engine: EngineFigures | None
 ) -> StreamCounters | None:
-    """None for a model with one response for each request, whose engine shows nothing of tokens."""
+    """Return the counters; None for a model with one response a request whose engine shows nothing of tokens."""
     if engine is not None and _FIRST in engine:
         return {
             "by_token": True,

@@ -37,7 +37,7 @@ def tenant_counters(server: Server) -> dict[str, TenantCounters]:
 def tenant_rows(
     now: Mapping[str, TenantCounters], before: Mapping[str, TenantCounters] | None, seconds: float
 ) -> list[dict[str, Any]]:
-    """Rows of the table: rates a second, and the share of the rows of all tenants since the reading `before`."""
+    """Return rows of the table: rates a second, and the share of all tenants' rows since the reading `before`."""
     table = []
     for name, counts in now.items():
         old = counts if before is None or not seconds else before.get(name)

@@ -1,4 +1,4 @@
-"""One call of texts: its body, its model, the tokens of its texts, and their inferences."""
+"""Calls of texts: the body, its model, the tokens of its texts, and their inferences."""
 
 import asyncio
 import time
