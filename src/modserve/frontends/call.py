@@ -156,8 +156,7 @@ class InferenceCall:
         return {**wire.attributes, **{name: value for name, value in known.items() if value}}
 
     def borrow(self) -> RequestMemory:
-        """Borrow the model for a request that a later turn of the event loop submits; returns the memory it holds until
-        then.
+        """Borrow the model for a request that a later turn of the event loop submits; returns its memory.
 
         Raises what `Server.model` raises.
         """

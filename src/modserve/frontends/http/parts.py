@@ -57,7 +57,7 @@ class Parts:
         outputs: tuple[str, ...] = (),
     ) -> None:
         self._caller = contextvars.copy_context()
-        """Has who calls. An engine says in another context that an inference is over."""
+        """Context with the caller. An engine says in another context that an inference is over."""
         self._server = context.server
         self._tenant = context.server.tenant  # nobody knows later who calls
         self._most = context.limits.parts
@@ -144,7 +144,7 @@ class Parts:
         return True
 
     def settled(self, part: "_Part", outcome: InferenceResponse | ModserveError) -> None:
-        """An inference has its outcome."""
+        """Take the outcome of an inference."""
         finish = self._finish
         if finish is None:
             return
@@ -182,7 +182,7 @@ class _Part(InferenceCall):
         self.index = index
 
     def accept(self, request: InferenceRequest) -> Inflight:
-        """The call as a whole is counted."""
+        """Return the inflight request without counting it: the call as a whole is counted."""
         return self._submitted(request)
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:

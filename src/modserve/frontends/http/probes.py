@@ -15,7 +15,7 @@ def phase(server: Server) -> str:
 
 
 def exiting(server: Server) -> Report | None:
-    """The report of a server that stops; None while it does not."""
+    """Return the report of a server that stops; None while it does not."""
     return (503, {"error": "Server exiting", "phase": phase(server)}) if server.leaving else None
 
 

@@ -71,7 +71,7 @@ class CallGroup:
             arrival()
 
     def take(self) -> tuple[Outcome, bool]:
-        """The next outcome of any call, and whether it is the last of all."""
+        """Return the next outcome of any call, and whether it is the last of all."""
         self.current = self._order.popleft()
         outcome, self.ended = self._calls[self.current].take()
         self._open -= self.ended
@@ -239,7 +239,7 @@ async def _count_prompts(
 
 
 def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], stream: bool) -> list[dict[str, Tensor]]:
-    """The tensors of each choice of each prompt. The choices of a prompt have seeds one above the other."""
+    """Return the tensors of each choice of each prompt. The choices of a prompt have consecutive seeds."""
     inputs = []
     for prompt in prompts:
         for variant in range(text.choices):
@@ -251,7 +251,7 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
 
 
 async def whole_response(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> WholeResponse:
-    """The response to a client that waits for all of it. Raises the first failure."""
+    """Return the response to a client that waits for all of it. Raises the first failure."""
     try:
         wholes = await _collected(generation)
         long = sum(whole.size for whole in wholes) > context.limits.json or generation.counts_long
@@ -268,7 +268,7 @@ def _written(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[
 
 
 async def _collected(generation: TextGeneration) -> list[Whole]:
-    """The choices, one after the other: their calls run at the same time.
+    """Return the choices, one after the other: their calls run at the same time.
 
     What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
     is it.
@@ -287,7 +287,7 @@ async def _collected(generation: TextGeneration) -> list[Whole]:
 
 
 async def streamed_response(generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
-    """The response to a client that reads events. Raises a failure before the first one."""
+    """Return the response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group
     for each in generation.calls:

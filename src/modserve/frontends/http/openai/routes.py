@@ -37,11 +37,11 @@ _BODIES = {
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
-    """The routes."""
+    """Return the routes."""
     server, router = context.server, new_router(TEXT)
 
     async def models() -> Response:
-        """The READY models that take text."""
+        """Return the READY models that take text."""
         return json_response(await list_json(server))
 
     async def model(request: Request, model: str) -> Response:

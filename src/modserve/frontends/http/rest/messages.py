@@ -57,7 +57,7 @@ register_url_convertor("owned", _OwnedConvertor())
 
 
 def new_router(*tags: str, **options: Any) -> APIRouter:
-    """A router for routes that the application takes as they are: `include_router` would build each a second time."""
+    """Return a router for routes that the application takes as they are: `include_router` would build each twice."""
     return DeferringRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)
 
 
@@ -72,7 +72,7 @@ class DirectRoute(APIRoute):
 def add_model_route(
     router: APIRouter, server: Server, suffix: str, handler: Callable[..., Any], **options: Any
 ) -> None:
-    """A call about a model: once for its latest version, and once for each, by its number or its label."""
+    """Add a call about a model: once for its latest version, and once for each, by its number or its label."""
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
         router.add_api_route(path + suffix, handler, **options)
     labelled = {**options, "include_in_schema": False, "route_class_override": route_of_labels(server)}
@@ -101,7 +101,7 @@ QUERY: Final = "modserve.query"
 
 
 async def read_body(request: Request, max_json: int) -> bytes:
-    """The whole body. Raises INVALID_ARG for one longer than `max_json` bytes."""
+    """Return the whole body. Raises INVALID_ARG for one longer than `max_json` bytes."""
     body = await request.body()
     check_json_size(len(body), max_json)
     return body
@@ -112,7 +112,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
-    """The request's headers that become parameters of an inference request."""
+    """Return the request's headers that become parameters of an inference request."""
     if options.header_pattern is None:
         return ()
     extensions = request.scope.get("extensions") or {}
@@ -142,5 +142,5 @@ def infer_head(request: Request, options: HttpSettings, response_encoding: str |
 
 
 def _raw(value: str | None) -> bytes | None:
-    """A header as it was sent."""
+    """Return a header as it was sent."""
     return None if value is None else value.encode("latin-1")

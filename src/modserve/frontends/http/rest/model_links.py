@@ -81,7 +81,7 @@ def _checked(url: str) -> Path:
 
 
 def _folders(name: str, path: Path) -> dict[str, Path]:
-    """The folders of models by their names, the model `name` first. Raises INVALID_ARG."""
+    """Return the folders of models by their names, the model `name` first. Raises INVALID_ARG."""
     below = sorted(each for each in path.iterdir() if each.is_dir() and may_be_model(each.name))
     if (path / CONFIG_FILE).is_file() or any(parse_directory(each.name) is not None for each in below):
         return {name: path}
@@ -111,7 +111,7 @@ def _link(model: Path, folder: Path) -> None:
 
 
 def without_name(config: bytes) -> bytes:
-    """A configuration that leaves the model's name out: it is that of the folder."""
+    """Return a configuration that leaves the model's name out: it is that of the folder."""
     parts: list[bytes] = []
     end = 0
     for start, stop in _names(config):

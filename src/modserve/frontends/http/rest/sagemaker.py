@@ -42,7 +42,7 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     links = ModelLinks(Path(registry))
 
     async def models() -> Response:
-        """The models that are loaded."""
+        """Return the models that are loaded."""
         urls = await on_thread(links.urls)
         return json_response({"models": [_shown(name, url) for name, url in urls.items() if _in_use(server, name)]})
 
