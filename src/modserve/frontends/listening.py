@@ -143,7 +143,7 @@ def _drop_attempts(listening: socket.socket) -> None:
 
 
 def _accepted(listening: socket.socket) -> list[socket.socket]:
-    """The connections that wait. Of a Unix socket that others serve, too, there may always be more."""
+    """Return the connections that wait. On a Unix socket that others serve, too, there may always be more."""
     accepted: list[socket.socket] = []
     listening.setblocking(False)
     with suppress(OSError):
@@ -193,6 +193,6 @@ def keep_alive(listening: socket.socket) -> None:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> object:
-    """The client's address as a socket has it; a word for the nameless ones of Unix sockets."""
+    """Return the client's address as a socket has it; a word for the nameless ones of Unix sockets."""
     name: object = transport.get_extra_info("peername")
     return unix_socket.PEER if name == "" else name

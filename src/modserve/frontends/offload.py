@@ -65,7 +65,7 @@ def background_threads(cores: int) -> Iterator[None]:
 
 
 def _step_back() -> None:
-    """Lower this thread's priority where a thread has one of its own, which is on Linux; elsewhere it is the process's.
+    """Lower this thread's priority where threads have their own, which is on Linux; elsewhere it is the process's.
 
     It cannot be raised again without privileges, and what the thread starts inherits it.
     """
@@ -113,7 +113,7 @@ def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
 
 
 def inflated(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> bytes | Inflater:
-    """The body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
+    """Return the body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
 
     Raises as `compression.begin` and `Inflater.read` do.
     """

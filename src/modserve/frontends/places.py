@@ -22,7 +22,7 @@ class ConnectionPlaces(Generic[ConnectionT]):
         self._connections: dict[str, dict[ConnectionT, None]] = {}
 
     def add(self, connection: ConnectionT, peer: object) -> None:
-        """`peer` is the client's address as a socket has it."""
+        """Add a connection. `peer` is the client's address as a socket has it."""
         address = address_of(peer)
         self._addresses[connection] = address
         self._connections.setdefault(address, {})[connection] = None

@@ -76,7 +76,7 @@ class TextCall:
         self._handles: list[TextHandle] = []
 
     async def model(self, tasks: Collection[TextTask]) -> TextHandle:
-        """The model that the body, or the query of the path, names; otherwise the only one. Raises as `borrow`."""
+        """Return the model named by the body or the query of the path; otherwise the only one. Raises as `borrow`."""
         name = self.body.get("model")
         if name is None:
             query = parse_qs(self.request.query)
@@ -125,7 +125,7 @@ class TextCall:
         normalize: bool,
         dimensions: int | None,
     ) -> list[Vectors]:
-        """The embedding of each text, FP32 [width]. Raises INVALID_ARG for more dimensions than the model has."""
+        """Return the embedding of each text, FP32 [width]. Raises INVALID_ARG for too many dimensions."""
         plan, prompt = model.plan, prepared("", model.text.prompt(options.prompt_name), model.text.lowercase)
         skip = least = 0
         if prompt and not model.text.pools_prompt:
@@ -162,7 +162,7 @@ class TextCall:
         return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
 
     async def written(self, content: object, elements: int) -> bytes:
-        """JSON of a response, whose arrays of numpy have that many elements."""
+        """Encode a response as JSON; its numpy arrays have this many elements."""
         if elements > self.context.limits.elements:
             return await offload.on_thread(write, content)
         return write(content)
@@ -178,7 +178,7 @@ def write(content: object) -> bytes:
 
 
 async def begin(context: CallContext, request: CompleteRequest, models: TextVersions) -> TextCall:
-    """Read the body of a call. Raises INVALID_ARG for one that is no JSON object, or too long."""
+    """Read the body of a call. Raises INVALID_ARG if it is no JSON object, or too long."""
     now_ns = time.monotonic_ns()
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
@@ -196,7 +196,7 @@ async def begin(context: CallContext, request: CompleteRequest, models: TextVers
 
 
 def check_count(model: TextHandle, count: int, member: str) -> None:
-    """Raises INVALID_ARG for no texts, and for too many."""
+    """Check the number of texts. Raises INVALID_ARG for none, and for too many."""
     if count == 0:
         raise RequestFieldError(f"'{member}' has no texts", member, EMPTY)
     most = model.text.max_texts
@@ -206,7 +206,7 @@ def check_count(model: TextHandle, count: int, member: str) -> None:
 
 
 def check_length(model: TextHandle, tokens: Sequence[Tokens], options: TextOptions, member: str) -> None:
-    """Raises INVALID_ARG for a text that was cut and must not be."""
+    """Check a text's length. Raises INVALID_ARG for a text that was cut and must not be."""
     if model.text.truncate if options.truncate is None else options.truncate:
         return
     for place, each in enumerate(tokens):
@@ -231,7 +231,7 @@ def prepared(text: Text, prompt: str, lowercase: bool) -> Text: ...
 
 
 def prepared(text: Text, prompt: str, lowercase: bool) -> Text:
-    """The text as the tokenizer sees it."""
+    """Return the text as the tokenizer sees it."""
     if isinstance(text, tuple):
         return (text[0].lower(), text[1].lower()) if lowercase else text
     whole = prompt + text
@@ -239,14 +239,14 @@ def prepared(text: Text, prompt: str, lowercase: bool) -> Text:
 
 
 def origins(text: str, lowercase: bool) -> Sequence[int]:
-    """The place in `text` of each character that the tokenizer sees, and of the end: some grow as they are lowered."""
+    """Return the place in `text` of each character that the tokenizer sees, and of the end: some grow when lowered."""
     if not lowercase or len(text.lower()) == len(text):
         return range(len(text) + 1)
     return [*(place for place, character in enumerate(text) for _ in character.lower()), len(text)]
 
 
 def span(sources: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int]:
-    """The offsets of a token by `origins`."""
+    """Return the offsets of a token by `origins`."""
     start, end = offsets
     return sources[start], sources[end - 1] + 1 if end > start else sources[start]
 

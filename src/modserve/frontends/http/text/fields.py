@@ -53,7 +53,7 @@ def texts(body: Mapping[str, Any], name: str) -> list[str]:
 
 
 def one_or_more(body: Mapping[str, Any], name: str) -> tuple[list[str], bool]:
-    """The texts of a string or a list of strings, and whether it was a list."""
+    """Return the texts of a string or a list of strings, and whether it was a list."""
     value = body.get(name)
     if isinstance(value, str):
         return [value], False
@@ -63,7 +63,7 @@ def one_or_more(body: Mapping[str, Any], name: str) -> tuple[list[str], bool]:
 
 
 def sequences(body: Mapping[str, Any], name: str) -> tuple[list[Text], bool]:
-    """Texts and pairs of them, as TEI's ``/predict`` has them, and whether there may be several.
+    """Return texts and pairs of them, in the form of TEI's ``/predict``, and whether there may be several.
 
     A string, ``[text]`` and ``[text, pair]`` are one; ``[[text], [text, pair], …]`` are several.
     """
@@ -81,7 +81,7 @@ def sequences(body: Mapping[str, Any], name: str) -> tuple[list[Text], bool]:
 
 
 def options(body: Mapping[str, Any]) -> TextOptions:
-    """``truncate``, ``truncation_direction`` and ``prompt_name``, as TEI has them."""
+    """Read ``truncate``, ``truncation_direction`` and ``prompt_name`` as TEI does."""
     direction = text(body, "truncation_direction") or "right"
     if direction.lower() not in _DIRECTIONS:
         raise RequestFieldError("'truncation_direction' must be Left or Right", "truncation_direction")

@@ -81,8 +81,8 @@ class TextVersions:
         self._listening.__enter__()  # as long as the application, which goes with the server
 
     async def borrow(self, name: str | None, tasks: Collection[TextTask]) -> TextHandle:
-        """The model `name`, which may have its owner before it, or for None the only one with one of the `tasks`; none:
-        any task.
+        """Return the model `name`, which may have its owner before it, or for None the only one with one of the
+        `tasks`; none: any task.
 
         Raises NOT_FOUND, UNAVAILABLE, INVALID_ARG for a model that is not of these tasks or takes no texts, INTERNAL
         for files that cannot be used, and UNSUPPORTED without the library.
@@ -139,7 +139,7 @@ class TextVersions:
         return entry
 
     def _current(self, id: ModelId) -> Servable | None:
-        """The version itself, which something else may stand before: a routing, or its predecessor."""
+        """Return the version itself, which may be behind something else: a routing, or its predecessor."""
         return next((each for each in self._server.ready_models() if each.id == id), None)
 
     def _drop_old(self) -> None:
@@ -156,7 +156,7 @@ class TextVersions:
         raise RequestFieldError(why + _listed(names, tasks), "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
 
     async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
-        """The READY models with one of the tasks; those whose files cannot be used are left out."""
+        """Return the names of READY models with one of the tasks, except models with unusable files."""
         names: dict[str, None] = {}
         for servable in self._server.models():
             folder = self._server.folder(servable.id)

@@ -20,7 +20,7 @@ _FORM: Final = "a string, a list of strings, a list of tokens, or a list of list
 
 
 async def embeddings(call: TextCall) -> bytes:
-    """The embeddings of the texts in ``input``, in their order."""
+    """Return the embeddings of the texts in ``input``, in their order."""
     body = call.body
     encoding = fields.text(body, "encoding_format") or "float"
     if encoding not in _FORMATS:

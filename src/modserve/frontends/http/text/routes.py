@@ -30,7 +30,7 @@ _DESCRIPTIONS: Mapping[str, str] = {
 
 
 def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:
-    """The routes of all calls of texts."""
+    """Return the routes of all calls of texts."""
     router = new_router(TEXT)
     for route in ROUTES:
         if route.paths == ("/",):

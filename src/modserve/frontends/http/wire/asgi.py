@@ -86,7 +86,7 @@ class AsgiCall:
         return self._started
 
     async def run(self) -> None:
-        """Never raises, but for cancellation: what fails, also after the response, costs this connection only."""
+        """Run the application. Never raises except for cancellation: any failure costs this connection only."""
         try:
             await self._respond()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -121,7 +121,7 @@ class AsgiCall:
         _log.exception("%s %s failed unexpectedly", self._scope["method"], self._scope["path"])
 
     def cancel(self) -> None:
-        """The client has gone: the application reads ``http.disconnect``."""
+        """Tell the application that the client has disconnected: it reads ``http.disconnect``."""
         self._gone.set()
 
     async def _receive(self) -> Message:
@@ -206,12 +206,12 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 def origin_of(scope: Message) -> Origin:
-    """Origin of the request of a scope."""
+    """Return the origin of a scope's request."""
     return Origin(scope.get("client"), lines_of(scope["headers"]), scope["path"].replace(SLASH, "%2F"))
 
 
 def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Credentials = ()) -> Message:
-    """The ASGI scope of a request."""
+    """Return the ASGI scope of a request."""
     path, _, query = head.target.partition(b"?")
     return {
         "type": "http",

@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
                 self._access.abandon(call)
 
     def eof_received(self) -> bool:
-        """The client sends no more: what it has sent is served to the end, and then the connection closes.
+        """Serve what the client has sent, which sends no more, and then close the connection.
 
         A client that is gone sends no more either. Only what is written shows whether it still reads, so something is
         written at once that changes nothing. HTTP/1.0 has nothing of that kind.
@@ -124,7 +124,7 @@ class HttpConnection(asyncio.Protocol):
             await self._blockage.wait()
 
     def pause_writing(self) -> None:
-        """The client does not read its responses: it gets to send no more until it does."""
+        """Stop reading from a client that does not read its responses, until it does."""
         self._blockage = asyncio.Event()
         if isinstance(self._call, LongResponse | DirectCall):
             self._call.paused = True
@@ -231,7 +231,7 @@ class HttpConnection(asyncio.Protocol):
             self._advancing = False
 
     def _after_reading(self) -> None:
-        """Account for what has not been read, and for a request that is not complete."""
+        """Account for unread bytes, and for a request that is not complete."""
         reader = self._reader
         unread = reader.ahead
         if not unread:
@@ -340,7 +340,7 @@ class HttpConnection(asyncio.Protocol):
         self._done(True)
 
     def _done(self, complete: bool) -> None:
-        """The response to the request at hand has been written; on to the next."""
+        """Go on to the next request: the response to the one at hand has been written."""
         self._call = None
         if self._held.size:
             self._held.resize(0)
@@ -352,7 +352,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:
-        """Say what is wrong and close: what follows on the connection cannot be understood, or shall not be read."""
+        """Report the error and close: what follows on the connection cannot be understood, or is not to be read."""
         body = encode_message(decoded_path(self._reader.path), message, status)
         if self._access is not None:
             self._access.refuse(self._origin, status, len(body))
@@ -370,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
         self._choose_reading()
 
     def _fail(self, error: BaseException) -> None:
-        """Something of ours has raised while a request was read: it costs this connection only."""
+        """Handle an internal error while a request was read: it costs this connection only."""
         try:
             _log.error("reading an HTTP request failed unexpectedly", exc_info=error)
             if self._call is not None:

@@ -94,7 +94,7 @@ class Hold:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Raises MemoryExhaustedError; then nothing has changed."""
+        """Change the size. Raises MemoryExhaustedError; then nothing has changed."""
         if size > self.size:
             self._memory.take(size - self.size)
         else:
@@ -235,11 +235,11 @@ class HttpContext:
         return identity.tenant, context_of(authority, shown, identity) if head.route else None
 
     def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
-        """The head of a renamed request, now that its body has come."""
+        """Return the head of a renamed request, now that its body has come."""
         return head if self.platform is None else self.platform.by_body(head, body)
 
     def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
-        """The outcome of a renamed inference as its client gets it."""
+        """Return the outcome of a renamed inference as its client gets it."""
         return outcome if self.platform is None else self.platform.spelled(outcome)
 
     def opened(self, connection: OpenConnection, peer: object) -> bool:
@@ -302,7 +302,7 @@ class HttpContext:
                 count_failure(self._ticking.name, error)
 
     def _look_for_descriptors(self, now: float) -> None:
-        """Warn when no port can accept a connection any more, which not every event loop reports."""
+        """Warn when no port can accept a connection any more, which some event loops do not report."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -311,7 +311,7 @@ class HttpContext:
                 _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
     def report_load(self, line: bytes, by_format: dict[str, bytes]) -> None:
-        """Header lines for responses from now on."""
+        """Set the header lines with the load for responses from now on."""
         self.load_lines = by_format
         if line or self._load_line:
             self._load_line = line

@@ -18,7 +18,7 @@ _logged: set[bytes] = set()
 
 
 def header_block(origins: frozenset[str], method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The header lines of a response, by the origins that are let in; `headers` have lower-case names.
+    """Return the header lines of a response, by the origins that are let in; `headers` have lower-case names.
 
     Empty if none are. Where any origin is let in, responses are the same for all, and caches may keep them. The refusal
     of a preflight is logged once for each origin.

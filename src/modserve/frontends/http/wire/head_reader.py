@@ -300,7 +300,7 @@ class HeadReader:
         return fields
 
     def _kind(self, name: bytes) -> tuple[int, bytes]:
-        """Return the kind of a header and its name in lower case; 0 for one that matters to nobody."""
+        """Return the kind of a header and its name in lower case; 0 for one that is not needed."""
         known = self._kinds.get(name)
         return known if known is not None else self._kinds.get(name.lower(), _NO_KIND)
 
@@ -387,7 +387,7 @@ class HeadReader:
         )
 
     def _encoding(self, accepted: bytes | None) -> str | None:
-        """The content coding for the response."""
+        """Return the content coding for the response."""
         if accepted is None:
             return None
         known = self._encodings.get(accepted)

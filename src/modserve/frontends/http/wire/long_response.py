@@ -58,7 +58,7 @@ class LongResponse:
                 self._done(True)
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """Stop writing: the client has disconnected."""
         self.left = 0
         self._parts.clear()
 
@@ -67,7 +67,7 @@ class LongResponse:
         self.write()
 
     def _next_piece(self) -> Buffer:
-        """A slice of a part, or several that are joined."""
+        """Return a slice of a part, or several that are joined."""
         views: list[memoryview] = []
         room = _PIECE
         while room and self._parts:

@@ -99,7 +99,7 @@ class PlatformPaths:
         )
 
     def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
-        """The head of a renamed request, now that its body has come: that may be one of v1."""
+        """Return the head of a renamed request, now that its body has come: that may be one of v1."""
         if not self._routes.instances or head.header_length is not None or not head.model or head.route:
             return head
         first = bytes(body[:_BEGINNING])
@@ -117,7 +117,7 @@ class PlatformPaths:
         return known
 
     def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
-        """The outcome of an inference. SageMaker wants to know of failures for want of memory, and unloads models."""
+        """Return the outcome of an inference. SageMaker unloads models when it hears of failures for want of memory."""
         if self._routes.registry and isinstance(outcome, ModserveError) and is_memory_failure(outcome):
             return NoModelMemoryError(Code.UNAVAILABLE, outcome.message)
         return outcome

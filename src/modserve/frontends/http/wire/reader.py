@@ -151,7 +151,7 @@ class Reader:
         return None
 
     def _scanned(self, fields: HeadFields, data: bytes) -> RequestHead | None:
-        """The head of a scan; None if there is something wrong with it, for which the parser finds the words."""
+        """Return the head of a scan; None if it is wrong, for which the parser finds the words."""
         heads, line = self._heads, fields.line
         if fields.length > self._options.max_json or 0 < self._memory.limit < fields.length:
             return None  # perhaps too long
@@ -179,7 +179,7 @@ class Reader:
         return head, body
 
     def _next_end(self, data: bytes, start: int) -> int:
-        """The end of the next piece that may end a head or a chunked body which has begun before `start`."""
+        """Return the end of the next piece that may end a head or a chunked body which has begun before `start`."""
         if self._tail:
             early = (self._tail + data[start : start + 3]).find(END)
             if early >= 0:
@@ -230,7 +230,7 @@ class Reader:
             raise RefusedRequestError(431, _TOO_MUCH_FRAMING)
 
     def _parse(self, piece: bytes) -> None:
-        """Raises httptools.HttpParserError for what is no HTTP, of which a callback's error is one kind."""
+        """Feed the parser. Raises httptools.HttpParserError for invalid HTTP, and for a callback's error."""
         if self._parser is None:
             self._parser = httptools.HttpRequestParser(self)
         declined = b""
@@ -325,6 +325,6 @@ class Reader:
                 self._stop(STATUS[error.code].http, error.message)
 
     def _stop(self, status: int, message: str) -> NoReturn:
-        """Leave the parser with a refusal."""
+        """Stop the parser with a refusal."""
         self._refusal = status, message
         raise RefusedRequestError(status, message)

@@ -11,7 +11,7 @@ FORMAT_HEADER: Final = load_report.FORMAT_HEADER.encode()
 
 
 def lines(report: LoadReport, option: str) -> tuple[bytes, dict[str, bytes]]:
-    """The line for each response, empty if there is none; and those by format for requests that ask."""
+    """Return the line for each response, empty if there is none; and the lines by format for requests that ask."""
     if option == ON_REQUEST:
         return b"", {name: _line(write(report)) for name, write in load_report.FORMATS.items()}
     return _line(load_report.FORMATS[option](report)), {}

@@ -15,7 +15,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def binary_head(media_type: bytes) -> bytes:
-    """A template; `media_type` goes on with the header line, or the end of its own, that has the length of the JSON."""
+    """Return a template; `media_type` goes on with the header line, or its beginning, for the length of the JSON."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: " + media_type + b"Content-Length: %d\r\n%b\r\n"
 
 
@@ -36,7 +36,7 @@ def reason(status: int) -> bytes:
 
 
 def persistence(keep_alive: bool, old: bool) -> bytes:
-    """The Connection header, where HTTP/1.1's default does not say it already."""
+    """Return the Connection header, where HTTP/1.1's default does not say it already."""
     if not keep_alive:
         return CLOSE
     return KEEP_ALIVE if old else b""
@@ -55,7 +55,7 @@ def header_lines(head: RequestHead, request_id: str, last: bool, reports: dict[s
 
 
 def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:
-    """`lines` are whole header lines that follow `headers`."""
+    """Return the head of a response. `lines` are whole header lines that follow `headers`."""
     first = [b"HTTP/1.1 %d %b" % (status, reason(status)), *(name + b": " + value for name, value in headers)]
     return b"\r\n".join(first) + b"\r\n" + lines + b"\r\n"
 
@@ -67,7 +67,7 @@ def json_response(status: int, body: bytes, lines: bytes) -> bytes:
 def inference_response(
     outcome: Body | ModserveError, lines: bytes, json_head: bytes, binary_head: bytes, statuses: list[int]
 ) -> tuple[int, list[Buffer]]:
-    """The length of the body; and the response in parts, of which the first is its head.
+    """Return the length of the body; and the response in parts, of which the first is its head.
 
     `lines` are whole header lines. The heads are the templates above, with a date. Its status is counted in `statuses`.
     """

@@ -11,7 +11,7 @@ a slow reader would look like one that does not read."""
 
 
 def keep_little(transport: asyncio.Transport) -> None:
-    """The response comes in parts: let the system take no more of them than it sends on."""
+    """Let the system take no more of a response in parts than it sends on."""
     connected = transport.get_extra_info("socket")
     if connected is not None and _UNSENT is not None:
         with suppress(OSError):  # no TCP
