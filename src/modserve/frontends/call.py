@@ -169,7 +169,7 @@ class InferenceCall:
         return self.memory
 
     def lend(self) -> RegionLease:
-        """The lease of the request, made on first use."""
+        """Return the lease of the request, made on first use."""
         if self.lease is None:
             self.lease = self.server.shared_memory.lease("" if self.tenant is None else self.tenant.name)
         return self.lease

@@ -23,25 +23,25 @@ class Budgets:
         self.updates = limits.updates
 
     def spend_update(self) -> None:
-        """The client has sent WINDOW_UPDATE."""
+        """Account for a WINDOW_UPDATE of the client."""
         self.updates -= 1
         if self.updates < 0:
             raise client_error(TOO_MANY_UPDATES)
 
     def spend_noise(self, count: int = 1) -> None:
-        """The client has sent another frame that furthers no call, or one that costs as much as `count` of them."""
+        """Account for another frame that furthers no call, or one that costs as much as `count` of them."""
         self.noise -= count
         if self.noise < 0:
             raise client_error(TOO_MUCH_NOISE)
 
     def spend_reset(self) -> None:
-        """A stream has ended before its time."""
+        """Account for a stream that ended before its time."""
         self.resets -= 1
         if self.resets < 0:
             raise client_error(TOO_MANY_RESETS)
 
     def stream_ended(self) -> None:
-        """A stream has been served to its end."""
+        """Account for a stream that was served to its end."""
         limits = self._limits
         if self.resets < limits.resets:
             self.resets += 1
@@ -62,5 +62,5 @@ class Budgets:
 
 
 def _refilled(left: int, gain: int, most: int) -> int:
-    """Time fills a budget up to `most`, and takes nothing that was earned."""
+    """Refill a budget by time up to `most`; it keeps what was earned beyond that."""
     return max(left, min(left + gain, most))

@@ -41,11 +41,11 @@ class FrameWriter:
         self.longest_frame = size
 
     def announce_table(self) -> None:
-        """The client has made its table smaller (RFC 7541, section 4.2); ours needs none."""
+        """Announce that our encoder uses no table: the client has made its own smaller (RFC 7541, section 4.2)."""
         self.size_update = SIZE_UPDATE
 
     def add_headers(self, number: int, block: bytes, last: bool) -> None:
-        """A header block, the `last` of its stream or not, in as many frames as it takes."""
+        """Add a header block, the `last` of its stream or not, in as many frames as it takes."""
         if self.size_update:
             block, self.size_update = self.size_update + block, b""
         size, most = len(block), self.longest_frame
@@ -61,7 +61,7 @@ class FrameWriter:
     def add_response(
         self, number: int, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """A whole response as one piece of bytes. Its prefix and body have `size` bytes, which fit into one frame."""
+        """Add a whole response as one piece of bytes. Prefix and body have `size` bytes and fit into one frame."""
         stream = number.to_bytes(4, "big")
         self.parts.append(
             b"".join(

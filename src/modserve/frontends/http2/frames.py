@@ -94,7 +94,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Names and values in their order. Raises `Http2Error` for what is not allowed (RFC 9113, section 6.5.2)."""
+    """Return names and values in order. Raises `Http2Error` for what is not allowed (RFC 9113, section 6.5.2)."""
     if len(payload) % 6:
         raise Http2Error(FRAME_SIZE_ERROR, "SETTINGS are six bytes each")
     values: list[tuple[int, int]] = [_SETTING.unpack_from(payload, at) for at in range(0, len(payload), 6)]

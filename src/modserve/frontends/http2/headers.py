@@ -73,7 +73,7 @@ def has_pseudo(fields: list[HeaderField]) -> bool:
 
 
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
-    """RFC 7541, section 5.1."""
+    """Encode a number (RFC 7541, section 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -87,12 +87,12 @@ def _integer(value: int, bits: int, first: int = 0) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field that enters no table, as it is (RFC 7541, section 6.2.2)."""
+    """Encode a field that enters no table, as it is (RFC 7541, section 6.2.2)."""
     return b"\0" + _integer(len(name), 7) + name + _integer(len(value), 7) + value
 
 
 def status(code: int) -> bytes:
-    """The field with which a response begins."""
+    """Return the field with which a response begins."""
     # The name is number 8 of the static table.
     return _STATUS.get(code) or b"\x08" + _integer(3, 7) + b"%d" % code
 

@@ -29,12 +29,12 @@ class Keepalive:
         self._strikes = 0
 
     def heard(self, now: float) -> None:
-        """Anything has come."""
+        """Note that the client has sent something."""
         self._heard = now
         self._waiting_since = 0.0
 
     def pinged(self, now: float, sent: int, idle: bool) -> None:
-        """The client has sent a ping; `idle`: it has no streams. Raises `Http2Error` if that is too often."""
+        """Account for a ping of the client; `idle`: it has no streams. Raises `Http2Error` for too many."""
         policies = self._policies
         self._look_at(sent)
         least = policies.ping_interval_idle if self._counts_as_idle(idle) else policies.ping_interval

@@ -51,18 +51,18 @@ class ConnectionLimits:
     unsent_control: int = 64 * 1024
     """Bytes of acknowledgements that wait for a client that does not read."""
     preface: float = 10.0
-    """Until the client's first frame has come."""
+    """Time until the client's first frame has come."""
     silence: float = 60.0
-    """Without another byte of a message that has begun, or of a call that has to have one."""
+    """Time without another byte of a message that has begun, or of a call that has to have one."""
     part: int = 16 * 1024
     """Bytes of a message that have `silences` times as long to come, however lively the client."""
     silences: int = 5
     stall: float = 300.0
-    """Without another byte sent of a response for which the client leaves no window."""
+    """Time without another byte sent of a response for which the client leaves no window."""
     blockage: float = 60.0
-    """Without another byte taken by a client that has let its socket fill up."""
+    """Time without another byte taken by a client that has let its socket fill up."""
     farewell: float = 2.0
-    """Wait for the reply to the ping between the two GOAWAYs, and for what is under way to the client at the end."""
+    """Time for the reply to the ping between the two GOAWAYs, and for what is under way to the client at the end."""
 
 
 LIMITS = ConnectionLimits()

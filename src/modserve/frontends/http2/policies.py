@@ -14,7 +14,7 @@ class Policies:
     keepalive: float = 7200.0
     """Silence of a client after which it is sent a ping."""
     keepalive_timeout: float = 20.0
-    """Until it must have sent anything."""
+    """Time until the client must have sent anything."""
     keepalive_when_idle: bool = False
     pings_without_data: int = 2
     """Pings that are sent with no data in between; 0: any number."""
@@ -25,7 +25,7 @@ class Policies:
     ping_strikes: int = 2
     """Strikes that it may have; 0: any number."""
     age: float = 0.0
-    """After which a connection is told to end."""
+    """Time after which a connection is told to end."""
     grace: float = 0.0
     """Time that its streams may still take."""
 

@@ -105,11 +105,12 @@ class Http2Port:
     # What a subclass does
 
     def understand(self, fields: list[HeaderField], size: int) -> Head:
-        """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
+        """Read a head. `size`: bytes of the whole list, of which `fields` may be the beginning. Raises
+        `MalformedError`."""
         return Head(fields, size)
 
     def open(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> Stream:
-        """A client has opened a stream."""
+        """Return the stream that a client has opened."""
         raise NotImplementedError
 
     def count_unsent(self, change: int) -> None:
@@ -152,7 +153,7 @@ class Http2Port:
                     await self._all_aware.wait()
 
     def await_goodbye(self) -> None:
-        """A client has been told to go elsewhere."""
+        """Count a client that has been told to go elsewhere."""
         self._unaware += 1
 
     def confirm_goodbye(self) -> None:
@@ -172,7 +173,7 @@ class Http2Port:
             )
 
     def ended(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
-        """The server ends a connection. A client that has passed a limit gets into the log, from time to time."""
+        """Count a connection that the server ends. Clients that passed a limit are logged, from time to time."""
         self.endings[ending.reason] += 1
         if not ending.limit:
             return
@@ -248,7 +249,7 @@ class Seldom:
 
 
 def announced(limits: ConnectionLimits) -> dict[int, int]:
-    """The settings that clients are told."""
+    """Return the settings that clients are told."""
     values = {
         frames.HEADER_TABLE_SIZE: limits.table,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window,

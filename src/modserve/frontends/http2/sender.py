@@ -106,7 +106,7 @@ class Sender(StreamSender):
     def respond(
         self, stream: Stream, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """Sends one piece of bytes, if nothing holds it back.
+        """Send one piece of bytes, if nothing holds it back.
 
         In parts, a unary inference takes 1.3 times the CPU time (`benchmarks/wire_shortcuts.py`).
         """
@@ -151,7 +151,7 @@ class Sender(StreamSender):
         self._end(stream)
 
     def window_opened(self, stream: Stream) -> None:
-        """The client has opened the window of a stream on which something is pending."""
+        """Send what is pending on a stream whose window the client has opened."""
         if not stream.queued and stream.window > 0:
             self.push(stream)
 
@@ -159,7 +159,7 @@ class Sender(StreamSender):
         self.ready.append(stream)
 
     def _finish(self, stream: Stream, block: bytes) -> None:
-        """The last header block of a stream, whose body has been sent."""
+        """Send the last header block of a stream, whose body has been sent."""
         self.writer.add_headers(stream.number, block, last=True)
         self.sent += 1
         self._flush_later()
@@ -213,7 +213,7 @@ class Sender(StreamSender):
             self._sendable = None
 
     def _send_share(self, stream: Stream, most: int) -> int:
-        """A stream's next frames, of at most so many bytes, whose sizes are returned."""
+        """Send a stream's next frames, of up to `most` bytes; returns their size."""
         pending, writer = stream.pending, self.writer
         most = min(most, stream.window, self._windows.left)
         sent = 0
@@ -248,7 +248,7 @@ class Sender(StreamSender):
         self._watched.discard(stream)
 
     def check_streams(self, now: float) -> None:
-        """End those of the watched streams that have not got on for too long."""
+        """End watched streams without progress for too long."""
         limits = self._port.limits
         for stream in list(self._watched):
             if stream.pending and now - stream.moved > limits.stall:
@@ -266,7 +266,7 @@ class Sender(StreamSender):
     # The transport
 
     def hold_back(self) -> None:
-        """Bytes are being read: what is to be sent waits for the end of it, when `flush` is called."""
+        """Hold back output while bytes are being read, until `flush` is called at the end."""
         self._held_back = True
 
     def flush(self) -> None:
@@ -304,7 +304,7 @@ class Sender(StreamSender):
             transport.writelines(gathered(parts))
 
     def close_when_done(self) -> None:
-        """The connection ends with the last of its streams."""
+        """Close the connection with the last of its streams."""
         self.closing = True
         self._flush_later()
 
@@ -314,7 +314,7 @@ class Sender(StreamSender):
         self._write()
 
     def pause(self) -> None:
-        """The client does not take what is written."""
+        """Pause sending: the client does not take what is written."""
         self.paused = True
         self.moved = self.clock.seconds
         if self.transport is not None:

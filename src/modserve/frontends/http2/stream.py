@@ -142,11 +142,11 @@ class Stream:
     # What a subclass does
 
     def data_received(self, data: bytes, start: int, end: int) -> None:
-        """`data` from `start` to `end` has come: a part of the body, of any size."""
+        """Receive `data` from `start` to `end`: a part of the body, of any size."""
         raise NotImplementedError
 
     def end_received(self) -> None:
-        """The client has sent its last byte."""
+        """Handle the client's last byte."""
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -154,7 +154,7 @@ class Stream:
         raise NotImplementedError
 
     def lost(self) -> None:
-        """The client has reset the stream, or the connection is lost. Nothing may be sent any more."""
+        """Handle a stream reset by the client, or a lost connection. Nothing may be sent any more."""
         raise NotImplementedError
 
     def finished(self) -> None:
@@ -162,7 +162,7 @@ class Stream:
         raise NotImplementedError
 
     def broken(self) -> None:
-        """Whoever serves it has raised, unforeseen."""
+        """Handle an unforeseen error of the code that serves the stream."""
         self.reset(INTERNAL_ERROR)
 
     def drained(self) -> None:
@@ -179,7 +179,7 @@ class Stream:
     # What its connection does. Error codes are those with which it has to be reset; 0: all is well.
 
     def count_data(self, length: int, padding: int) -> int:
-        """DATA of `length` bytes begins, of which `padding` mean nothing; the error code."""
+        """Account for DATA of `length` bytes that begins, of which `padding` mean nothing; returns the error code."""
         if self.ended:
             return STREAM_CLOSED
         self.room -= length
@@ -192,7 +192,7 @@ class Stream:
         return NO_ERROR
 
     def end(self) -> int:
-        """The client has sent its last byte; the error code."""
+        """Handle the client's last byte; returns the error code."""
         if self.due > 0 and not self.over:
             return PROTOCOL_ERROR  # less came than announced (RFC 9113, section 8.1.1)
         if not self.ended and not self.over:
@@ -201,14 +201,14 @@ class Stream:
         return NO_ERROR
 
     def open_window(self, size: int) -> int:
-        """The client takes `size` bytes more; the error code."""
+        """Let the server send `size` bytes more; returns the error code."""
         self.window += size
         if size and self.window <= LARGEST_WINDOW:
             return NO_ERROR
         return FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
 
     def change_window(self, change: int) -> None:
-        """The client has changed the window of all streams. Raises `Http2Error` if that makes it too large."""
+        """Apply a new window of all streams. Raises `Http2Error` if that makes it too large."""
         self.window += change
         if self.window > LARGEST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
@@ -221,7 +221,7 @@ class Stream:
     # What whoever serves it calls
 
     def credit(self, size: int) -> None:
-        """Let the client send so many bytes more, which have been consumed."""
+        """Let the client send more, as these bytes have been consumed."""
         self.consumed += size
         if self.consumed >= self.connection.half_window and not self.ended and not self.over:
             self.room += self.consumed

@@ -30,12 +30,12 @@ class Windows:
             raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
 
     def acknowledge(self) -> int:
-        """The client may send as much again as came; how much that is."""
+        """Let the client send as much again as came, and return how much that is."""
         size, self.unacknowledged = self.unacknowledged, 0
         return size
 
     def opened(self, size: int) -> None:
-        """The client takes so many bytes more."""
+        """Let the server send `size` bytes more."""
         self.left += size
         if not size or self.left > LARGEST_WINDOW:
             code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
@@ -45,6 +45,6 @@ class Windows:
         self.left -= size
 
     def change_initial(self, size: int) -> int:
-        """Streams begin with another window from now on; by how much those of open ones grow."""
+        """Change the initial window of streams; returns the growth of the windows of open streams."""
         change, self.initial = size - self.initial, size
         return change
