@@ -8,7 +8,7 @@ from modserve.observability.access_log import AccessLog
 from .call import InferenceCall
 
 GONE: Final = 499
-"""The status in the log of an HTTP request whose client has gone before its response."""
+"""Status in the log of an HTTP request whose client disconnected before its response."""
 
 
 def record(

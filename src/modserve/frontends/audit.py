@@ -20,7 +20,7 @@ RPCS: Final = frozenset(
 """RPCs that change something; those of `SETTINGS_RPCS` do so only if their message has settings."""
 SETTINGS_RPCS: Final = frozenset(("LogSettings", "TraceSetting"))
 _TOLD: Final = ("/logging", "/trace/setting", "/routing")
-"""Paths, by their ends, whose requests say what changes. Those of others may be files, or hold secrets of a model."""
+"""Paths, by their ends, whose requests say what changes. Requests to others may be files, or hold a model's secrets."""
 
 
 class AuditEntry:

@@ -24,15 +24,15 @@ ANY = "*"
 ORIGIN, SITE, MODE = b"origin", b"sec-fetch-site", b"sec-fetch-mode"
 LANGUAGE, FORWARDED_HOST = b"accept-language", b"x-forwarded-host"
 MARKS = frozenset({ORIGIN, SITE, MODE, LANGUAGE, FORWARDED_HOST})
-"""The headers that are looked at, beside Host."""
+"""Headers that are read besides Host."""
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 """Methods by which nothing is ordered (RFC 9110, 9.2.1)."""
 _OWN_SITES = frozenset({b"same-origin", b"none"})
 """Sec-Fetch-Site of a page of this origin, and of an address that a person typed. Other ports are other origins."""
 _PRIVATE = ("localhost", "local", "internal", "svc", "home.arpa")
-"""Ends of names that nobody can have registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services): the
-names of strangers' pages never end so."""
+"""Ends of names that cannot be registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services): the names
+of strangers' pages never end so."""
 _PORT = re.compile(r":[0-9]*$")
 _machine = {socket.gethostname().lower()}
 """The names of this machine, as far as they are known."""

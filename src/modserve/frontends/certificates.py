@@ -43,7 +43,7 @@ class Certificates:
     """
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str] = ()) -> None:
-        """`protocols`: those that are offered to clients that say which they speak (RFC 7301)."""
+        """Set up the files. `protocols`: offered to clients that name the protocols they speak (RFC 7301)."""
         self._files = files
         self._protocols = protocols
         self._lock = threading.Lock()

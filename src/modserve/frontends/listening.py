@@ -23,8 +23,8 @@ FAREWELL: Final = 2.0
 _BACKLOG: Final = 2048
 
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""After so many seconds the system probes a silent client, then at this interval, and gives up after so many probes
-without a reply: a client that has vanished costs nothing after two minutes."""
+"""Seconds of silence after which the system probes a client, interval of the probes, and their number without a reply
+before it gives up: a client that has vanished costs nothing after two minutes."""
 
 _OWN_CLEANUP: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """Event loops would remove a file that other workers still serve."""
@@ -34,10 +34,10 @@ _HALF_OPEN: Final = 0.05
 """Seconds for clients that have begun to connect when a port closes: more than a round trip within a data centre."""
 
 _AGREEMENT: Final = 1.0
-"""Seconds in which those that have connected when a port closes may agree on TLS."""
+"""Seconds in which clients that have connected when a port closes may agree on TLS."""
 
 _LOOK: Final = 0.005
-"""Seconds between two looks at those that agree."""
+"""Seconds between two looks at clients that agree on TLS."""
 
 _TURNS: Final = 5
 """Turns of the event loop, more than it takes to serve what it has accepted."""
@@ -56,7 +56,7 @@ _ATTEMPTS: Final = struct.pack(
 
 
 class _Handshake(asyncio.Protocol):
-    """Stands for a connection until its client has agreed on TLS. Gone if that fails."""
+    """Stand-in for a connection until its client has agreed on TLS; dropped if that fails."""
 
     def __init__(self, protocol: Any, handshakes: "weakref.WeakSet[_Handshake]") -> None:
         self._protocol = protocol()
@@ -101,8 +101,8 @@ class ListeningSocket:
     async def close(self) -> None:
         """Take no new connections, but all those that clients hold for open. May be called again.
 
-        The system resets what it has connected and nobody has accepted. So attempts are dropped before, which clients
-        repeat until they are refused, or reach another process at the port.
+        The system resets connections that were not accepted. So attempts are dropped before, which clients repeat until
+        they are refused, or reach another process at the port.
         """
         if self._closed:
             return

@@ -48,7 +48,7 @@ _LOOK_S = 1.0
 """Seconds between two looks of a waiting thread at whether the event loop still runs."""
 
 _TEXT_BYTES = 64
-"""Bytes that each element of BYTES takes beside its own once an engine reads it."""
+"""Bytes that each element of BYTES takes besides its own once an engine reads it."""
 
 
 @contextmanager
@@ -165,7 +165,7 @@ class RequestMemory:
     def take(self, size: int) -> None:
         """Hold `size` more bytes. For other threads than the event loop's, which it waits for.
 
-        Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more, or the event loop has ended,
+        Raises `MemoryExhaustedError`, and CANCELLED if the response is no longer wanted, or the event loop has ended,
         which those of embedded servers do as their owners like: the end of the process would wait for this thread.
         """
         outcome: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from modserve.core.runtime.failures import count_failure
 
 _STEP_NS: Final = 8_000_000
-"""Nanoseconds of one bucket: by so much a call may end late."""
+"""Nanoseconds of one bucket: a call may end this much late."""
 
 
 class WithDeadline(Protocol):

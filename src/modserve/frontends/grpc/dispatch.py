@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000
-"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
+"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB besides its message."""
 
 
 class NoMessageError(ModserveError):

@@ -78,11 +78,11 @@ class GrpcHead(Head):
     def __init__(
         self, fields: list[HeaderField], size: int, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int
     ) -> None:
-        """`size`: as `Head` has it; `codings`: those for responses, the best one first; `most`: bytes that a header
-        list may have.
+        """Decode a header block. `size`: as in `Head`; `codings`: of responses, the best one first; `most`: bytes that
+        a header list may have.
         """
         self.rpc: Rpc | None = None
-        """None for what is refused."""
+        """Row of the call; None if it is refused."""
         self.timeout_ns = -1
         """-1: none."""
         self.encoding = ""

@@ -128,8 +128,8 @@ class GrpcListener:
     async def retire(self, seconds: float) -> None:
         """Take no new connections, and tell the clients of open ones to go elsewhere.
 
-        Returns when all have heard it, or after so many seconds: until then all their calls are served.
-        Streams end when what has come of them by then is settled.
+        Returns when all have heard it, or after `seconds`: until then all their calls are served. Streams end when what
+        has come of them by then is settled.
         """
         if self._socket is None or self._port is None:
             return
@@ -138,7 +138,7 @@ class GrpcListener:
         await self._streams.read_out(seconds)
 
     async def finish(self, seconds: float) -> None:
-        """End connections as soon as their calls are over; returns when all are, or after so many seconds.
+        """End connections as soon as their calls are over; returns when all are, or after `seconds`.
 
         Streams read no more requests, and end when those they have read are settled.
         """

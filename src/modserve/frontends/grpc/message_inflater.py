@@ -20,7 +20,7 @@ STARTS = frozenset({_GZIP[0], _ZLIB})
 MOST = 64 * 1024 * 1024
 """Bytes that any message may become."""
 RATIO = 100
-"""A longer one may become so many times as long as it is: numbers that are computed seldom shrink to a fifth."""
+"""Most growth of a longer message, as a factor: numbers that are computed seldom shrink to a fifth."""
 
 
 class MessageInflater:

@@ -1,4 +1,4 @@
-"""The messages of one call as they come: those that are not one whole in one piece of a stream, and those of streams.
+"""Receiver of one call's messages: messages in parts, and messages of streams.
 
 Messages of streams count as held by the server until they are read, and parts of any from the first on. The client may
 send more as soon as a part is there, or a message has been read.
@@ -129,7 +129,7 @@ class MessageReceiver:
         return entry[0]
 
     def stop(self) -> None:
-        """Take no more messages; those that are there are read."""
+        """Take no more messages; the messages that are there are read."""
         self._stopped = True
         self._drop_part()
         self.wake()

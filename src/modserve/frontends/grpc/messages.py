@@ -63,7 +63,7 @@ class MessageAssembler:
         self._large_pages = False
         """The message is worth them."""
         self.held = 0
-        """Bytes that have come, which are those of the server's memory."""
+        """Bytes that have come and are held of the server's memory."""
 
     @property
     def complete(self) -> bool:

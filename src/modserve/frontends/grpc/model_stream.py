@@ -79,7 +79,7 @@ class InferStreams:
             stream.stop()
 
     async def read_out(self, seconds: float) -> None:
-        """Stop, and return when what had come has been read, or after so many seconds."""
+        """Stop, and return when what had come has been read, or after `seconds`."""
         self.stop()
         reading = [stream.reading for stream in self._open if stream.reading is not None]
         if reading:

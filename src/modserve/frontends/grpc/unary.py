@@ -81,7 +81,7 @@ class UnaryInference(InferenceCall):
         super().__init__(shared.server, GRPC, shared.server.tenant, message.model_name)
         self._shared = shared
         self._client: ServerCall | None = client
-        """None when it gets nothing more."""
+        """Client of the call; None when it gets nothing more."""
         self._message = message
         self._size = size
         self._deadline_ns = client.deadline_ns

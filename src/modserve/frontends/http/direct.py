@@ -1,7 +1,6 @@
-"""The calls that the port runs by itself, without the application: those of texts, and those with streams of responses.
+"""Calls that the port runs by itself, without the application: calls of texts, and calls with streams of responses.
 
-Inference has a way of its own.
-Their modules are imported, on a thread, at the first request for one of their paths.
+Inference has a way of its own. Their modules are imported, on a thread, at the first request for one of their paths.
 """
 
 import importlib

@@ -142,7 +142,7 @@ class StreamedCall(Protocol):
 class ResponseStream:
     """A response that goes on as outcomes come: the call is submitted, and its `first` message is known.
 
-    Whoever has one closes its call.
+    Its owner closes the call.
     """
 
     __slots__ = ("call", "encode", "first", "framing")

@@ -143,7 +143,7 @@ class Http2Port:
             self.idle.set()
 
     async def say_goodbye(self, seconds: float) -> None:
-        """Tell all clients to go elsewhere; returns when they have confirmed it, or after so many seconds."""
+        """Tell all clients to go elsewhere; returns when they have confirmed it, or after `seconds`."""
         self._all_aware.clear()
         for connection in list(self.connections):
             connection.go_away()

@@ -73,7 +73,7 @@ class ModelCounters(TypedDict):
     """Number of instances that there should be; 0 for models without an engine of their own."""
     lost: int
     memory: int
-    """Bytes that it holds; -1 if nobody has measured it."""
+    """Bytes that it holds; -1 if they have not been measured."""
     counts: RequestCounters | None
     tuner: Tuner | None
 

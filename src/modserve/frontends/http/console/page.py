@@ -1,4 +1,4 @@
-"""The page itself: one answer that has its style and its script in it, made of the files beside this module."""
+"""Console page: one response with its style and its script in it, made of the files beside this module."""
 
 import functools
 from typing import Final

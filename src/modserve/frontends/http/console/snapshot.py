@@ -57,7 +57,7 @@ class Snapshot:
         self._server: dict[str, Any] = {}
         self._at_ms = 0
         self._whole = b""
-        """An event, made when somebody wants it."""
+        """Event with the whole snapshot, made on demand."""
 
     def next(self, reading: Counters, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
         """Return the event with what has changed since the last reading.

@@ -1,4 +1,4 @@
-"""Routes that are made at their first request, and those of modules that are imported then.
+"""Routes that are made at their first request, also in modules that are imported then.
 
 FastAPI looks through the parameters of a handler when a route is added: half a millisecond and 30 kB each, of which
 most servers need few. Only the path is compiled before that. The first route with parameters takes 15 ms and 1.5 MB
@@ -21,7 +21,7 @@ _ROUTE = "modserve.route"
 
 
 class DeferredRoutes(BaseRoute):
-    """Stands for the routes that `make` returns, at the same place in the order of routes: those of some paths."""
+    """Stand-in for the routes of some paths that `make` returns, at the same place in the order of routes."""
 
     def __init__(self, paths: re.Pattern[str], make: Callable[[], Sequence[BaseRoute]], template: str = "") -> None:
         """`template` is that of the only path, in which a name in braces stands for any one part."""

@@ -1,6 +1,6 @@
 """Health of the server, at the paths of KServe and of other servers' probes; and ``/``.
 
-Calls about the server's process. Whoever may stop or look into the process may make them, and nobody else.
+Calls about the server's process. Only callers that may stop or look into the process may make them.
 """
 
 import asyncio

@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the outcome of `work`, which is cancelled when the client of `request`, whose body was read, goes away.
+    """Return the outcome of `work`, which is cancelled when the client of `request`, whose body was read, disconnects.
 
-    Raises CANCELLED then, which nobody reads.
+    Raises CANCELLED then, which has no reader.
     """
     outcome = await _outcome_unless_disconnected(request, work)
     if not isinstance(outcome, _Failure):

@@ -110,7 +110,7 @@ def _add_models(router: APIRouter, server: Server) -> None:
         return json_response(status | await openai_models.model_json(server, model), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:
-        """Return the state of one version, whatever it is."""
+        """Return the state of one version, which need not be READY."""
         entries = [entry for entry in _entries(server, model) if entry.version == version]
         if not entries:
             raise v1_models.unknown_version(model, version)

@@ -217,7 +217,7 @@ def check_length(model: TextHandle, tokens: Sequence[Tokens], options: TextOptio
 
 
 def usage(tokens: Sequence[Tokens]) -> Mapping[str, int]:
-    """Count tokens as OpenAI does: those that the model sees. Cut tokens are reported where there are any."""
+    """Count the tokens that the model sees, as OpenAI does. Cut tokens are reported where there are any."""
     count, cut = sum(len(each.ids) for each in tokens), sum(each.cut for each in tokens)
     return {"prompt_tokens": count, "total_tokens": count, **({"truncated_tokens": cut} if cut else {})}
 

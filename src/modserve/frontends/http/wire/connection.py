@@ -383,7 +383,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def _read_no_more(self) -> None:
-        """Drop what has been read of the next request, and whatever follows."""
+        """Drop what has been read of the next request, and all that follows."""
         if self._phase is _OPEN:
             self._phase = _LAST
         self._reader.drop(self.context.loop)

@@ -119,7 +119,7 @@ class Turns:
         self.seconds = seconds
         self._loop = loop
         self._waiting: OrderedDict[OpenConnection, None] = OrderedDict()
-        """Each once, in the order in which they came."""
+        """Connections, each once, in the order in which they came."""
         self._end: float | None = None
         """Time at which this turn is over; None until part of it is asked for."""
         self.calls = 0
@@ -271,8 +271,8 @@ class HttpContext:
     async def say_goodbye(self, seconds: float) -> None:
         """Serve each connection once more, with a response that says that it is the last.
 
-        Returns when nobody is left who has not been told, but for those whose requests are under way; or after so many
-        seconds, in which the others have sent nothing.
+        Returns when all clients have been told, except clients with requests under way; or after `seconds`, in which
+        the others have sent nothing.
         """
         self.closing = True
         self._unaware = {connection for connection in self.connections if connection.unaware}

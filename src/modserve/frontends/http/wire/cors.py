@@ -14,7 +14,7 @@ _MOST_LOGGED = 100
 _LONGEST_ORIGIN = 200
 
 _logged: set[bytes] = set()
-"""The origins whose refusal is in the log: their users see no more than that the network fails."""
+"""Origins whose refusal is in the log: their users see only a network failure."""
 
 
 def header_block(origins: frozenset[str], method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:

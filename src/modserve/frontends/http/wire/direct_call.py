@@ -37,8 +37,8 @@ class DirectCall:
     and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
     `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
-    `paused`: the client does not take what was written. Whoever clears that calls `write`. `caller` is the context that
-    identifies the caller, and `tenant` the caller's tenant, where there are keys.
+    `paused`: the client does not take what was written. The code that clears it calls `write`. `caller` is the context
+    that identifies the caller, and `tenant` the caller's tenant, where there are keys.
     """
 
     __slots__ = (

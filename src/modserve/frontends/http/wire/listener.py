@@ -64,7 +64,7 @@ class HttpListener:
 
     @property
     def responses(self) -> dict[str, int]:
-        """Counts by status: of those that occurred, and of `_USUAL`."""
+        """Number of responses by status: of all that occurred, and of `_USUAL`."""
         statuses = [0] * STATUSES if self._context is None else self._context.statuses
         return {str(status): count for status, count in enumerate(statuses) if count or status in _USUAL}
 
@@ -103,7 +103,7 @@ class HttpListener:
             self._context.report_load(*reports.lines(report, self._options.orca))
 
     async def retire(self, seconds: float, closing: bool = True) -> None:
-        """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
+        """Take no new connections, and serve each of those that are open once more, for `seconds` at most.
 
         An idle one is not closed before: a request may be on its way, whose client could not know. Unless `closing`,
         there may be new ones, and each serves a single request.

@@ -8,7 +8,7 @@ from typing import Final
 from modserve.core.tensors.tensor import Buffer
 
 _PIECE: Final = 256 * 1024
-"""Bytes of one write. The transport copies what the system does not take at once, so at most so many."""
+"""Bytes of one write, and so the most that the transport copies: what the system does not take at once."""
 
 _TURN: Final = 1024 * 1024
 """Bytes in one turn of the event loop: up to a millisecond."""
@@ -17,8 +17,8 @@ _TURN: Final = 1024 * 1024
 class LongResponse:
     """The response at hand, whose parts are kept as they are until they are written.
 
-    `done` is called when all is with the transport. Whoever makes it calls `write`, and again when the client takes
-    more; `paused` says that it does not, and `left` has the bytes that are not with the transport yet.
+    `done` is called when all is with the transport. Its owner calls `write`, and again when the client takes more;
+    `paused` says that it does not, and `left` has the bytes that are not with the transport yet.
     """
 
     __slots__ = ("_done", "_loop", "_parts", "_scheduled", "_transport", "left", "paused")

@@ -26,7 +26,7 @@ _CONTENT_TYPE: Final = b"content-type"
 _HEADER_LENGTH: Final = infer_request.HEADER_LENGTH.encode()
 _INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|\Z)")
 _POSTED: Final = re.compile(r"/v2/.*/(load|unload|index|(un)?register)")
-"""Calls to which Vertex AI's redirection stays a POST, beside inferences; the others are read."""
+"""Calls to which Vertex AI's redirection stays a POST, besides inferences; the others are read."""
 _FORM: Final = re.compile(rb'"(instances|inputs)"\s*:')
 _BEGINNING: Final = 64 * 1024
 """Bytes of a body in which its form shows."""
@@ -58,7 +58,7 @@ class PlatformPaths:
     def rename(self, method: bytes, lines: HeadLines) -> bytes | None:
         """Give a platform's request the target and headers of the call it stands for, and return that one's method.
 
-        None if it is none of the platform's. Raises RefusedRequestError if nobody can say which model it is for.
+        None if it is none of the platform's. Raises RefusedRequestError if its model cannot be identified.
         """
         path, mark, query = lines.target.partition(b"?")
         routes = self._routes

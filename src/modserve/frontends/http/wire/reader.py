@@ -10,7 +10,7 @@ A reader is in one of three states:
 - BODY: the head is complete and its body is not; `head` and `body` are set. Either `missing` bytes are to come, or
   (`missing` is 0) the body is in chunks, and the parser has all that was read.
 
-`rest` from `at` on has not been read, in any state. A refusal is final: whoever gets one drops the reader's contents.
+`rest` from `at` on has not been read, in any state. A refusal is final: its receiver drops the reader's contents.
 """
 
 import asyncio

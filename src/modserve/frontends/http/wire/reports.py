@@ -6,7 +6,7 @@ from modserve.core.statistics.load_report import LoadReport
 from modserve.protocol.control import load_report
 
 ON_REQUEST: Final = "request"
-"""The value of the option by which only those who ask get a report."""
+"""Value of the option by which only requests that ask for a report get one."""
 FORMAT_HEADER: Final = load_report.FORMAT_HEADER.encode()
 
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 _UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _KEPT = 64 * 1024
-"""Bytes that the system keeps of a response in parts beside those on their way. Otherwise it would take megabytes, and
-a slow reader would look like one that does not read."""
+"""Bytes that the system keeps of a response in parts, besides bytes on their way. Otherwise it would take megabytes,
+and a slow reader would look like one that does not read."""
 
 
 def keep_little(transport: asyncio.Transport) -> None:

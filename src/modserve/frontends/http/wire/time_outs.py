@@ -7,7 +7,7 @@ from modserve.settings import HttpSettings
 from .reader import BODY, IDLE, PART, Reader
 
 _SILENCES = 5
-"""A part of a body has so many times as long to come as a client may be silent, however lively it is."""
+"""Time for a part of a body, as a multiple of the silence that a client is allowed, however lively it is."""
 
 
 class CloseAction(Enum):
