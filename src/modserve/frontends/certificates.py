@@ -37,7 +37,7 @@ class CertificateError(Exception):
 
 
 class Certificates:
-    """The files, as they are now. Usable from any thread.
+    """Current content of the certificate files. Usable from any thread.
 
     Raises `CertificateError` if they cannot be used at the start.
     """

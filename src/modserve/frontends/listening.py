@@ -74,7 +74,7 @@ class _Handshake(asyncio.Protocol):
 
 
 class ListeningSocket:
-    """Connections come here until it is closed. `port` is 0 for a Unix socket."""
+    """Socket that accepts connections until it is closed. `port` is 0 for a Unix socket."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
 
 
 class MetricsApplication:
-    """Serves what `render` gives at `PATHS`, and `health` by path; other paths are 404, unlike Triton's.
+    """Application with the page of `render` at `PATHS`, and `health` by path; other paths are 404, unlike Triton's.
 
     `fine` makes the page with the sketches of durations, for the query `FINE_QUERY`. `elsewhere` names the ports of the
     server's other calls. Probes that have no certificate for mutual TLS ask here for health.

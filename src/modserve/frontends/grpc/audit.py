@@ -16,7 +16,7 @@ from .rpc import Refusal, Response, RpcCall
 
 
 class RpcAudit:
-    """Serves the calls that change something, and records them."""
+    """Server of the calls that change something, which it records."""
 
     def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
@@ -28,7 +28,7 @@ class RpcAudit:
     async def serve(
         self, entry: AuditEntry, call: RpcCall, unary: Callable[[AuditEntry], Awaitable[Response | Refusal]]
     ) -> Response | Refusal:
-        """Serve a call by `unary`, write its audit entry, and return its outcome."""
+        """Serve a call by `unary`, with its audit entry, and return its outcome."""
         status = CANCELLED
         try:
             outcome = await unary(entry)

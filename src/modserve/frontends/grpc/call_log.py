@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class CallLog:
-    """Counts what comes and goes."""
+    """Counters of a call's bytes and messages, for its log entry."""
 
     def __init__(self, access: AccessLog) -> None:
         self._access = access

@@ -23,7 +23,7 @@ _METADATA: Final = 8
 
 
 class UnaryPath(ABC):
-    """Serves unary inferences without a task, where it can."""
+    """Fast path of unary inferences, without a task, where that is possible."""
 
     @abstractmethod
     def start(self, client: Stream, message: bytes) -> bool:

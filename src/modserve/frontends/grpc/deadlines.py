@@ -20,7 +20,7 @@ class WithDeadline(Protocol):
 
 
 class Deadlines:
-    """Calls by the time at which they end. Most are over long before, and then leave nothing here."""
+    """Calls by their deadlines. Most end long before, and then leave nothing here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -37,7 +37,7 @@ MAX_CALLS = 10_000
 
 
 class NoMessageError(ModserveError):
-    """The client has ended a call before its message came."""
+    """End of a call by its client, before its message came."""
 
     def __init__(self) -> None:
         # The status that gRPC's own servers end it with.
@@ -45,7 +45,7 @@ class NoMessageError(ModserveError):
 
 
 class Dispatcher:
-    """Serves calls by their row of the table. Never raises, but for cancellation."""
+    """Dispatcher of calls by their row of the table. Never raises, but for cancellation."""
 
     def __init__(
         self,

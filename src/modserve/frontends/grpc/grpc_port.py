@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GrpcPort(Http2Port):
-    """Calls are served by `dispatcher`, by their row in `rpcs`."""
+    """gRPC port with calls by their row in `rpcs`, which `dispatcher` serves."""
 
     def __init__(
         self,

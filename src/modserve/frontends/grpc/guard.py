@@ -9,7 +9,7 @@ from .rpc import RpcCall
 
 
 class RpcGuard:
-    """Lets the handlers of calls ask their server in the name of the caller, in the task of each call."""
+    """Guard that lets the handlers of calls ask their server in the caller's name, in the task of each call."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority

@@ -44,7 +44,7 @@ CODINGS: Final = {"none": (), "low": ("gzip", "deflate"), "medium": ("deflate", 
 
 
 class GrpcListener:
-    """Serves `server` on one port; with an `authority`, to callers that it knows.
+    """Listener that serves `server` on one port; with an `authority`, to callers that it knows.
 
     `without_admin`: another port serves the calls of operators, and this one does not know them.
     """

@@ -24,7 +24,7 @@ RATIO = 100
 
 
 class MessageInflater:
-    """Inflates messages within the server's memory and the limit of the port, which is 0 for none."""
+    """Inflater of messages, within the server's memory and the limit of the port, which is 0 for none."""
 
     def __init__(self, memory: MemoryBudget, max_message: int, limits: LoopLimits) -> None:
         self._memory = memory

@@ -48,7 +48,7 @@ _STOPPING = "GRPC server is shutting down and has stopped accepting new requests
 
 
 class InferStreams:
-    """The streams that are open."""
+    """Open streams of a server."""
 
     def __init__(self, server: Server, options: GrpcSettings, inflater: MessageInflater) -> None:
         self.server = server
@@ -173,7 +173,7 @@ class StreamRequest(InferenceCall):
 
 
 class InferStream:
-    """The two tasks of one RPC."""
+    """State and both tasks of one RPC."""
 
     def __init__(self, streams: InferStreams, rpc: RpcCall) -> None:
         options, metadata = streams.options, rpc.metadata

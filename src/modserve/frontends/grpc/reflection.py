@@ -20,7 +20,7 @@ _INVALID_ARGUMENT = 3
 
 
 class ReflectionService:
-    """Describes the services `names` and their messages."""
+    """Descriptions of the services `names` and their messages."""
 
     def __init__(self, names: Iterable[str], inflater: MessageInflater) -> None:
         self._inflater = inflater

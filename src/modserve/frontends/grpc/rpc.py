@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClientDisconnectedError(Exception):
-    """The client has ended the call, and takes nothing more."""
+    """End of the call by its client, which takes nothing more."""
 
 
 class ReadingStoppedError(Exception):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class ServerCall(Stream):
-    """Implements `rpc.RpcCall`."""
+    """Implementation of `rpc.RpcCall` on a stream."""
 
     def __init__(
         self, services: CallServices, connection: StreamSender, number: int, head: GrpcHead, window: int, room: int

@@ -18,7 +18,7 @@ _ID: Final = request_ids.HEADER.lower().encode()
 
 
 class AuditedApp:
-    """`app`, which says in the scope who calls if it knows that."""
+    """Audit log around `app`, which puts the caller into the scope if it knows one."""
 
     def __init__(self, app: AsgiApp, audit: AuditLog) -> None:
         self._app = app

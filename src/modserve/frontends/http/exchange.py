@@ -89,7 +89,7 @@ Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 
 
 class StreamMessage(NamedTuple):
-    """`error` is what the message reports, or why it could not report what it should."""
+    """A message of a stream. `error` is what it reports, or why it could not report what it should."""
 
     data: bytes
     error: ModserveError | None

@@ -21,7 +21,7 @@ _ID: Final = request_ids.HEADER.encode()
 
 
 class GuardedApp:
-    """Finds out who calls, refuses who may not, and lets `app` ask its server in the name of the caller.
+    """An application that authenticates callers, and lets `app` ask its server in the caller's name.
 
     OPTIONS passes: it says what a path can do, does none of it, and browsers ask it without headers of their own.
     """

@@ -27,7 +27,7 @@ _SAFE: Final = "/:"
 
 
 class MountedApp:
-    """`app` at the path that `root_path` of a scope says."""
+    """Wrapper of `app` at the path in a scope's `root_path`."""
 
     def __init__(self, app: AsgiApp, server: Server) -> None:
         self._app = app

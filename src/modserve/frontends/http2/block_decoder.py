@@ -32,7 +32,7 @@ _NO_FIELDS: Final[list[HeaderField]] = []
 
 
 class IncompleteError(Exception):
-    """The rest of a field has not come."""
+    """Incomplete field: the rest of it has not come."""
 
 
 def unreadable(reason: str) -> Http2Error:
@@ -99,7 +99,7 @@ class DynamicTable:
 
 @final
 class BlockDecoder:
-    """Decodes the blocks of a connection, one after the other: `begin`, `feed` with each part, `end`.
+    """Decoder of a connection's blocks, one after the other: `begin`, `feed` with each part, `end`.
 
     What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
     behind which the field's value follows if the text is its name.

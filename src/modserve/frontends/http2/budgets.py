@@ -14,7 +14,7 @@ from .limits import NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_
 
 @final
 class Budgets:
-    """Counts what is left. What spends more than that raises `Http2Error`."""
+    """Counters of the budgets that are left. Spending more raises `Http2Error`."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits

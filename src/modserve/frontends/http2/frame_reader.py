@@ -54,7 +54,7 @@ _SLICE: Final = 4 * 1024
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameHandler(ABC):
-    """Takes the frames in their order. Each method raises `Http2Error` for what ends the connection.
+    """Receiver of the frames in their order. Each method raises `Http2Error` for what ends the connection.
 
     What costs more than to read a frame returns how much more, in frames.
     """
@@ -92,7 +92,7 @@ class FrameHandler(ABC):
 
 @final
 class FrameReader:
-    """Reads one connection."""
+    """Reader of one connection's frames."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits

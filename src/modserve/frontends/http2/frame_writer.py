@@ -20,7 +20,7 @@ SIZE_UPDATE: Final = b"\x20"
 
 @final
 class FrameWriter:
-    """Collects frames, the longest of which the client has set."""
+    """Collector of frames, up to the length that the client has set."""
 
     def __init__(self) -> None:
         self.parts: list[Chunk] = []

@@ -16,7 +16,7 @@ _ONES: Final = (1 << 62) - 1  # shifted to the right: in mypyc's C, a plain 1 th
 
 
 class HuffmanError(ValueError):
-    """The bytes are no text in this code."""
+    """Bytes that are no text in this code."""
 
 
 def _codes() -> dict[tuple[int, int], int]:

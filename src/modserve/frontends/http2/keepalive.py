@@ -1,7 +1,7 @@
 """Pings between one client and the server: when the server sends one, and how many the client may send.
 
-The rule is gRPC's core's (grpc/grpc, doc/keepalive.md): pings without data in between must be rare. `now` is the time, and
-`sent` the number of times that headers or data have been sent.
+The rule is gRPC's core's (grpc/grpc, doc/keepalive.md): pings without data in between must be rare. `now` is the time,
+and `sent` the number of times that headers or data have been sent.
 """
 
 from typing import final

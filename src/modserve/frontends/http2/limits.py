@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Sizes in bytes, times in seconds. docs/decisions/009-hostile-clients.md has a row for each attack."""
+    """Limits: sizes in bytes, times in seconds. docs/decisions/009-hostile-clients.md has a row for each attack."""
 
     streams: int = 1_000
     """Streams that a client may have open, as it is told; others are refused, and may be sent again. 0: not told."""

@@ -9,7 +9,7 @@ _TICK: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Times in seconds, 0: never."""
+    """Policies of a port: times in seconds, 0: never."""
 
     keepalive: float = 7200.0
     """Silence of a client after which it is sent a ping."""

@@ -30,7 +30,7 @@ _FAREWELL: Final = b"farewell"
 
 @final
 class Receiver(FrameHandler):
-    """Takes the frames of one connection, and opens its `streams`."""
+    """Receiver of one connection's frames, which open its `streams`."""
 
     def __init__(
         self,

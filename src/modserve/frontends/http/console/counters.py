@@ -115,7 +115,7 @@ class _Known(NamedTuple):
 
 
 class CounterReader:
-    """Reads one server. It remembers what does not change from one reading to the next."""
+    """Reader of one server's counters. It remembers what does not change from one reading to the next."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

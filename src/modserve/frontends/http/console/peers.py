@@ -25,7 +25,7 @@ _ADMIN_ADVICE = "--peers has to name its admin port"
 
 
 class PeerReader:
-    """Makes the rows of the table. `text` names servers as ``--url`` of commands does."""
+    """Reader of the table's rows. `text` names servers as ``--url`` of commands does."""
 
     def __init__(
         self, server: Server, text: str, *, clock: Callable[[], float] = time.monotonic, resolve: Lookup = lookup

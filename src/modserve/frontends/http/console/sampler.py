@@ -72,7 +72,7 @@ class Page:
 
 
 class Sampler:
-    """Reads `server` for the open pages, by `read`. Nothing of it runs, and it holds nothing, while none is open."""
+    """Reader of `server` for the open pages, by `read`. It runs and holds nothing while none is open."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from modserve.text.tokenizer import Tokenizer
 
 
 class CallGroup:
-    """Implements `StreamedCall` by several calls: their outcomes as they come, each from the call with index `current`.
+    """Several calls as one `StreamedCall`: their outcomes as they come, each from the call with index `current`.
 
     `ended` says that this was the last of that call. A failure of one ends them all.
     """

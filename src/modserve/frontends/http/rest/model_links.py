@@ -21,7 +21,7 @@ _TOKEN = re.compile(rb"#[^\n]*|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[{}<>\[\]]
 
 
 class LinkedModel(NamedTuple):
-    """`url` is where it lies; `models`: what was linked for it, itself first, then what an ensemble is made of."""
+    """A linked model: `url` is its location; `models` were linked for it, itself first, then an ensemble's models."""
 
     url: str
     models: list[str]

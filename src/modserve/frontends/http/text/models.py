@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 
 class TextHandle:
-    """A borrowed version of a text model. `close` gives it back."""
+    """Borrowed version of a text model. `close` gives it back."""
 
     __slots__ = ("_handle", "name", "plan", "servable", "text", "tokenizer")
 

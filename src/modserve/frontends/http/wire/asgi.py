@@ -34,7 +34,7 @@ _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
 class AsgiCall:
-    """Runs the application on one complete request and writes its response.
+    """Run of the application on one complete request, whose response it writes.
 
     `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
     whether the connection may stay open. `ending`: the server stops, and nothing more has come on the connection.

@@ -12,7 +12,7 @@ who only announces much gets none."""
 
 
 class IncomingBody:
-    """`size` is the number of bytes so far; `_pieces` holds them, or `_long` those of a long body."""
+    """A body that comes: `size` bytes so far, held by `_pieces`, or by `_long` if the body is long."""
 
     __slots__ = ("_long", "_pieces", "size")
 

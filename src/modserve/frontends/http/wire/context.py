@@ -109,10 +109,10 @@ class Hold:
 
 
 class Turns:
-    """Shares out the turns of the event loop among the connections whose clients have sent requests ahead.
+    """Division of the event loop's turns among the connections whose clients have sent requests ahead.
 
-    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets
-    to everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
+    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets to
+    everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:

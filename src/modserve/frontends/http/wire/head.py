@@ -37,7 +37,7 @@ _MAX_SHOWN = 100
 
 
 class RefusedRequestError(Exception):
-    """The response is `status` with `message`, and the connection cannot go on after it."""
+    """Refusal of a request by `status` and `message`; the connection cannot go on after it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

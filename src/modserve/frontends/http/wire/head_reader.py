@@ -181,7 +181,7 @@ class HeadFields:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeadReader:
-    """Reads the heads of a port's requests.
+    """Reader of the heads of a port's requests.
 
     They have the headers of traces if they are `traced`, and what shows the caller if they are `keyed`. Without
     `inferences`, none is one of an inference; `routes` are the paths of the other calls that go around the application,

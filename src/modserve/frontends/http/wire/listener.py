@@ -26,7 +26,8 @@ _USUAL = frozenset((200, 400, 404, 429, 500, 503))
 
 
 class HttpListener:
-    """Serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests' tasks.
+    """Listener that serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests'
+    tasks.
 
     With an `authority`, to callers that it knows. `metrics` is the page of metrics, if this port has it;
     `without_admin`: another port has the calls of operators.

@@ -1,4 +1,4 @@
-"""Reads requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
+"""Reader of requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
 
 `HeadReader` reads heads that are whole and written as most are. httptools parses other heads and chunked bodies; those
 with a Content-Length are counted here.
@@ -62,7 +62,7 @@ Request: TypeAlias = tuple[RequestHead, Buffer]
 
 
 class Reader:
-    """The upper half of its methods is for the connection, the lower half is called by the parser."""
+    """Reader of requests: the connection calls the upper half of its methods, the parser the lower half."""
 
     def __init__(self, heads: HeadReader, options: HttpSettings, memory: MemoryBudget) -> None:
         self.state = IDLE
