@@ -209,7 +209,7 @@ class InferStream:
         self._room = asyncio.Event()
 
     async def run(self) -> ModserveError | None:
-        """Serve it to its end; the error that it ends with, None for a good end."""
+        """Serve it to its end; returns the error that it ends with, None for a good end."""
         reading = self.reading = asyncio.ensure_future(self._read())
         try:
             return await self._write()
@@ -275,7 +275,7 @@ class InferStream:
                 self._ready.extend([self._order[0]] * len(self._order[0].queue))
 
     async def _write(self) -> ModserveError | None:
-        """Send outcomes until the stream's end; the error that it ends with, None for a good end."""
+        """Send outcomes until the stream's end; returns the error that it ends with, None for a good end."""
         while True:
             while self._ready:
                 call = self._ready.popleft()

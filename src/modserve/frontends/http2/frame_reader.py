@@ -128,7 +128,7 @@ class FrameReader:
         return self._block > 0
 
     def read(self, data: bytes, handler: FrameHandler) -> int:
-        """Hand over the frames that are there, until they are `too_much`; how many bytes they have.
+        """Hand over the frames that are there, until they are `too_much`; returns their size in bytes.
 
         Raises `Http2Error` for what ends the connection.
         """

@@ -125,7 +125,7 @@ class TextCall:
         normalize: bool,
         dimensions: int | None,
     ) -> list[Vectors]:
-        """Return the embedding of each text, FP32 [width]. Raises INVALID_ARG for too many dimensions."""
+        """Return each text's embedding, FP32 [width]. Raises INVALID_ARG for more dimensions than the model's."""
         plan, prompt = model.plan, prepared("", model.text.prompt(options.prompt_name), model.text.lowercase)
         skip = least = 0
         if prompt and not model.text.pools_prompt:
