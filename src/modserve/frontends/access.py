@@ -1,4 +1,4 @@
-"""What the access log gets to know of a call, over whichever wire."""
+"""Access-log entries of calls, for every protocol."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from modserve.observability.access_log import AccessLog
 from .call import InferenceCall
 
 GONE: Final = 499
-"""The status in the log of an HTTP request whose client has gone before its response."""
+"""Status in the log of an HTTP request whose client disconnected before its response."""
 
 
 def record(
@@ -21,7 +21,7 @@ def record(
     responses: int = 1,
     start_ns: int = 0,
 ) -> None:
-    """An inference is over. `start_ns`: when its request had come, if not as the call has it."""
+    """Log an inference, which is over. `start_ns`: when its request had come, if not as the call has it."""
     trace: RequestTrace | None = call.trace
     inflight: Inflight | None = call.inflight
     version = call.version

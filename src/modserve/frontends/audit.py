@@ -1,4 +1,4 @@
-"""What the audit log gets to know of a call, over whichever protocol."""
+"""Audit-log entries of calls, for every protocol."""
 
 from typing import Final
 
@@ -17,10 +17,10 @@ _ACTIONS: Final = ("load", "unload", "register", "unregister")
 RPCS: Final = frozenset(
     name for name, need in RPC_NEEDS.items() if need.kind in _KINDS and not name.endswith("MemoryStatus")
 )
-"""Those that change something; two of them only if their message has settings."""
+"""RPCs that change something; those of `SETTINGS_RPCS` do so only if their message has settings."""
 SETTINGS_RPCS: Final = frozenset(("LogSettings", "TraceSetting"))
 _TOLD: Final = ("/logging", "/trace/setting", "/routing")
-"""Paths, by their ends, whose requests say what changes. Those of others may be files, or hold secrets of a model."""
+"""Paths, by their ends, whose requests say what changes. Requests to others may be files, or hold a model's secrets."""
 
 
 class AuditEntry:
@@ -33,14 +33,14 @@ class AuditEntry:
         self.identity: Identity | None = None
         """The caller, if there are keys and it has one."""
         self.region = ""
-        """Of shared memory."""
+        """Name of the shared-memory region."""
         self.change: object = None
-        """What the request says, in values that JSON has."""
+        """Content of the request, in values that JSON has."""
         self.error = ""
         self.request_id = ""
 
     def record(self, audit: AuditLog, origin: Origin, status: int | str, *, known: bool) -> None:
-        """The call is over."""
+        """Write the entry of the call, which is over."""
         identity = self.identity
         who = (
             {}
@@ -62,7 +62,7 @@ class AuditEntry:
 
 
 def entry_of(method: str, path: str) -> AuditEntry | None:
-    """For a call over HTTP; None for one that changes nothing."""
+    """Return the entry of a call over HTTP; None for a call that changes nothing."""
     need, model = need_of(method, path)
     last = path.rpartition("/")[2]
     if need.kind not in _KINDS or method == "OPTIONS" or last == "status":
@@ -77,5 +77,5 @@ def entry_of(method: str, path: str) -> AuditEntry | None:
 
 
 def shows_request(path: str) -> bool:
-    """Whether the request to a path may be in the log."""
+    """True if the log may contain the request to this path."""
     return path.endswith(_TOLD)

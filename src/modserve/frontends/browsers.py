@@ -1,12 +1,12 @@
-"""What browsers may do here. They carry requests of any page to any server that their machine reaches.
+"""Rules for requests of browsers, which carry requests of any page to any server that their machine reaches.
 
 Two things would make strangers' pages dangerous. A page may send what needs no preflight (Fetch standard), such as a
 POST of plain text, to another origin: it cannot read the response, but what it has ordered is done. And a page may have
 the name of its own host lead to the address of this server (DNS rebinding): then it even reads the responses, since
 browsers take both for the same origin.
 
-All is decided by `MARKS`, headers that pages can neither leave away nor make up. Who sends none of them is no browser,
-and nothing here is about them. Browsers send
+All is decided by `MARKS`, headers that pages can neither leave away nor make up. A client that sends none of them is no
+browser, and these rules do not apply to it. Browsers send
 
 - Origin with whatever is not a plain GET, or HEAD, of their own origin;
 - Sec-Fetch-Site with every request whose address cannot have been rebound: to https, and to this machine by name;
@@ -24,15 +24,15 @@ ANY = "*"
 ORIGIN, SITE, MODE = b"origin", b"sec-fetch-site", b"sec-fetch-mode"
 LANGUAGE, FORWARDED_HOST = b"accept-language", b"x-forwarded-host"
 MARKS = frozenset({ORIGIN, SITE, MODE, LANGUAGE, FORWARDED_HOST})
-"""The headers that are looked at, beside Host."""
+"""Headers that are read besides Host."""
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 """Methods by which nothing is ordered (RFC 9110, 9.2.1)."""
 _OWN_SITES = frozenset({b"same-origin", b"none"})
-"""What Sec-Fetch-Site says of a page of this origin, and of what a person has typed. Other ports are other origins."""
+"""Sec-Fetch-Site of a page of this origin, and of an address that a person typed. Other ports are other origins."""
 _PRIVATE = ("localhost", "local", "internal", "svc", "home.arpa")
-"""Ends of names that nobody can have registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services): the
-names of strangers' pages never end so."""
+"""Ends of names that cannot be registered (RFC 6761, 6762 and 8375, ICANN's .internal, Kubernetes' services): the names
+of strangers' pages never end so."""
 _PORT = re.compile(r":[0-9]*$")
 _machine = {socket.gethostname().lower()}
 """The names of this machine, as far as they are known."""
@@ -40,16 +40,16 @@ _MAX_SHOWN = 100
 
 
 def learn_names() -> threading.Thread:
-    """Ask for this machine's full name on a thread: that may take seconds where the name server is gone."""
+    """Ask for this machine's full name on a thread: that may take seconds without a name server."""
     asking = threading.Thread(target=lambda: _machine.add(socket.getfqdn().lower()), name="host name", daemon=True)
     asking.start()
     return asking
 
 
 def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[str]) -> str:
-    """Why a request is not served that a page of another host may have sent by the name of that one.
+    """Return why a request is refused that a page of another host may have sent under that host's name.
 
-    Empty if it is served. `allowed` are names beside those of the machine.
+    Empty if it is served. `allowed` are names besides those of the machine.
     """
     if ANY in allowed or SITE in marks or (ORIGIN not in marks and (LANGUAGE not in marks or MODE in marks)):
         return ""
@@ -63,7 +63,7 @@ def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[
 
 
 def _is_private(name: str) -> bool:
-    """Whether no stranger can have it: an address, a name without a dot, or one that nobody can have registered."""
+    """True if no stranger can own the name: an address, a name without a dot, or one that cannot be registered."""
     if "." not in name or name.endswith(tuple(f".{end}" for end in _PRIVATE)):
         return True
     try:
@@ -81,7 +81,7 @@ def order_refusal(
     secure: bool,
     for_operators: bool = False,
 ) -> str:
-    """Why something that a page orders is not done; empty if it is. `allowed` are origins, `secure` is for TLS.
+    """Return why a page's order is refused; empty if it is allowed. `allowed` are origins, `secure` is for TLS.
 
     `for_operators`: no option allows other origins at this port.
     """
@@ -109,7 +109,7 @@ def order_refusal(
 
 
 def _is_own(origin: str, host: str, secure: bool) -> bool:
-    """Whether the origin is that of `host`, of which a proxy may have changed the scheme."""
+    """True if the origin is that of `host`. A proxy may have changed the scheme."""
     scheme, _, authority = origin.partition("://")
     if scheme not in ("http", "https") or (secure and scheme != "https"):
         return False

@@ -66,7 +66,7 @@ GRPC = Wire(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InferenceCall:
-    """One request and the sink of its outcomes.
+    """A request and the sink of its outcomes.
 
     A subclass says in `deliver` where the one response goes; where there are many, it has another `settle`.
     """
@@ -103,30 +103,30 @@ class InferenceCall:
         self._delivered = False
         self.server = server
         self.tenant = tenant
-        """Whose request it is; None where the server knows no tenants."""
+        """Tenant of the request; None where the server knows no tenants."""
         self.wire = wire
         self.model = model
         self.version = version
-        """That of the request, and once a model version has it, that one's."""
+        """Version that the request asks for; once a model version has accepted it, that version."""
         self.id = ""
         """The protocol's."""
         self.request_id = ""
-        """That of `core.requests.request_ids`; empty while nobody needs it."""
+        """Id of the request (`core.requests.request_ids`); empty until it is needed."""
         self.origin: Origin = NOWHERE
-        """Its origin."""
+        """Origin of the request: its client and call."""
         self.now_ns = 0
-        """When the request had come."""
+        """Time at which the request was complete, in nanoseconds."""
         self.response_form: ResponseForm = response_form.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
         self.lease: RegionLease | None = None
-        """Of requests with tensors in shared memory."""
+        """Lease for tensors in shared memory; None for requests without any."""
         self.memory: RequestMemory | None = None
-        """Of requests that are read on a thread."""
+        """Memory of a request that is submitted in a later turn; None for others."""
         self._handle: Handle | None = None
 
     def begin(self, servable: Servable, now_ns: int, received_ns: int = 0, headers: TraceHeaders | None = None) -> None:
-        """The request, which began to come in at `received_ns` if that is known, is complete at `now_ns`.
+        """Begin the request, which is complete at `now_ns` and began to come in at `received_ns`, if that is known.
 
         `headers` say which span of the client's it belongs to.
         """
@@ -147,7 +147,7 @@ class InferenceCall:
                 trace.stamp(end, now_ns)
 
     def _attributes(self) -> Mapping[str, str]:
-        """Attributes of the span of the call."""
+        """Return the attributes of the call's span."""
         origin, wire = self.origin, self.wire
         known = {wire.called: origin.call or f"/v2/models/{self.model}/infer", "user_agent.original": origin.agent}
         client = self.server.failure_log.proxies.client(origin)
@@ -156,7 +156,7 @@ class InferenceCall:
         return {**wire.attributes, **{name: value for name, value in known.items() if value}}
 
     def borrow(self) -> RequestMemory:
-        """The request will be submitted in a later turn of the event loop; returns what holds memory for it until then.
+        """Borrow the model for a request that a later turn of the event loop submits; returns its memory.
 
         Raises what `Server.model` raises.
         """
@@ -169,7 +169,7 @@ class InferenceCall:
         return self.memory
 
     def lend(self) -> RegionLease:
-        """The lease of the request, made on first use."""
+        """Return the lease of the request, made on first use."""
         if self.lease is None:
             self.lease = self.server.shared_memory.lease("" if self.tenant is None else self.tenant.name)
         return self.lease
@@ -206,7 +206,7 @@ class InferenceCall:
         return submit_traced(self.trace, submitter, request, self, self.now_ns)
 
     def _rows(self, request: InferenceRequest) -> int:
-        """How many rows it has, going by its first input: the model has not looked at it."""
+        """Return the number of rows by the first input, which the model has not checked yet."""
         most = self.servable.config.max_batch_size
         if not most or not request.inputs:
             return 1
@@ -214,13 +214,13 @@ class InferenceCall:
         return max(1, min(shape[0], most)) if shape else 1
 
     def submit_stream(self, request: InferenceRequest) -> None:
-        """The same for a call with any number of responses: its model waits for a client that is slow."""
+        """Submit a request with any number of responses; a decoupled model waits for a slow client."""
         self.submit(request)
         if self.inflight is not None and self.servable.config.decoupled:
             self.server.pace(self.inflight)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        """As `ResponseSink` has it, for a call with one response."""
+        """Implement `ResponseSink.settle` for a call with one response."""
         if self._delivered:
             return
         delivery = outcome
@@ -241,27 +241,27 @@ class InferenceCall:
             inflight.cancel()  # a decoupled model may want to say more
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        """The call has its one response, or has failed. Called until it does not raise; must not block."""
+        """Deliver the one response, or the failure. Called until it does not raise; must not block."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """The client has gone, or its time is over; nothing is said any more."""
+        """Cancel the call, whose client has disconnected or whose time is over; nothing more is sent."""
         if self.inflight is not None:
             self.inflight.cancel()
 
     def give_back_model(self) -> None:
-        """The request has been submitted, or never will be."""
+        """Give back the model: the request has been submitted, or never will be."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.release()
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the response may have to be copied to a GPU."""
+        """True if the response may have to be copied to a GPU."""
         return bool(self.response_form.places) and self.server.shared_memory.with_cuda
 
     def render(self, response: InferenceResponse) -> InferenceResponse:
-        """The response as the client wants it. Raises INVALID_ARG; may run on a thread."""
+        """Return the response in the form that the client wants. Raises INVALID_ARG; may run on a thread."""
         look = self.response_form
         if look.places or look.classes:
             return look.apply(response, self.servable, self.lease)
@@ -269,15 +269,15 @@ class InferenceCall:
 
     @property
     def cost(self) -> str:
-        """What the request has cost, as a header says it; empty if it has not run."""
+        """Cost of the request, as text for a header; empty if it has not run."""
         return "" if self.inflight is None else server_timing.value(self.inflight)
 
     def with_cost(self, response: InferenceResponse) -> InferenceResponse:
-        """The last response of a stream, which says what the request has cost."""
+        """Return the last response of a stream with the cost of the request."""
         return response if self.inflight is None else server_timing.with_cost(response, self.inflight)
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
-        """The client is about to get `error`: the log may say so."""
+        """Record that the client is about to get `error`, which the log may report."""
         id, log, trace = self.identify(), self.server.failure_log, self.trace
         known_as = id, self.origin, "" if trace is None else trace.trace_id
         log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
@@ -285,7 +285,7 @@ class InferenceCall:
             self.trace.failed(error, status)
 
     def identify(self) -> str:
-        """The `request_id`, made now if there is none."""
+        """Return the `request_id`, made now if there is none."""
         if not self.request_id:
             inflight = self.inflight
             self.request_id = request_ids.make() if inflight is None else request_ids.of(inflight.request)
@@ -300,14 +300,14 @@ class InferenceCall:
             self.trace.stamp(self.wire.sent)
 
     def release(self) -> None:
-        """What it used of shared and other memory is free: called before the client can hear of the end."""
+        """Release the shared and other memory of the request; called before the client can hear of its end."""
         if self.lease is not None:
             self.lease.release()
         if self.memory is not None:
             self.memory.release()
 
     def finish(self) -> None:
-        """The response is ready to be sent, or never will be."""
+        """Finish the call: the response is ready to be sent, or never will be."""
         inflight = self.inflight
         if inflight is None:
             self.give_back_model()
@@ -319,7 +319,7 @@ class InferenceCall:
             self.trace.stamp(self.wire.sending)
 
     def close(self) -> None:
-        """The client has all that it gets, or has gone. May be called again."""
+        """Close the call: the client has all that it gets, or has disconnected. May be called again."""
         if self.inflight is not None:
             self.inflight.cancel()  # which does nothing to a request that is settled
         self.give_back_model()
@@ -360,11 +360,11 @@ class OutcomeQueue:
 
     @property
     def done(self) -> bool:
-        """Whether nothing waits, and nothing more comes."""
+        """True if no outcome waits and no more come."""
         return self._ended and not self._outcomes
 
     def add(self, outcome: Outcome, final: bool) -> bool:
-        """False if the call is over: nobody hears of it then."""
+        """Add an outcome. False if the call is over, and the outcome dropped."""
         if self._ended:
             return False
         self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
@@ -373,17 +373,17 @@ class OutcomeQueue:
         return True
 
     def pop(self) -> tuple[Outcome, bool]:
-        """The first of the outcomes, and whether it is the last."""
+        """Return the first of the outcomes, and whether it is the last."""
         return self._outcomes.popleft()
 
     def sent_first(self, inflight: Inflight | None) -> None:
-        """The first of the outcomes that came, of a request `inflight`, has been sent."""
+        """Account for the first outcome of a request `inflight`, which has been sent."""
         self._unsent.sent()
         if inflight is not None:
             inflight.sent()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """End the call: no more outcomes are sent."""
         self._ended = True
         self._outcomes.clear()
         self._unsent.release()

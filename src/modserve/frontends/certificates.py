@@ -37,13 +37,13 @@ class CertificateError(Exception):
 
 
 class Certificates:
-    """The files, as they are now. Usable from any thread.
+    """Current content of the certificate files. Usable from any thread.
 
     Raises `CertificateError` if they cannot be used at the start.
     """
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str] = ()) -> None:
-        """`protocols`: those that are offered to clients that say which they speak (RFC 7301)."""
+        """Set up the files. `protocols`: offered to clients that name the protocols they speak (RFC 7301)."""
         self._files = files
         self._protocols = protocols
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class Certificates:
         self._context = _load(files, protocols)
 
     def current(self) -> ssl.SSLContext:
-        """What to present in a handshake that begins now. Never raises."""
+        """Return the context for a handshake that begins now. Never raises."""
         with self._lock:
             stamp = _stamp(self._files)
             if stamp != self._seen:
@@ -64,7 +64,7 @@ class Certificates:
             return self._context
 
     def server_context(self) -> ssl.SSLContext:
-        """A context for a listener, whose handshakes take the files as they are by then."""
+        """Return a context for a listener whose handshakes take the files as they are by then."""
         context = _load(self._files, self._protocols)
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, listening: ssl.SSLContext) -> None:
@@ -83,7 +83,7 @@ class CertificateEnds:
         self._ends: dict[str, float] = {}
 
     def read(self) -> Mapping[str, float]:
-        """By file, the first end in it, in seconds since 1970. Blocking."""
+        """Return, by file, the earliest expiry of its certificates, in seconds since 1970. Blocking."""
         for path in self._paths:
             with suppress(OSError, ValueError, IndexError):
                 self._ends[str(path)] = min(map(_end_of, _certificates(regular_file.read_text(path))))
@@ -96,7 +96,7 @@ def _certificates(text: str) -> Iterator[bytes]:
 
 
 def _end_of(der: bytes) -> float:
-    """The end of the validity, which is the second time in the first sequence that has two (RFC 5280, 4.1)."""
+    """Return the end of the validity, the second time in the first sequence that has two (RFC 5280, 4.1)."""
     fields = [each for each in _parts(_parts(_parts(der)[0][1])[0][1]) if each[0] != _VERSION]
     (_, _), (tag, text) = _parts(fields[3][1])  # behind number, algorithm and issuer
     form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
@@ -104,7 +104,7 @@ def _end_of(der: bytes) -> float:
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """Tags and contents that follow one another in DER. Raises IndexError."""
+    """Return the tags and contents that follow one another in DER. Raises IndexError."""
     parts, at = [], 0
     while at < len(der):
         tag, size, at = der[at], der[at + 1], at + 2
@@ -117,13 +117,13 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
 
 
 def shown_by(transport: asyncio.BaseTransport) -> Credentials:
-    """The names in the certificate that a client has shown in its handshake; none without one."""
+    """Return the names in the client's certificate from the handshake; none without one."""
     certificate = transport.get_extra_info("peercert")
     return of_certificate(names_of(certificate)) if certificate else ()
 
 
 def _stamp(files: TlsFiles) -> tuple[object, ...]:
-    """Changes when one of the files does, or cannot be seen any more."""
+    """Return a value that changes when a file changes or can no longer be seen."""
     return tuple(_file_stamp(path) for path in files.paths)
 
 
@@ -136,7 +136,7 @@ def _file_stamp(path: Path) -> tuple[int, ...]:
 
 
 def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
-    """A context from all files, all from before or all from after a change. Raises CertificateError."""
+    """Return a context from all files, all from before or all from after a change. Raises CertificateError."""
     for _ in range(_ATTEMPTS):
         before = _stamp(files)
         _check(files.certificate, "certificate", _CERTIFICATE)
@@ -152,7 +152,7 @@ def _load(files: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
 
 
 def _check(path: Path, kind: str, marker: bytes) -> None:
-    """Raises CertificateError for a file that cannot be what it should."""
+    """Check that a file is what it should be. Raises CertificateError."""
     try:
         content = regular_file.read_bytes(path)
     except OSError as error:

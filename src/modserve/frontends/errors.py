@@ -8,7 +8,8 @@ _log = logging.getLogger(__name__)
 
 
 def to_client_error(error: BaseException, action: str) -> ModserveError:
-    """The error that the client gets. One that is not ours becomes INTERNAL, and is logged as a failure of `action`.
+    """Return the error that the client gets. One that is not ours becomes INTERNAL, and is logged as a failure of
+    `action`.
 
     The frames that it came through, which hold the whole request, are dropped.
     """

@@ -1,4 +1,4 @@
-"""What every port of ours does alike: it opens and closes, has the times of TLS, and the system looks after clients."""
+"""Sockets of all ports: opening and closing, time limits of TLS, and the system's probes of silent clients."""
 
 import array
 import asyncio
@@ -23,8 +23,8 @@ FAREWELL: Final = 2.0
 _BACKLOG: Final = 2048
 
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""After so many seconds the system probes a silent client, then at this interval, and gives up after so many probes
-without a reply: a client that has vanished costs nothing after two minutes."""
+"""Seconds of silence after which the system probes a client, interval of the probes, and their number without a reply
+before it gives up: a client that has vanished costs nothing after two minutes."""
 
 _OWN_CLEANUP: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """Event loops would remove a file that other workers still serve."""
@@ -34,16 +34,16 @@ _HALF_OPEN: Final = 0.05
 """Seconds for clients that have begun to connect when a port closes: more than a round trip within a data centre."""
 
 _AGREEMENT: Final = 1.0
-"""Seconds in which those that have connected when a port closes may agree on TLS."""
+"""Seconds in which clients that have connected when a port closes may agree on TLS."""
 
 _LOOK: Final = 0.005
-"""Seconds between two looks at those that agree."""
+"""Seconds between two looks at clients that agree on TLS."""
 
 _TURNS: Final = 5
 """Turns of the event loop, more than it takes to serve what it has accepted."""
 
 _SO_ATTACH_FILTER: Final = 26
-"""By Linux's headers; Python has no name for it."""
+"""Number from Linux's headers; Python has no name for it."""
 
 _ATTEMPTS: Final = struct.pack(
     "HBBI" * 4,
@@ -56,7 +56,7 @@ _ATTEMPTS: Final = struct.pack(
 
 
 class _Handshake(asyncio.Protocol):
-    """Stands for a connection until its client has agreed on TLS. Gone if that fails."""
+    """Stand-in for a connection until its client has agreed on TLS; dropped if that fails."""
 
     def __init__(self, protocol: Any, handshakes: "weakref.WeakSet[_Handshake]") -> None:
         self._protocol = protocol()
@@ -74,7 +74,7 @@ class _Handshake(asyncio.Protocol):
 
 
 class ListeningSocket:
-    """Connections come here until it is closed. `port` is 0 for a Unix socket."""
+    """Socket that accepts connections until it is closed. `port` is 0 for a Unix socket."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class ListeningSocket:
     async def close(self) -> None:
         """Take no new connections, but all those that clients hold for open. May be called again.
 
-        The system resets what it has connected and nobody has accepted. So attempts are dropped before, which clients
-        repeat until they are refused, or reach another process at the port.
+        The system resets connections that were not accepted. So attempts are dropped before, which clients repeat until
+        they are refused, or reach another process at the port.
         """
         if self._closed:
             return
@@ -143,7 +143,7 @@ def _drop_attempts(listening: socket.socket) -> None:
 
 
 def _accepted(listening: socket.socket) -> list[socket.socket]:
-    """The connections that wait. Of a Unix socket that others serve, too, there may always be more."""
+    """Return the connections that wait. On a Unix socket that others serve, too, there may always be more."""
     accepted: list[socket.socket] = []
     listening.setblocking(False)
     with suppress(OSError):
@@ -193,6 +193,6 @@ def keep_alive(listening: socket.socket) -> None:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> object:
-    """The client's address as a socket has it; a word for the nameless ones of Unix sockets."""
+    """Return the client's address as a socket has it; a word for the nameless ones of Unix sockets."""
     name: object = transport.get_extra_info("peername")
     return unix_socket.PEER if name == "" else name

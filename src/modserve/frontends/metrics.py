@@ -1,4 +1,4 @@
-"""What the metrics port serves: a port of its own, which can be kept inside where the others are open to clients."""
+"""Calls of the metrics port, a port of its own that can stay internal while the others are open to clients."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,14 +25,14 @@ class OpenMetrics(NamedTuple):
     render: Callable[[], Awaitable[bytes]]
     content_type: str
     preferred: Callable[[], bool]
-    """Whether it has more to show than the usual one. Then clients that take either get it."""
+    """True if this page has more to show than the usual one; clients that take either then get it."""
 
 
 def takes_openmetrics(accept: str, preferred: bool) -> bool:
-    """By a request's Accept header. Prometheus names both formats, this one first.
+    """Return True if a request's Accept header asks for OpenMetrics. Prometheus names both formats, this one first.
 
-    The names of Triton's counters are not those that OpenMetrics has for counters: it says nothing of their kind, which
-    clients that take both would lose for nothing.
+    Triton's counters do not have the names that OpenMetrics requires of counters, so it gives them no type. Clients
+    that take both formats would lose the type for nothing.
     """
     by_type = weights(accept)
     own, usual = by_type.get(_OPENMETRICS, 0.0), max(by_type.get("text/plain", 0.0), by_type.get("*/*", 0.0))
@@ -40,7 +40,7 @@ def takes_openmetrics(accept: str, preferred: bool) -> bool:
 
 
 class MetricsApplication:
-    """Serves what `render` gives at `PATHS`, and `health` by path; other paths are 404, unlike Triton's.
+    """Application with the page of `render` at `PATHS`, and `health` by path; other paths are 404, unlike Triton's.
 
     `fine` makes the page with the sketches of durations, for the query `FINE_QUERY`. `elsewhere` names the ports of the
     server's other calls. Probes that have no certificate for mutual TLS ask here for health.

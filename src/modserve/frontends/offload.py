@@ -1,11 +1,11 @@
-"""What work goes to a thread, so that the other connections do not wait for it, and how.
+"""Rules for the work that goes to a thread, so that other connections do not wait for it, and the threads themselves.
 
 The rule is by the work itself, and it is one for all front ends: the size of a body after it was inflated, the number
 of elements that are made or written one by one, the bytes that are copied. `LoopLimits` has the figures. Each stands
 for about half a millisecond on the event loop.
 
-The threads of a server of its own process are few, and go after the event loop's where cores are scarce: what is short
-does not wait for what is long. Both forms of waiting are felt: for a core, since each of five long responses that are
+The threads of a server of its own process are few, and go after the event loop's where cores are scarce: short work
+does not wait for long work. Both forms of waiting are felt: for a core, since each of five long responses that are
 compressed would have as large a part of the cores as all tiny requests together; and for the interpreter's lock, which
 each thread that computes may keep for 5 ms before the next one has it.
 """
@@ -36,19 +36,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _YIELDING = 10
-"""What is added to the nice value of the threads. Their part of a core is then a tenth of the event loop's, and all of
-a core that nobody else uses."""
+"""Addition to the nice value of the threads. Their part of a core is then a tenth of the event loop's, and all of a
+core that is otherwise idle."""
 _LEAST, _MOST = 2, 8
 """Threads: one long body must not wait for another that is longer by far, and the lock lets few compute."""
 
 _executors: list[concurrent.futures.Executor] = []
-"""Those of the servers in this process, of which work goes to the last; none: to the event loop's own threads."""
+"""Executors of the servers in this process. Work goes to the last; without any, to the event loop's own threads."""
 
 _LOOK_S = 1.0
-"""So often a thread that waits for the event loop looks whether that still runs."""
+"""Seconds between two looks of a waiting thread at whether the event loop still runs."""
 
 _TEXT_BYTES = 64
-"""Bytes that each element of BYTES takes beside its own once an engine reads it."""
+"""Bytes that each element of BYTES takes besides its own once an engine reads it."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def background_threads(cores: int) -> Iterator[None]:
 
 
 def _step_back() -> None:
-    """Lower this thread's priority where a thread has one of its own, which is on Linux; elsewhere it is the process's.
+    """Lower this thread's priority where threads have their own, which is on Linux; elsewhere it is the process's.
 
     It cannot be raised again without privileges, and what the thread starts inherits it.
     """
@@ -80,9 +80,9 @@ def in_background(work: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises. A caller that is cancelled goes on when it has ended.
+    """Return or raise what `work` does, on a thread. A cancelled caller goes on only when the work has ended.
 
-    So nobody lets go of what the thread still uses.
+    So nothing that the thread still uses is released.
     """
     working = in_background(partial(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
@@ -101,7 +101,7 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
-    """What work on a thread has come to; `activity` it was is said in the log of a failure unforeseen.
+    """Return the result or the failure of work on a thread; the log of an unforeseen failure names the `activity`.
 
     A failure is not raised: its traceback would have a frame of the caller, which has `work`, and that has the failure.
     """
@@ -113,7 +113,7 @@ def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
 
 
 def inflated(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> bytes | Inflater:
-    """The body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
+    """Return the body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
 
     Raises as `compression.begin` and `Inflater.read` do.
     """
@@ -140,7 +140,7 @@ def look_ahead(
 
 
 def is_long_response(response: InferenceResponse, response_form: ResponseForm, limits: LoopLimits) -> bool:
-    """Whether a thread should write the response. Tensors that stay as they are cost nothing."""
+    """True if a thread should write the response. Tensors that stay as they are cost nothing."""
     elements = 0
     all_binary, classes = response_form.all_binary, response_form.classes
     for name, tensor in response.outputs.items():
@@ -152,7 +152,7 @@ def is_long_response(response: InferenceResponse, response_form: ResponseForm, l
 
 
 class RequestMemory:
-    """What one request holds of the server's memory beside its body, until it is released."""
+    """Memory of the server that one request holds besides its body, until it is released."""
 
     __slots__ = ("_budget", "_loop", "_released", "_size")
 
@@ -165,7 +165,7 @@ class RequestMemory:
     def take(self, size: int) -> None:
         """Hold `size` more bytes. For other threads than the event loop's, which it waits for.
 
-        Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more, or the event loop has ended,
+        Raises `MemoryExhaustedError`, and CANCELLED if the response is no longer wanted, or the event loop has ended,
         which those of embedded servers do as their owners like: the end of the process would wait for this thread.
         """
         outcome: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()

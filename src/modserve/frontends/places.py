@@ -1,6 +1,6 @@
-"""Whose connections are open: when there is no room for more, who has most makes room for who has few.
+"""Connection quota: when there is no room, evicts the oldest connection of the address with the most.
 
-So nobody keeps others out by opening as many connections as the server takes. An address is a host, or for IPv6 its
+So no client keeps others out by opening as many connections as the server takes. An address is a host, or for IPv6 its
 network, as for failed keys.
 """
 
@@ -22,13 +22,13 @@ class ConnectionPlaces(Generic[ConnectionT]):
         self._connections: dict[str, dict[ConnectionT, None]] = {}
 
     def add(self, connection: ConnectionT, peer: object) -> None:
-        """`peer` is the client's address as a socket has it."""
+        """Add a connection. `peer` is the client's address as a socket has it."""
         address = address_of(peer)
         self._addresses[connection] = address
         self._connections.setdefault(address, {})[connection] = None
 
     def remove(self, connection: ConnectionT) -> None:
-        """It is closed, or has to close. May be called again."""
+        """Remove a connection that is closed or has to close. May be called again."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return
@@ -38,9 +38,9 @@ class ConnectionPlaces(Generic[ConnectionT]):
             del self._connections[address]
 
     def make_room(self, connection: ConnectionT) -> ConnectionT | None:
-        """Who has to close for a connection that has been added, and is removed; None if it is to be refused itself.
+        """Remove and return the connection that must close for an added one; None if the added one is refused.
 
-        That is the oldest one of the address with most, if that has at least two more than this one's.
+        It is the oldest one of the address with most connections, if that has at least two more than this one's.
         """
         largest = max(self._connections.values(), key=len)
         if len(largest) < len(self._connections[self._addresses[connection]]) + 2:

@@ -16,19 +16,19 @@ from .rpc import Refusal, Response, RpcCall
 
 
 class RpcAudit:
-    """Serves the calls that change something, and records them."""
+    """Server of the calls that change something, which it records."""
 
     def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
 
     def entry_of(self, rpc: str) -> AuditEntry | None:
-        """None for a call that changes nothing."""
+        """Return the entry of a call; None for a call that changes nothing."""
         return AuditEntry("gRPC", rpc) if rpc in RPCS else None
 
     async def serve(
         self, entry: AuditEntry, call: RpcCall, unary: Callable[[AuditEntry], Awaitable[Response | Refusal]]
     ) -> Response | Refusal:
-        """As `unary`, which serves the call."""
+        """Serve a call by `unary`, with its audit entry, and return its outcome."""
         status = CANCELLED
         try:
             outcome = await unary(entry)
@@ -46,7 +46,7 @@ class RpcAudit:
                 entry.record(self._audit, call.origin, grpc_status.name_of(status), known=known)
 
     def describe(self, entry: AuditEntry, message: Message | InferMessage) -> None:
-        """The call has this message."""
+        """Add the call's message to the entry."""
         values: Any = message
         if entry.call.endswith(("MemoryRegister", "MemoryUnregister")):
             entry.region = values.name

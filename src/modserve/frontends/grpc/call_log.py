@@ -1,6 +1,6 @@
-"""What the access log gets of one gRPC call; a call that is not logged has none.
+"""Access-log figures of one gRPC call; a call that is not logged has none.
 
-The requests of a ``ModelStreamInfer`` are logged one by one, by `stream`; the call itself is if it fails.
+The requests of a ``ModelStreamInfer`` are logged one by one, by `stream`; the call itself is logged if it fails.
 """
 
 import time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class CallLog:
-    """Counts what comes and goes."""
+    """Counters of a call's bytes and messages, for its log entry."""
 
     def __init__(self, access: AccessLog) -> None:
         self._access = access
@@ -26,7 +26,7 @@ class CallLog:
         self.inference: InferenceCall | None = None
         """The one that the call is."""
         self.tenant = ""
-        """Who calls, where callers have keys."""
+        """Tenant of the caller, where callers have keys."""
         self.received = self.sent = self.responses = 0
         """Bytes of messages, and messages that were sent."""
 
@@ -35,7 +35,7 @@ class CallLog:
         self.responses += 1
 
     def record(self, head: heads.GrpcHead, origin: Origin, status: int, request_id: str) -> None:
-        """The call is over. `status` is -1 if the connection has ended it before it had one."""
+        """Log the call, which is over. `status` is -1 if the connection ended it before it had one."""
         name = origin.call
         if status < 0:
             status = heads.CANCELLED

@@ -1,4 +1,4 @@
-"""What the calls of a port share."""
+"""Services that the calls of a port share."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ _METADATA: Final = 8
 
 
 class UnaryPath(ABC):
-    """Serves unary inferences without a task, where it can."""
+    """Fast path of unary inferences, without a task, where that is possible."""
 
     @abstractmethod
     def start(self, client: Stream, message: bytes) -> bool:
@@ -32,7 +32,7 @@ class UnaryPath(ABC):
 
 @final
 class CallServices:
-    """Those of one port."""
+    """The shared services of one port."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class CallServices:
         self.max_message = max_message
         self.access = access
         self.load = b""
-        """What the trailers of each call say of the server's load; empty if nothing."""
+        """Trailer with the server's load for every call; empty if there is none."""
         self.trailers = TRAILERS
         """The header block that ends a call well, with `load`."""
 
     def report_load(self, block: bytes) -> None:
-        """What trailers say of the load from now on."""
+        """Set the load that trailers report from now on."""
         self.load = block
         self.trailers = TRAILERS + block
 
 
 def open_cost(head: GrpcHead) -> int:
-    """Bytes of the server's memory that a call takes while it is open, beside its messages."""
+    """Return the bytes of the server's memory that an open call takes besides its messages."""
     return _OPEN + _METADATA * head.size

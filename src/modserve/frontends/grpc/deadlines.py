@@ -10,17 +10,17 @@ from typing import Final, Protocol
 from modserve.core.runtime.failures import count_failure
 
 _STEP_NS: Final = 8_000_000
-"""Nanoseconds of one bucket: by so much a call may end late."""
+"""Nanoseconds of one bucket: a call may end this much late."""
 
 
 class WithDeadline(Protocol):
     def on_deadline(self) -> None:
-        """The call's time is over."""
+        """End the call, whose deadline has passed."""
         ...
 
 
 class Deadlines:
-    """Calls by the time at which they end. Most are over long before, and then leave nothing here."""
+    """Calls by their deadlines. Most end long before, and then leave nothing here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ class Deadlines:
         return sum(map(len, self._buckets.values()))
 
     def add(self, call: WithDeadline, deadline_ns: int) -> int:
-        """The number under which `remove` takes it."""
+        """Add a call; returns the number under which `remove` takes it."""
         number = deadline_ns // _STEP_NS + 1
         bucket = self._buckets.get(number)
         if bucket is None:

@@ -1,4 +1,4 @@
-"""From a call's bytes to its handler and back: memory, compression, restrictions, bounds, and the log of failures."""
+"""Path of a call from bytes to handler and back: memory, compression, restrictions, bounds, and the failure log."""
 
 import asyncio
 import logging
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 10_000
-"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
+"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB besides its message."""
 
 
 class NoMessageError(ModserveError):
-    """The client has ended a call before its message came."""
+    """End of a call by its client, before its message came."""
 
     def __init__(self) -> None:
         # The status that gRPC's own servers end it with.
@@ -45,7 +45,7 @@ class NoMessageError(ModserveError):
 
 
 class Dispatcher:
-    """Serves calls by their row of the table. Never raises, but for cancellation."""
+    """Dispatcher of calls by their row of the table. Never raises, but for cancellation."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Dispatcher:
             call.end_call(INTERNAL, "internal error")
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response | Refusal:
-        """The response to a call with one request and one response, or how it failed."""
+        """Serve a call with one request and one response; returns the response, or the failure."""
         audit = self.audit
         entry = None if audit is None else audit.entry_of(rpc.method.name)
         if audit is None or entry is None:
@@ -143,7 +143,7 @@ class Dispatcher:
                 inflated.release()
 
     async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
-        """Serve a call whose handler writes its responses itself; how it failed, None for a good end."""
+        """Serve a call whose handler writes its responses itself; returns its failure, None for a good end."""
         try:
             if rpc.restriction is not None:
                 _check_restriction(rpc.restriction, call)
@@ -169,7 +169,7 @@ class Dispatcher:
         return dict(zip(NAMES, self.statuses, strict=True))
 
     def _record(self, error: ModserveError, request: Any, request_id: str, origin: Origin) -> None:
-        """The model, version and id are those that the request names."""
+        """Log a failure with the model, version and id that the request names."""
         model = getattr(request, "model_name", "") or getattr(request, "name", "")
         version = getattr(request, "model_version", "") or getattr(request, "version", "")
         status, message = failures.grpc_name(error), failures.public_message(error)
@@ -177,7 +177,7 @@ class Dispatcher:
         self.server.failure_log.record("gRPC", model, version, id, status, message, request_id, origin)
 
     def refusal(self, error: ModserveError, request: Message | InferMessage | None, call: RpcCall) -> Refusal:
-        """How a call ends that failed with `error`, which is logged."""
+        """Log `error` and return the refusal that ends the call."""
         request_id = call.identify()
         self._record(error, request, request_id, call.origin)
         status = failures.spelling(error).grpc
@@ -192,6 +192,6 @@ class Dispatcher:
 
 
 def _check_restriction(restriction: Restriction, call: RpcCall) -> None:
-    """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
+    """Check for the header that the call needs. Raises UNAVAILABLE without it, as Triton does."""
     if not restriction.granted(call.metadata):
         raise unavailable(restriction.refusal)

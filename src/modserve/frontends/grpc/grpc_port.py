@@ -1,4 +1,4 @@
-"""What the gRPC connections of a port share: the table of calls, and the server's limits."""
+"""Shared state of a port's gRPC connections: the table of calls, and the server's limits."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GrpcPort(Http2Port):
-    """Calls are served by `dispatcher`, by their row in `rpcs`."""
+    """gRPC port with calls by their row in `rpcs`, which `dispatcher` serves."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GrpcPort(Http2Port):
         self._codings = codings
 
     def report_load(self, block: bytes) -> None:
-        """What the trailers of calls say of the server's load from now on."""
+        """Set the server load that the trailers of calls report from now on."""
         self._services.report_load(block)
 
     def understand(self, fields: list[HeaderField], size: int) -> Head:

@@ -1,4 +1,4 @@
-"""Who calls an RPC, and whether the caller may."""
+"""Authentication and authorization of the callers of RPCs."""
 
 from modserve.access import caller, credentials
 from modserve.access.authority import Authority
@@ -9,13 +9,13 @@ from .rpc import RpcCall
 
 
 class RpcGuard:
-    """Lets the handlers of calls ask their server in the name of the caller, in the task of each call."""
+    """Guard that lets the handlers of calls ask their server in the caller's name, in the task of each call."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
 
     async def admit(self, rpc: str, call: RpcCall, entry: AuditEntry | None = None) -> None:
-        """Raises what keeps the call from being served, such as `UnauthenticatedError`. `entry` gets the caller."""
+        """Admit a call, and put its caller into `entry`. Raises what prevents it, such as `UnauthenticatedError`."""
         need, shown, authority = RPC_NEEDS[rpc], call.credentials, self.authority
         identity = authority.recognise(shown)
         if identity is None and not authority.is_open(need):

@@ -69,30 +69,30 @@ _NOT_METADATA: Final = frozenset(
     )
 )
 _SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""What a message has as it is: printable ASCII but the percent sign."""
+"""Characters that a message contains as they are: printable ASCII except the percent sign."""
 
 
 class GrpcHead(Head):
-    """What a request's header block says; `refusal` is the header block that answers what is no call that is served."""
+    """The header block of a request, decoded. `refusal` is the header block that answers a call that is not served."""
 
     def __init__(
         self, fields: list[HeaderField], size: int, rpcs: Mapping[str, Rpc], codings: Sequence[str], most: int
     ) -> None:
-        """`size`: as `Head` has it; `codings`: those for responses, the best one first; `most`: bytes that a header
-        list may have.
+        """Decode a header block. `size`: as in `Head`; `codings`: of responses, the best one first; `most`: bytes that
+        a header list may have.
         """
         self.rpc: Rpc | None = None
-        """None for what is refused."""
+        """Row of the call; None if it is refused."""
         self.timeout_ns = -1
         """-1: none."""
         self.encoding = ""
         self.request_id = ""
-        """As `core.requests.request_ids` has it; empty if the client sent none."""
+        """Id that the client sent (`core.requests.request_ids`); empty if it sent none."""
         self.credentials: Credentials = ()
         """Credentials of the caller."""
         self.refusal = b""
         self.refusal_status = UNKNOWN
-        """What clients take from a refusal: one with no status but HTTP's is unknown to them."""
+        """gRPC status that clients take from the refusal: UNKNOWN if it has no status but HTTP's."""
         self._type = self._accepted = b""
         self._origin: Origin | None = None
         super().__init__(fields, size)
@@ -152,7 +152,7 @@ class GrpcHead(Head):
             self.rpc = rpc
 
     def origin(self, peer: object) -> Origin:
-        """Origin, over a connection of this peer's; the same each time."""
+        """Return the origin, over a connection of this peer's; the same each time."""
         if self._origin is None:
             call = self.path.decode("latin-1") if self.rpc is None else self.rpc.method.name
             self._origin = Origin(peer, lines_of(self.pairs), call)
@@ -164,7 +164,7 @@ class GrpcHead(Head):
 
 
 def _timeout_ns(value: bytes) -> int:
-    """Raises `MalformedError`."""
+    """Parse a time-out. Raises `MalformedError`."""
     digits, unit = value[:-1], _UNITS.get(value[-1:], 0)
     if not unit or not digits.isdigit() or len(digits) > _DIGITS:
         raise MalformedError(f"{value!r} is not a grpc-timeout")
@@ -172,7 +172,7 @@ def _timeout_ns(value: bytes) -> int:
 
 
 def _metadata(fields: Pairs) -> list[tuple[str, str | bytes]]:
-    """Names and values; what is binary is decoded, and left out if it cannot be."""
+    """Return names and values; binary values are decoded, and left out if they cannot be."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if name[:1] == b":" or name in _NOT_METADATA:
@@ -190,17 +190,17 @@ def _metadata(fields: Pairs) -> list[tuple[str, str | bytes]]:
 
 
 def with_id(block: bytes, request_id: str) -> bytes:
-    """The header block of a response, which repeats the request's id."""
+    """Return the header block of a response, with the request's id."""
     return block + literal(_REQUEST_ID, request_id.encode())
 
 
 def message_text(message: str) -> bytes:
-    """A status's message as its header has it: all but printable ASCII percent-encoded."""
+    """Encode a status's message for its header: all but printable ASCII percent-encoded."""
     return quote_from_bytes(message.encode(errors="replace"), _SAFE).encode()
 
 
 def trailers(code: int, message: str = "", metadata: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The header block that ends a call."""
+    """Return the header block that ends a call."""
     fields = [(b"grpc-status", b"%d" % code)]
     if message:
         fields.append((b"grpc-message", message_text(message)))
@@ -209,5 +209,5 @@ def trailers(code: int, message: str = "", metadata: Sequence[tuple[str, str]] =
 
 
 def refused(code: int, message: str, metadata: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The header block of a call that ends without anything before."""
+    """Return the header block of a call that ends without anything before."""
     return HEADERS + trailers(code, message, metadata)

@@ -23,14 +23,14 @@ class HealthService:
         self._server = server
 
     async def Check(self, message: pb.HealthCheckRequest, call: RpcCall) -> Message:
-        """A service's status once. Raises NOT_FOUND for an unknown service."""
+        """Return a service's status once. Raises NOT_FOUND for an unknown service."""
         status = await self._status_of_all(message.service)
         if status == _Response.SERVICE_UNKNOWN:
             raise ModserveError(Code.NOT_FOUND, f"unknown service '{message.service}'")
         return _Response(status=status)
 
     async def List(self, message: pb.HealthListRequest, call: RpcCall) -> Message:
-        """The status of every service. Raises RESOURCE_EXHAUSTED for too many models."""
+        """Return the status of every service. Raises RESOURCE_EXHAUSTED for too many models."""
         names = ("", inference.SERVICE, *self._server.model_names())
         if len(names) > _MAX_LISTED:
             raise OverloadedError(
@@ -42,10 +42,10 @@ class HealthService:
         return pb.HealthListResponse(statuses={name: _Response(status=status) for name, status in services})
 
     async def Watch(self, message: pb.HealthCheckRequest, call: RpcCall) -> None:
-        """A service's status, and again whenever it is another one.
+        """Send a service's status, and again whenever it changes. A service may be unknown at first.
 
-        A service may be unknown at first. The call ends when the server stops, after it has said so. Engines are asked
-        when something else has changed: nobody tells when they would say another thing.
+        The call ends when the server stops, after it has said so. Engines are asked when something else has changed: no
+        event tells when their status would change.
         """
         changed = asyncio.Event()
         sent = None
@@ -64,7 +64,7 @@ class HealthService:
                 await changed.wait()
 
     async def _status_of_all(self, service: str) -> int:
-        """The status where several workers are one server."""
+        """Return the status where several workers are one server."""
         if service in ("", inference.SERVICE):
             return _Response.SERVING if (await self._server.readiness()).ready else _Response.NOT_SERVING
         try:
@@ -74,7 +74,7 @@ class HealthService:
         return _Response.SERVING if trouble is None else _Response.NOT_SERVING
 
     async def _status(self, service: str) -> int:
-        """The status in this process: `Watch` hears when that changes, and of others it does not."""
+        """Return the status in this process: `Watch` hears when that changes, and of others it does not."""
         server = self._server
         if service in ("", inference.SERVICE):
             return _Response.SERVING if server.ready else _Response.NOT_SERVING

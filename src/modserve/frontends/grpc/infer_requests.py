@@ -1,4 +1,4 @@
-"""From the bytes of a message to the request that a model takes."""
+"""Decoding of messages into the requests that models take."""
 
 import time
 
@@ -22,7 +22,7 @@ from modserve.settings import LoopLimits
 
 
 def named_version(server: Server, model: str, text: str) -> int | None:
-    """The version that a message names by its number or its label; None for the latest.
+    """Return the version that a message names by its number or its label; None for the latest.
 
     Raises INVALID_ARG, or NOT_FOUND for an unknown label of a model that has some.
     """
@@ -33,7 +33,7 @@ def named_version(server: Server, model: str, text: str) -> int | None:
 
 
 def requested_version(server: Server, message: InferMessage) -> int | None:
-    """As `named_version`; the message names the version's number from then on."""
+    """Return the version as `named_version` does; the message then names it by its number."""
     version = named_version(server, message.model_name, message.model_version)
     if version is not None:
         message.model_version = str(version)
@@ -41,7 +41,7 @@ def requested_version(server: Server, message: InferMessage) -> int | None:
 
 
 async def parse_infer(data: bytes, limits: LoopLimits) -> InferMessage:
-    """A request for inference that is built in an unusual way, or typed and long: as protobuf reads it.
+    """Parse a request that is built in an unusual way, or typed and long, as protobuf reads it.
 
     Raises INVALID_ARG.
     """
@@ -59,7 +59,7 @@ async def parse_infer(data: bytes, limits: LoopLimits) -> InferMessage:
 
 
 def parse(request: type[Message], data: bytes) -> Message:
-    """Raises INVALID_ARG for bytes that are no such message."""
+    """Parse a message. Raises INVALID_ARG for bytes that are no such message."""
     try:
         return request.FromString(data)
     except DecodeError:
@@ -77,7 +77,7 @@ async def read_request(
     forwarded: Forwarded,
     limits: LoopLimits,
 ) -> InferenceRequest:
-    """The request for the model of `call`, on a thread where reading takes long; sets the call's `response_form`.
+    """Read the request for the model of `call`, on a thread if that takes long; sets the call's `response_form`.
 
     Raises the `ModserveError` that says what is wrong with the message.
     """
@@ -95,7 +95,7 @@ async def read_request(
 
 
 def _read_long(call: InferenceCall, message: InferMessage, deadline_ns: int, limits: LoopLimits) -> InferenceRequest:
-    """On a thread: the request, with all that would take long later."""
+    """Read a request on a thread, and do in advance all that would take long later."""
     reserve = call.borrow().take
     request = grpc_messages.decode_request(message, deadline_ns, call.lend, reserve)
     offload.look_ahead(request.inputs.values(), call.servable.config, limits, reserve)
@@ -109,6 +109,6 @@ def _split(data: bytes) -> InferMessage:
 
 
 def in_time(error: ModserveError, deadline_ns: int) -> ModserveError:
-    """The failure of a request as its client hears of it: its queue may have dropped it because its time was over."""
+    """Return a request's failure for its client: its queue may have dropped it because its time was over."""
     late = deadline_ns and error.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
     return DeadlinePassedError() if late else error

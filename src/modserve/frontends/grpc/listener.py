@@ -40,11 +40,11 @@ _KEPT: Final = 16
 _PROTOCOL: Final = "h2"
 
 CODINGS: Final = {"none": (), "low": ("gzip", "deflate"), "medium": ("deflate", "gzip"), "high": ("deflate", "gzip")}
-"""What responses are compressed with by the option's value, the best first: as gRPC's library picks it."""
+"""Codings of responses by the option's value, the best first, in the order of gRPC's library."""
 
 
 class GrpcListener:
-    """Serves `server` on one port; with an `authority`, to callers that it knows.
+    """Listener that serves `server` on one port; with an `authority`, to callers that it knows.
 
     `without_admin`: another port serves the calls of operators, and this one does not know them.
     """
@@ -76,17 +76,17 @@ class GrpcListener:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return 0 if self._port is None else len(self._port.connections)
 
     @property
     def responses(self) -> dict[str, int]:
-        """How many calls ended, by the names of their status."""
+        """Number of calls that ended, by the name of their status."""
         return self._dispatcher.responses
 
     @property
     def endings(self) -> dict[str, int]:
-        """How many connections it has ended before their time, by the reason."""
+        """Number of connections that the port ended before their time, by the reason."""
         return {} if self._port is None else self._port.endings
 
     async def start(self, accepting: bool = True) -> int:
@@ -118,7 +118,7 @@ class GrpcListener:
             await self._socket.accept()
 
     def report_load(self, report: LoadReport) -> None:
-        """What trailers, and streams of reports, say of the server's load from now on."""
+        """Set the server load that trailers, and streams of reports, report from now on."""
         message = load_report.message(report)
         if self._reports is not None:
             self._reports.latest = message
@@ -128,8 +128,8 @@ class GrpcListener:
     async def retire(self, seconds: float) -> None:
         """Take no new connections, and tell the clients of open ones to go elsewhere.
 
-        Returns when all have heard it, or after so many seconds: until then all their calls are served.
-        Streams end when what has come of them by then is settled.
+        Returns when all have heard it, or after `seconds`: until then all their calls are served. Streams end when what
+        has come of them by then is settled.
         """
         if self._socket is None or self._port is None:
             return
@@ -138,7 +138,7 @@ class GrpcListener:
         await self._streams.read_out(seconds)
 
     async def finish(self, seconds: float) -> None:
-        """End connections as soon as their calls are over; returns when all are, or after so many seconds.
+        """End connections as soon as their calls are over; returns when all are, or after `seconds`.
 
         Streams read no more requests, and end when those they have read are settled.
         """
@@ -181,7 +181,7 @@ def _audited(audit: "AuditLog | None") -> "RpcAudit | None":
 
 
 def _guarded(server: Server, authority: "Authority | None") -> tuple[Server, "RpcGuard | None"]:
-    """The server as handlers ask it, and what finds out in whose name."""
+    """Return the server that handlers call, and the guard that authenticates their callers."""
     if authority is None:
         return server, None
     from modserve.server.scoped import ScopedServer
@@ -192,13 +192,13 @@ def _guarded(server: Server, authority: "Authority | None") -> tuple[Server, "Rp
 
 
 def connection_limits(options: GrpcSettings) -> ConnectionLimits:
-    """What one connection may cost, by the options."""
+    """Return the limits of one connection, by the options."""
     patience = float(options.client_timeout) or math.inf
     return replace(LIMITS, streams=options.max_concurrent_streams, silence=patience, blockage=patience)
 
 
 def policies(options: GrpcSettings) -> Policies:
-    """How connections are kept and ended, by the options."""
+    """Return the policies by which connections are kept and ended, by the options."""
     return Policies(
         keepalive=options.keepalive_time / 1e3,
         keepalive_timeout=options.keepalive_timeout / 1e3,
@@ -212,7 +212,7 @@ def policies(options: GrpcSettings) -> Policies:
 
 
 def _last_descriptor() -> int:
-    """Of those that connections may take: the last eighth of the process's is for other ports and files."""
+    """Return the last descriptor that connections may take: the process's last eighth is for other ports and files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 0 if limit == resource.RLIM_INFINITY else limit - max(limit // 8, _KEPT)
 

@@ -12,7 +12,7 @@ from .rpc import RpcCall
 SHORTEST: Final = 0.1
 """Seconds between two reports of a stream: new ones are not made more often."""
 USUAL: Final = 10.0
-"""The same where the client does not say."""
+"""Seconds between two reports if the client names no interval."""
 
 
 class LoadReports:
@@ -23,7 +23,7 @@ class LoadReports:
         self.latest = b""
 
     async def StreamCoreMetrics(self, message: orca.OrcaLoadReportRequest, call: RpcCall) -> None:
-        """The load at once, and after each interval. The call ends when the server stops."""
+        """Send the load at once, and after each interval. The call ends when the server stops."""
         duration = message.report_interval
         interval = (
             max(SHORTEST, duration.seconds + duration.nanos / 1e9) if message.HasField("report_interval") else USUAL

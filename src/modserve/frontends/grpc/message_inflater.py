@@ -15,16 +15,16 @@ from modserve.settings import LoopLimits
 _GZIP = b"\x1f\x8b"
 _ZLIB = 0x78
 STARTS = frozenset({_GZIP[0], _ZLIB})
-"""How messages may begin that are compressed."""
+"""First bytes that compressed messages may have."""
 
 MOST = 64 * 1024 * 1024
 """Bytes that any message may become."""
 RATIO = 100
-"""A longer one may become so many times as long as it is: numbers that are computed seldom shrink to a fifth."""
+"""Most growth of a longer message, as a factor: numbers that are computed seldom shrink to a fifth."""
 
 
 class MessageInflater:
-    """Inflates messages within the server's memory and the limit of the port, which is 0 for none."""
+    """Inflater of messages, within the server's memory and the limit of the port, which is 0 for none."""
 
     def __init__(self, memory: MemoryBudget, max_message: int, limits: LoopLimits) -> None:
         self._memory = memory
@@ -32,7 +32,7 @@ class MessageInflater:
         self._limits = limits
 
     async def inflated(self, data: bytes) -> tuple[bytes, RequestMemory | None]:
-        """The message that `data` was made from, and what holds memory for it, which the caller releases.
+        """Return the message that `data` was made from, and its memory, which the caller releases.
 
         `data` itself if it is not compressed. Raises INVALID_ARG for what only begins as if it were, and
         RESOURCE_EXHAUSTED for what becomes too long.
@@ -64,7 +64,7 @@ class MessageInflater:
             raise
 
     async def short(self, data: bytes) -> bytes:
-        """The same of a call whose requests are short, or refused: no memory is held for them."""
+        """Inflate a message of a call with short or refused requests, for which no memory is held."""
         whole, memory = await self.inflated(data)
         if memory is not None:
             memory.release()
@@ -72,7 +72,7 @@ class MessageInflater:
 
 
 def _algorithm(data: bytes) -> str:
-    """As HTTP calls it; empty for none."""
+    """Return the algorithm by its name in HTTP; empty for none."""
     if data.startswith(_GZIP):
         return "gzip"
     # RFC 1950, section 2.2: the first two bytes are a multiple of 31.

@@ -1,4 +1,4 @@
-"""The messages of one call as they come: those that are not one whole in one piece of a stream, and those of streams.
+"""Receiver of one call's messages: messages in parts, and messages of streams.
 
 Messages of streams count as held by the server until they are read, and parts of any from the first on. The client may
 send more as soon as a part is there, or a message has been read.
@@ -19,7 +19,7 @@ from .rpc import ClientDisconnectedError, ReadingStoppedError
 
 @final
 class MessageReceiver:
-    """Of `stream`, until that is over: `close` lets go of it."""
+    """Receiver of the messages of `stream`, until that is over: `close` releases it."""
 
     def __init__(
         self, stream: Stream, memory: MemoryBudget, limits: ConnectionLimits, most: int, coding: str, many: bool
@@ -32,9 +32,9 @@ class MessageReceiver:
         self._coding = coding
         self._many = many
         self._messages: deque[tuple[bytes, int, int]] = deque()
-        """With the bytes of each that are to be credited, and those that are held."""
+        """Complete messages, with the bytes of each that are to be credited, and those that are held."""
         self._assembler: MessageAssembler | None = None
-        """Of the message of which only a part has come."""
+        """Assembler of the message that has come only in part."""
         self._enough = 0
         """Bytes of that message with which the client has `advanced`."""
         self._reader: asyncio.Future[None] | None = None
@@ -43,12 +43,12 @@ class MessageReceiver:
 
     @property
     def in_message(self) -> bool:
-        """Whether a message has begun and is not complete."""
+        """True if a message has begun and is not complete."""
         return self._assembler is not None
 
     @property
     def expects(self) -> bool:
-        """While messages before it wait to be read, nothing has to come of one: its client may have no window."""
+        """True if the client has to send more of a message. It may have no window while earlier messages are unread."""
         return self._assembler is not None and not self._messages
 
     def feed(self, data: bytes, start: int, end: int) -> None:
@@ -65,7 +65,7 @@ class MessageReceiver:
             start = self._assemble(data, start, end)
 
     def _assemble(self, data: bytes, start: int, end: int) -> int:
-        """Where the part of a message ends."""
+        """Feed the assembler, and return where the part of a message ends."""
         stream, assembler = self._stream, self._assembler
         stream.heard = stream.connection.clock.seconds
         if assembler is None:
@@ -94,12 +94,12 @@ class MessageReceiver:
         self.wake()
 
     def wake(self) -> None:
-        """There is something new for the reader."""
+        """Wake the reader: there is something new."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def pop(self) -> tuple[bytes, int] | None:
-        """The next message and what it holds of the memory, which the caller gives back; None: none is there."""
+        """Return the next message and the memory it holds, which the caller gives back; None: none is there."""
         if not self._messages:
             return None
         stream = self._stream
@@ -111,7 +111,7 @@ class MessageReceiver:
         return message, held
 
     async def read(self) -> bytes | None:
-        """The next message of a stream, None after the last one. Raises what `RpcCall.read` does."""
+        """Return the next message of a stream, None after the last one. Raises what `RpcCall.read` does."""
         stream = self._stream
         while (entry := self.pop()) is None:
             if stream.over:
@@ -129,7 +129,7 @@ class MessageReceiver:
         return entry[0]
 
     def stop(self) -> None:
-        """Take no more messages; those that are there are read."""
+        """Take no more messages; the messages that are there are read."""
         self._stopped = True
         self._drop_part()
         self.wake()
@@ -140,7 +140,7 @@ class MessageReceiver:
             self._assembler = None
 
     def close(self) -> None:
-        """Nothing more is read: let go of what has come."""
+        """Stop reading, and release what has come."""
         self.wake()
         self._drop_part()
         for _, _, held in self._messages:
@@ -149,7 +149,7 @@ class MessageReceiver:
 
 
 def overdue_text(stream: Stream, limits: ConnectionLimits) -> str:
-    """What a client is told whose message does not come."""
+    """Return the message for a client that does not complete its request."""
     slow = limits.silence * limits.silences
     if stream.connection.clock.seconds - stream.advanced > slow:
         return f"the request has not advanced by {limits.part} bytes within {slow:g} s"

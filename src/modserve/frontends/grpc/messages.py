@@ -27,7 +27,7 @@ _MUCH: Final = 1024 * 1024
 
 
 class MessageError(Exception):
-    """What came is no message, or none that may come: the status that ends the call, and its text."""
+    """A message that is malformed or not allowed: the status that ends the call, and its text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class MessageError(Exception):
 
 
 def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
-    """Raises `MessageError` for a message that may not begin so, in a call with this ``grpc-encoding``.
+    """Check a message's prefix, in a call with this ``grpc-encoding``. Raises `MessageError`.
 
     `most`: bytes that it may have; 0: any number.
     """
@@ -50,7 +50,7 @@ def check_prefix(compressed: int, size: int, most: int, coding: str) -> None:
 
 @final
 class MessageAssembler:
-    """One message that comes in parts. It counts as held by the server from its first part on."""
+    """Assembler of a message that comes in parts. It counts as held by the server from its first part on."""
 
     def __init__(self, memory: MemoryBudget, most: int, coding: str) -> None:
         self._memory = memory
@@ -63,7 +63,7 @@ class MessageAssembler:
         self._large_pages = False
         """The message is worth them."""
         self.held = 0
-        """Bytes that have come, which are those of the server's memory."""
+        """Bytes that have come and are held of the server's memory."""
 
     @property
     def complete(self) -> bool:
@@ -86,7 +86,7 @@ class MessageAssembler:
         return stop
 
     def message(self) -> bytes:
-        """The whole, when it is complete. Whoever takes it gives back what is `held`."""
+        """Return the complete message. The caller gives back what is `held`."""
         return self._buffer.getvalue()
 
     def release(self) -> None:
@@ -121,9 +121,7 @@ class MessageAssembler:
 
 
 async def packed(message: Response, coding: str, most: int) -> tuple[bytes, int]:
-    """The message, compressed where that makes it shorter, and whether it is; on a thread if it has more than `most`
-    bytes.
-    """
+    """Compress the message where that makes it shorter, and return whether it is; on a thread above `most` bytes."""
     if size_of(message) > most:
         return await offload.on_thread(_shortest, message, coding)
     return _shortest(message, coding)
@@ -134,7 +132,7 @@ def size_of(message: Response) -> int:
 
 
 def framed(message: Response, compressed: int) -> list[Chunk]:
-    """The message behind its prefix."""
+    """Return the message behind its prefix."""
     size = size_of(message)
     prefix = bytes((compressed,)) + size.to_bytes(4, "big")
     parts: list[Chunk] = [prefix, message] if isinstance(message, bytes) else [prefix, *message]

@@ -48,7 +48,7 @@ _STOPPING = "GRPC server is shutting down and has stopped accepting new requests
 
 
 class InferStreams:
-    """The streams that are open."""
+    """Open streams of a server."""
 
     def __init__(self, server: Server, options: GrpcSettings, inflater: MessageInflater) -> None:
         self.server = server
@@ -60,7 +60,7 @@ class InferStreams:
         self._stopped = False
 
     async def serve(self, rpc: RpcCall) -> ModserveError | None:
-        """One stream, from its first request to its end; the error that ends it, None for a good end."""
+        """Serve one stream from its first request to its end; return the error that ends it, None for a good end."""
         if self._stopped:
             return unavailable(_STOPPING)
         stream = InferStream(self, rpc)
@@ -79,7 +79,7 @@ class InferStreams:
             stream.stop()
 
     async def read_out(self, seconds: float) -> None:
-        """Stop, and return when what had come has been read, or after so many seconds."""
+        """Stop, and return when what had come has been read, or after `seconds`."""
         self.stop()
         reading = [stream.reading for stream in self._open if stream.reading is not None]
         if reading:
@@ -87,7 +87,7 @@ class InferStreams:
 
 
 class StreamRequest(InferenceCall):
-    """One request of a stream."""
+    """A request of a stream."""
 
     def __init__(self, stream: "InferStream", size: int) -> None:
         super().__init__(stream.server, GRPC, stream.server.tenant)
@@ -95,24 +95,24 @@ class StreamRequest(InferenceCall):
         self.queue = OutcomeQueue(stream.server.memory)
         self.size = size
         self.held = 0
-        """What it has of the server's memory."""
+        """Bytes of the server's memory that it holds."""
         self.inflated: RequestMemory | None = None
-        """Of a message that came compressed."""
+        """Memory of a message that came compressed."""
         self.ordered = True
-        """Its responses come after those of the requests before it."""
+        """Order: its responses come after those of the requests before it."""
         self.empty_final = False
         """The client wants a message at the end, if that comes without a response."""
         self.request_id, self.origin = stream.request_id, stream.origin
         self.sent_bytes = self.responses = 0
-        """What the client has got of it."""
+        """Bytes and responses that the client has got."""
         self.logged = False
         self.status = CANCELLED
-        """That which the access log has: it is over when its last outcome has been sent."""
+        """Status for the access log: the request is over when its last outcome has been sent."""
         self.accepted = ""
         """The model that accepted the request, empty if none has."""
 
     async def start(self, data: bytes, now_ns: int) -> None:
-        """Raises whatever keeps the request from being accepted."""
+        """Start the request. Raises whatever keeps it from being accepted."""
         stream, server = self.stream, self.server
         server.memory.take(self.size)
         self.held = self.size
@@ -140,7 +140,7 @@ class StreamRequest(InferenceCall):
             self.stream.on_outcome(self)
 
     def log(self, access: AccessLog) -> None:
-        """It is over."""
+        """Log the request, which is over."""
         counts = self.status, self.size, self.sent_bytes, self.responses
         entries.record(access, self, "ModelStreamInfer", *counts)
 
@@ -160,7 +160,7 @@ class StreamRequest(InferenceCall):
         self.inflight = self.trace = None
 
     def message(self, outcome: InferenceResponse | None, final: bool) -> Response | None:
-        """What is sent of an outcome that is no failure, if anything is. Raises what keeps it from being sent."""
+        """Return the message for an outcome that is no failure; None if there is none. Raises what prevents it."""
         if outcome is None:
             if not self.empty_final:
                 return None
@@ -173,7 +173,7 @@ class StreamRequest(InferenceCall):
 
 
 class InferStream:
-    """The two tasks of one RPC."""
+    """State and both tasks of one RPC."""
 
     def __init__(self, streams: InferStreams, rpc: RpcCall) -> None:
         options, metadata = streams.options, rpc.metadata
@@ -201,15 +201,15 @@ class InferStream:
         self.reading: asyncio.Task[None] | None = None
         self._half_closed = False
         self._broken: ModserveError | None = None
-        """What keeps it from reading on."""
+        """Error that keeps the stream from reading on."""
         self._stopped = False
-        """What had come when the server stopped has been read."""
+        """True if the server stops and all requests that had come by then have been read."""
         self._changed = asyncio.Event()
         """Set when there may be something to write, or the end has come."""
         self._room = asyncio.Event()
 
     async def run(self) -> ModserveError | None:
-        """Serve it to its end; the error that it ends with, None for a good end."""
+        """Serve it to its end; returns the error that it ends with, None for a good end."""
         reading = self.reading = asyncio.ensure_future(self._read())
         try:
             return await self._write()
@@ -264,7 +264,7 @@ class InferStream:
             self._order.pop()
 
     def _over(self, call: StreamRequest) -> None:
-        """A request's last outcome has been sent."""
+        """Forget a request whose last outcome has been sent."""
         self._open.discard(call)
         call.close()
         self._bytes -= call.size
@@ -275,7 +275,7 @@ class InferStream:
                 self._ready.extend([self._order[0]] * len(self._order[0].queue))
 
     async def _write(self) -> ModserveError | None:
-        """Send outcomes until the stream's end; the error that it ends with, None for a good end."""
+        """Send outcomes until the stream's end; returns the error that it ends with, None for a good end."""
         while True:
             while self._ready:
                 call = self._ready.popleft()
@@ -299,7 +299,7 @@ class InferStream:
             await self._changed.wait()
 
     async def _send(self, call: StreamRequest, outcome: Outcome, final: bool) -> ModserveError | None:
-        """The request's error if that must end the stream. Raises `ClientDisconnectedError`."""
+        """Send an outcome; return the request's error if it must end the stream. Raises `ClientDisconnectedError`."""
         data: Response | None = None
         error: ModserveError | None = None
         if isinstance(outcome, ModserveError):
@@ -334,7 +334,7 @@ class InferStream:
         return None
 
     async def _write_counted(self, data: Response) -> None:
-        """What waits for a slow client counts as held."""
+        """Write data that counts as held while it waits for a slow client."""
         memory, size = self.server.memory, size_of(data)
         memory.force(size)
         try:

@@ -20,7 +20,7 @@ _INVALID_ARGUMENT = 3
 
 
 class ReflectionService:
-    """Describes the services `names` and their messages."""
+    """Descriptions of the services `names` and their messages."""
 
     def __init__(self, names: Iterable[str], inflater: MessageInflater) -> None:
         self._inflater = inflater
@@ -34,14 +34,14 @@ class ReflectionService:
         }
 
     async def ServerReflectionInfo(self, call: RpcCall) -> None:
-        """One response for each request, in their order. Raises INVALID_ARG for bytes that are no request."""
+        """Send one response for each request, in order. Raises INVALID_ARG for bytes that are no request."""
         while (sent := await call.read()) is not None:
             request = parse(pb.ServerReflectionRequest, await self._inflater.short(sent))
             assert isinstance(request, pb.ServerReflectionRequest)
             await call.write(self.respond(request).SerializeToString())
 
     def respond(self, request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
-        """The response to a request; that a name is not there is a response, too."""
+        """Return the response to a request; an unknown name has a response, too."""
         make = self._makers.get(request.WhichOneof("message_request") or "")
         if make is None:
             response = _error(_INVALID_ARGUMENT, "the request is of no kind that this server supports")
@@ -60,7 +60,7 @@ class ReflectionService:
 
 
 def _file_containing(symbol: str) -> FileDescriptor:
-    """Raises KeyError. Pools do not know the names of methods."""
+    """Find a file. Raises KeyError. Pools do not know the names of methods."""
     try:
         return pb.POOL.FindFileContainingSymbol(symbol)
     except KeyError:
@@ -72,7 +72,7 @@ def _file_containing(symbol: str) -> FileDescriptor:
 
 
 def _files(file: FileDescriptor) -> pb.ServerReflectionResponse:
-    """The file, and behind it all that it imports, each once."""
+    """Return the file, and behind it all that it imports, each once."""
     files: dict[str, bytes] = {}
 
     def add(each: FileDescriptor) -> None:

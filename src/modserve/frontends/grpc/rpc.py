@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ClientDisconnectedError(Exception):
-    """The client has ended the call, and takes nothing more."""
+    """End of the call by its client, which takes nothing more."""
 
 
 class ReadingStoppedError(Exception):
-    """What had come of the call before the server stopped to take more has been read."""
+    """End of reading: the server takes no more, and all that had come of the call has been read."""
 
 
 Response: TypeAlias = bytes | list[Buffer]
@@ -27,19 +27,19 @@ Response: TypeAlias = bytes | list[Buffer]
 
 
 class RpcCall(Protocol):
-    """One call: what a handler needs of it."""
+    """A call as its handler sees it."""
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
 
     @property
     def credentials(self) -> Credentials:
-        """What shows the caller, among the metadata or in the connection's handshake."""
+        """Credentials of the caller, from the metadata or the connection's handshake."""
         ...
 
     @property
     def deadline_ns(self) -> int:
-        """When the client stops waiting, on the monotonic clock; 0 for never."""
+        """Time at which the client stops waiting, on the monotonic clock; 0 for never."""
         ...
 
     @property
@@ -49,23 +49,23 @@ class RpcCall(Protocol):
 
     @property
     def request_id(self) -> str:
-        """That of `core.requests.request_ids`; empty while nobody needs it."""
+        """Id of the request (`core.requests.request_ids`); empty until it is needed."""
         ...
 
     def identify(self) -> str:
-        """The same, made now if there is none: the call has failed, or is a stream."""
+        """Return the request's id, made now if there is none: the call has failed, or is a stream."""
         ...
 
     def identified(self, identity: "Identity") -> None:
-        """The caller is known; whether it may make the call is not."""
+        """Set the caller, who is known; whether the caller may make the call is not."""
         ...
 
     def serving(self, call: "InferenceCall") -> None:
-        """The inference that the call is has begun, and has its id."""
+        """Set the inference that the call is; it has begun, and has its id."""
         ...
 
     async def read(self) -> bytes | None:
-        """The next message, None after the last one. Raises `ClientDisconnectedError`, and `ReadingStoppedError`."""
+        """Return the next message, None after the last. Raises `ClientDisconnectedError`, `ReadingStoppedError`."""
         ...
 
     def stop_reading(self) -> None:
@@ -77,23 +77,23 @@ class RpcCall(Protocol):
         ...
 
     async def send_response(self, response: Response) -> None:
-        """The response of a unary call, unless it has got its status."""
+        """Send the response of a unary call, unless it has got its status."""
         ...
 
     def end_stream(self) -> None:
-        """A stream has come to a good end."""
+        """End a stream successfully."""
         ...
 
     def refuse(self, refusal: "Refusal") -> None:
-        """The call has failed."""
+        """End the call with a failure."""
         ...
 
     def end_call(self, status: int, message: str) -> None:
-        """The call ends with this status, unless it has got one before."""
+        """End the call with this status, unless it has got one before."""
         ...
 
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
-        """Metadata that goes out with the status."""
+        """Set the metadata that goes out with the status."""
         ...
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -118,13 +118,13 @@ class Rpc(NamedTuple):
     infers: bool = False
     """The handler takes its message as an `InferMessage`."""
     direct: bool = False
-    """Where it can be, such a call is served without the handler."""
+    """True if such a call is served without the handler where that is possible."""
     probes: bool = False
-    """It asks about health: such calls are counted nowhere, or they would hide the failures of others."""
+    """True for calls about health, which are counted nowhere: they would hide the failures of others."""
 
 
 class Refusal(NamedTuple):
-    """How a call ends that failed. It holds no exception, and so none of the frames that one came through."""
+    """Status of a failed call. It holds no exception, and so none of the frames that one came through."""
 
     status: int
     message: str

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class ServerCall(Stream):
-    """Implements `rpc.RpcCall`."""
+    """Implementation of `rpc.RpcCall` on a stream."""
 
     def __init__(
         self, services: CallServices, connection: StreamSender, number: int, head: GrpcHead, window: int, room: int
@@ -47,26 +47,26 @@ class ServerCall(Stream):
         self.request_id = request_ids.chosen(head.request_id) if head.request_id else ""
         self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns >= 0 else 0
         self._status = -1
-        """How the call ended; -1: not yet."""
+        """Status with which the call ended; -1: not yet."""
         self._held = 0
         """Bytes of the server's memory for the message that has come."""
         self._counted = 0
-        """The same for the call itself, and for its response."""
+        """Bytes of the server's memory for the call itself, and for its response."""
         self._full = head.rpc is None
         """No more messages are taken: what follows is dropped."""
         self._streaming = head.rpc is not None and head.rpc.method.client_streaming
         """The client may send any number of messages."""
         self._started = self._waiting = False
-        """It is not served yet, and what it came with has been read."""
+        """`_waiting`: the call is not served yet, and all that it came with has been read."""
         self._message: bytes | None = None
         self._receiver: MessageReceiver | None = None
-        """Of messages that do not come as one whole."""
+        """Receiver of messages that do not come as one whole."""
         self._writer: asyncio.Future[None] | None = None
         self._bucket = 0
-        """Of the deadlines; 0: it is in none."""
+        """Number of the call's bucket in the deadlines; 0: it is in none."""
         self._trailers: tuple[tuple[str, str], ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
-        """What is called when it is over."""
+        """Callbacks for the end of the call."""
         self._task: asyncio.Task[None] | None = None
 
     # As `RpcCall`
@@ -201,7 +201,7 @@ class ServerCall(Stream):
         self.finished()
 
     def finished(self) -> None:
-        """Nothing more is sent or heard: let go of what the call holds."""
+        """End the call, which sends and hears no more, and release what it holds."""
         if self._status < 0:
             self._status = heads.CANCELLED
         rpc = self.call_head.rpc
@@ -260,11 +260,11 @@ class ServerCall(Stream):
             self.finish(heads.refused(status, message, metadata) + self._services.load)
 
     def stop(self) -> None:
-        """The server ends it."""
+        """End the call, since the server stops."""
         self._fail(heads.UNAVAILABLE, "the server is shutting down")
 
     def _cancel(self) -> None:
-        """Whatever serves the call stops."""
+        """Cancel whatever serves the call."""
         if self._task is not None:
             self._task.cancel()
         elif self._inference is not None:
@@ -275,7 +275,7 @@ class ServerCall(Stream):
             self._bucket = self._services.deadlines.add(self, self.deadline_ns)
 
     def _fail(self, status: int, message: str) -> None:
-        """It ends before it has been served."""
+        """End the call with an error, and cancel what serves it."""
         self._cancel()
         self.end_call(status, message)
 
@@ -301,7 +301,7 @@ class ServerCall(Stream):
             self.connection.begin_soon(self)
 
     def _assemble(self, data: bytes, start: int, end: int) -> bytes | None:
-        """What is not one whole message; that of a unary call when it is complete."""
+        """Feed the receiver. Returns the message of a unary call once it is complete, otherwise None."""
         receiver = self._receive()
         try:
             receiver.feed(data, start, end)
@@ -316,7 +316,7 @@ class ServerCall(Stream):
         return None
 
     def _receive(self) -> MessageReceiver:
-        """What takes messages in parts, and those of streams."""
+        """Return the receiver of messages in parts and of streams, made on first use."""
         if self._receiver is None:
             services, coding = self._services, self.call_head.encoding
             self._receiver = MessageReceiver(
@@ -356,7 +356,7 @@ class ServerCall(Stream):
         self.send_headers(heads.with_id(block, self.request_id) if self.request_id else block)
 
     def respond(self, parts: list[Buffer], size: int) -> None:
-        """The response of a unary call, of `size` bytes, unless it has got its status."""
+        """Send the response of a unary call, of `size` bytes, unless it has got its status."""
         if self.over or self.final is not None:
             return
         self._status = heads.OK

@@ -56,7 +56,8 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=(await self._server.readiness()).ready)
 
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RpcCall) -> Message:
-        """As every released Triton, false also for a model or version that is not there: clients poll with it."""
+        """Report readiness. Like every released Triton, false also for an unknown model or version: clients poll with
+        it."""
         version = named_version(self._server, message.name, message.version)
         try:
             ready = await self._server.model_trouble(message.name, version) is None
@@ -138,7 +139,7 @@ class InferenceService:
         return trace_settings.message(tracer.settings(message.model_name))
 
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
-        """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
+        """Run an inference. Its failure is returned, not raised: the traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
         version = requested_version(server, message) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
@@ -179,7 +180,7 @@ def _failed(call: InferenceCall, error: ModserveError) -> ModserveError:
 
 
 def _sent(call: InferenceCall) -> None:
-    """The response has left, or never will."""
+    """Finish the call: the response has left, or never will."""
     call.sent()
     call.close()
 
@@ -191,7 +192,7 @@ def rpc_table(
     streams: InferStreams | None = None,
     reports: LoadReports | None = None,
 ) -> Mapping[str, Rpc]:
-    """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
+    """Return all RPCs of the port, by path; those that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
     loads = () if reports is None else ((orca.SERVICE, orca.METHODS, reports),)
     reflection = ReflectionService(

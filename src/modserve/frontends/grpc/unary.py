@@ -1,6 +1,6 @@
-"""One inference over gRPC as most are: a short message, served without coroutine, task or future.
+"""Fast path of inferences over gRPC with a short message, served without coroutine, task or future.
 
-What is anything else is left to `Dispatcher.unary`, which reads it from the beginning. Outcomes, limits and the log of
+All other calls are left to `Dispatcher.unary`, which reads them from the beginning. Outcomes, limits and the log of
 failures are the same on both ways. With a task each takes 1.4 times the CPU time (`benchmarks/wire_shortcuts.py`).
 """
 
@@ -36,7 +36,7 @@ _BEGINNING: Final = 0x0A
 
 @final
 class UnaryInferences(UnaryPath):
-    """What all such calls share."""
+    """Shared state of all such calls."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
@@ -74,14 +74,14 @@ class UnaryInferences(UnaryPath):
 
 @final
 class UnaryInference(InferenceCall):
-    """One request, and the sink of its response, which it hands to `client`."""
+    """A request, and the sink of its response, which it hands to `client`."""
 
     def __init__(self, shared: UnaryInferences, client: ServerCall, message: InferMessage, size: int) -> None:
         """`size`: bytes of the server's memory that the message holds."""
         super().__init__(shared.server, GRPC, shared.server.tenant, message.model_name)
         self._shared = shared
         self._client: ServerCall | None = client
-        """None when it gets nothing more."""
+        """Client of the call; None when it gets nothing more."""
         self._message = message
         self._size = size
         self._deadline_ns = client.deadline_ns
@@ -142,7 +142,7 @@ class UnaryInference(InferenceCall):
             client.refuse(self._shared.dispatcher.refusal(error, self._message, client))
 
     def _end(self) -> ServerCall:
-        """The client, which gets its outcome now, or none."""
+        """Return the client, which gets its outcome now, or none."""
         client, self._client = self._client, None
         assert client is not None, "ended twice: this is a bug"
         self._shared.dispatcher.calls -= 1

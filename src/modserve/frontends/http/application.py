@@ -80,7 +80,7 @@ class Application:
         return restriction is None or restriction.granted(scope["headers"])
 
     def _probe(self, scope: Any) -> Callable[[Server], Awaitable[probes.Report]] | None:
-        """The one that a request asks for, if nobody wants more of it than its answer."""
+        """Return the probe that a request asks for, if only its answer is wanted."""
         logged = self._server.access_log is not None or any(name == _ID for name, _ in scope["headers"])
         more = logged or self._options.restrictions or self._authority is not None
         if more:
@@ -105,12 +105,12 @@ class Application:
             return self._app
 
     def stop_streams(self) -> None:
-        """The server's time is up: responses that are still open end with an error."""
+        """End the responses that are still open with an error: the server's time is up."""
         self.direct.streams.stop()
 
 
 def scoped(server: Server, authority: "Authority | None") -> Server:
-    """The server in the name of whoever calls, if there is an authority to know that."""
+    """Return the server in the caller's name, if there is an authority that knows callers."""
     if authority is None:
         return server
     from modserve.server.scoped import ScopedServer
@@ -119,7 +119,7 @@ def scoped(server: Server, authority: "Authority | None") -> Server:
 
 
 def guarded(app: AsgiApp, server: Server, authority: "Authority | None", without_admin: bool = False) -> AsgiApp:
-    """The application, to callers that the authority knows if there is one. It is made over a `scoped` server."""
+    """Return the application, guarded by the authority if there is one. It is made over a `scoped` server."""
     if authority is None:
         return app
     from modserve.access.calls import need_of

@@ -18,7 +18,7 @@ _ID: Final = request_ids.HEADER.lower().encode()
 
 
 class AuditedApp:
-    """`app`, which says in the scope who calls if it knows that."""
+    """Audit log around `app`, which puts the caller into the scope if it knows one."""
 
     def __init__(self, app: AsgiApp, audit: AuditLog) -> None:
         self._app = app
@@ -66,13 +66,13 @@ class AuditedApp:
 
 
 def _request_id(start: Message) -> str:
-    """The one that a response has."""
+    """Return the request id of a response."""
     values = [value for name, value in start.get("headers", ()) if name.lower() == _ID]
     return values[-1].decode("latin-1") if values else ""
 
 
 def _json(body: bytearray) -> object:
-    """None for what is long, or no JSON."""
+    """Parse JSON; None for what is long, or no JSON."""
     if not body or len(body) > MOST_CHANGE:
         return None
     try:

@@ -1,7 +1,6 @@
-"""The calls that the port runs by itself, without the application: those of texts, and those with streams of responses.
+"""Calls that the port runs by itself, without the application: calls of texts, and calls with streams of responses.
 
-Inference has a way of its own.
-Their modules are imported, on a thread, at the first request for one of their paths.
+Inference has a way of its own. Their modules are imported, on a thread, at the first request for one of their paths.
 """
 
 import importlib
@@ -46,12 +45,12 @@ class DirectCalls:
         self._by_path: dict[bytes, Handler] = {}
 
     def handler(self, head: RequestHead) -> Handler:
-        """Of a head with a route."""
+        """Return the handler of a head with a route."""
         known = self._by_path.get(_template(head))
         return self._first if known is None else known
 
     def of(self, module: str) -> Mapping[str, Handler]:
-        """The handlers of a module by their paths: always the same ones. It is imported now, if it was not before."""
+        """Return the handlers of a module by their paths: always the same ones. The first call imports it."""
         if module not in self._by_module:
             made = _MAKERS[module](importlib.import_module(module), self)
             self._by_module[module] = made
@@ -66,7 +65,7 @@ class DirectCalls:
 
 
 def _template(head: RequestHead) -> bytes:
-    """What `MODULES` has for the route of a head: the same for all versions of a model."""
+    """Return the key in `MODULES` of a head's route: the same for all versions of a model."""
     route = head.route
     return _OF_MODEL + route[route.rindex(b"/") :] if head.model else route
 

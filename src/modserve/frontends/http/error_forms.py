@@ -22,7 +22,7 @@ _TEI: Final = re.compile(r"/(embed|rerank|predict|similarity|tokenize|decode|inf
 
 
 def encode(path: str, error: ModserveError, status: int) -> tuple[int, bytes]:
-    """The status and body of a failure, whose status is usually this one, of a request to a decoded path."""
+    """Return the status and body of a failure, whose status is usually this one, for a request to a decoded path."""
     message = failures.public_message(error)
     if _OPENAI.fullmatch(path) and not _KSERVE.fullmatch(path):
         from modserve.text import openai_errors
@@ -37,5 +37,5 @@ def encode(path: str, error: ModserveError, status: int) -> tuple[int, bytes]:
 
 
 def encode_message(path: str, message: str, status: int) -> bytes:
-    """The body of a failure that is no error of the server's: a path that is none, a method that it does not have."""
+    """Return the body of a failure that is no server error: an unknown path, or a method that it does not have."""
     return encode(path, invalid(message), status)[1]

@@ -27,10 +27,10 @@ _NO_CACHE: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 
 
 class Note:
-    """What is known of a request: its id, whether its client hears of that, and the last inference that it took.
+    """Note on a request: its id, whether its client hears of that, and its last inference.
 
-    It has that only if the request is `logged`: a call may hold many tensors. `count` is that of its inferences, or of
-    the responses of one that streams.
+    The inference is kept only if the request is `logged`: a call may hold many tensors. `count` is the number of its
+    inferences, or of the responses of one that streams.
     """
 
     __slots__ = ("call", "count", "echoed", "logged", "origin", "request_id")
@@ -44,7 +44,7 @@ class Note:
         self.count = 0
 
     def begun(self, call: InferenceCall) -> None:
-        """An inference is begun for the request, and has its id."""
+        """Note an inference that has begun for the request, and has its id."""
         if self.logged:
             self.call = call
             self.count += 1
@@ -54,7 +54,7 @@ class Note:
 
 
 def note_of(request_id: str, origin: Origin, logged: bool = False) -> Note:
-    """Of a request whose client has sent this id, as `RequestHead` has it."""
+    """Return the note of a request whose client has sent this id, as `RequestHead` has it."""
     id = request_ids.chosen(request_id) if request_id else request_ids.make()
     return Note(id, logged or bool(request_id), origin, logged)
 
@@ -71,7 +71,7 @@ class CompleteRequest:
 
     @property
     def query(self) -> str:
-        """That of the path, as it was sent."""
+        """Query of the path, as it was sent."""
         return self.head.target.partition(b"?")[2].decode("latin-1")
 
 
@@ -89,7 +89,7 @@ Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 
 
 class StreamMessage(NamedTuple):
-    """`error` is what the message reports, or why it could not report what it should."""
+    """A message of a stream. `error` is what it reports, or why it could not report what it should."""
 
     data: bytes
     error: ModserveError | None
@@ -97,7 +97,7 @@ class StreamMessage(NamedTuple):
 
 
 class StreamedCall(Protocol):
-    """What a `ResponseStream` is made of: an `HttpStream`, or several."""
+    """Source of a `ResponseStream`: an `HttpStream`, or several."""
 
     @property
     def limits(self) -> LoopLimits: ...
@@ -107,23 +107,23 @@ class StreamedCall(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether `take` returns an outcome."""
+        """True if `take` returns an outcome."""
         ...
 
     def listen(self, arrival: Callable[[], None]) -> None:
-        """Call `arrival` whenever an outcome comes, in place of whoever waits in `next`."""
+        """Call `arrival` whenever an outcome comes, in place of waking the waiter in `next`."""
         ...
 
     def take(self) -> tuple[Outcome, bool]:
-        """The next outcome, which has come, and whether it is the last."""
+        """Return the next outcome, which has come, and whether it is the last."""
         ...
 
     def acknowledge(self) -> None:
-        """What was taken has been sent: its model may go on."""
+        """Note that the outcome taken last has been sent: its model may go on."""
         ...
 
     async def next(self) -> tuple[Outcome, bool]:
-        """As `take`, when it has come. Waiting for one says that the one before it has been sent."""
+        """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
         ...
 
     def record_failure(self, error: ModserveError, status: int | str) -> None: ...
@@ -142,7 +142,7 @@ class StreamedCall(Protocol):
 class ResponseStream:
     """A response that goes on as outcomes come: the call is submitted, and its `first` message is known.
 
-    Whoever has one closes its call.
+    Its owner closes the call.
     """
 
     __slots__ = ("call", "encode", "first", "framing")
@@ -169,7 +169,7 @@ Handler: TypeAlias = Callable[[CompleteRequest], Coroutine[Any, Any, WholeRespon
 
 
 async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) -> ResponseStream:
-    """The response to a call that was submitted, once its first message is known."""
+    """Return the response to a submitted call, once its first message is known."""
     try:
         first = await next_message(call, encode)
     except BaseException:
@@ -179,7 +179,7 @@ async def response_stream(call: StreamedCall, framing: Framing, encode: Encode) 
 
 
 async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
-    """The call's next outcome as its client gets it."""
+    """Return the call's next outcome as its client gets it."""
     outcome, final = await call.next()
     if is_long(call, outcome):
         message = await offload.on_thread(message_of, encode, outcome, final)
@@ -191,12 +191,12 @@ async def next_message(call: StreamedCall, encode: Encode) -> StreamMessage:
 
 
 def is_long(call: StreamedCall, outcome: Outcome) -> bool:
-    """Whether a thread should make the message of an outcome."""
+    """True if a thread should make the message of an outcome."""
     return isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.response_form, call.limits)
 
 
 def message_of(encode: Encode, outcome: Outcome, final: bool) -> StreamMessage:
-    """An outcome as its client gets it. Never raises."""
+    """Return an outcome as its client gets it. Never raises."""
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
         data = encode(outcome, final)

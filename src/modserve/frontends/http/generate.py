@@ -30,7 +30,7 @@ _Read: TypeAlias = Callable[[HttpStream, CallContext, CompleteRequest], Awaitabl
 
 
 def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
-    """By path template. The head of a request has its model."""
+    """Return the handlers by path template. The head of a request has its model."""
 
     async def generate(request: CompleteRequest) -> WholeResponse | ResponseStream:
         try:
@@ -73,7 +73,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 async def _submitted(context: CallContext, streams: Streams, request: CompleteRequest, read: _Read) -> HttpStream:
-    """The call of a request, which its model has accepted. Raises what is wrong with it."""
+    """Return the call of a request, which its model has accepted. Raises what is wrong with it."""
     head = request.head
     version = head.model_version
     if head.version_label:
@@ -88,7 +88,7 @@ async def _submitted(context: CallContext, streams: Streams, request: CompleteRe
 
 
 async def _read_flat(call: HttpStream, context: CallContext, request: CompleteRequest) -> InferenceRequest:
-    """That of a flat JSON object."""
+    """Read the request of a flat JSON object."""
     head, body, max_json = request.head, request.body, context.max_json
     coding = head.content_encoding
     codec.check_encoding(None if coding is None else coding.decode("latin-1"))
@@ -103,7 +103,7 @@ async def _read_flat(call: HttpStream, context: CallContext, request: CompleteRe
 
 
 async def _read_tensors(call: HttpStream, context: CallContext, request: CompleteRequest) -> InferenceRequest:
-    """That of ``infer``."""
+    """Read the request as ``infer`` does."""
     head, limits, config, version = request.head, context.limits, call.servable.config, call.version
     body: bytes | Inflater = request.body
     if head.content_encoding is not None:
@@ -121,13 +121,13 @@ async def _read_tensors(call: HttpStream, context: CallContext, request: Complet
 
 
 def _decode_long(call: HttpStream, version: int | None, body: bytes, max_json: int) -> InferenceRequest:
-    """On a thread: the request, with memory for what it becomes."""
+    """Decode the request on a thread, with memory for what it becomes."""
     call.borrow().take(limits.parsed_size(body))
     return codec.decode(call.servable.config, version, body, max_json)
 
 
 async def _only(call: HttpStream) -> InferenceResponse | ModserveError:
-    """The one response, or the first failure. Raises INVALID_ARG for any other number of responses."""
+    """Return the one response, or the first failure. Raises INVALID_ARG for any other number of responses."""
     held: InferenceResponse | None = None
     final = False
     while not final:

@@ -21,7 +21,7 @@ _ID: Final = request_ids.HEADER.encode()
 
 
 class GuardedApp:
-    """Finds out who calls, refuses who may not, and lets `app` ask its server in the name of the caller.
+    """An application that authenticates callers, and lets `app` ask its server in the caller's name.
 
     OPTIONS passes: it says what a path can do, does none of it, and browsers ask it without headers of their own.
     """
@@ -49,7 +49,7 @@ class GuardedApp:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Any) -> None:
-        """Who calls is the task's caller from now on. Raises what keeps the call from being served."""
+        """Make the authenticated caller the task's caller. Raises what keeps the call from being served."""
         method, authority = scope["method"], self._authority
         need, model = self._need_of("GET" if method == "HEAD" else method, scope["path"])
         if method == "OPTIONS":
@@ -81,7 +81,7 @@ class GuardedApp:
 
 
 def _request_id(scope: Any) -> str:
-    """The id that the access log has for the request, or that its client has sent, or a new one."""
+    """Return the request's id in the access log, or the one its client has sent, or a new one."""
     if (note := scope.get(NOTE)) is not None:
         known: str = note.request_id
         return known

@@ -1,4 +1,4 @@
-"""One inference over HTTP: decode, submit, encode. No task, no future, no framework object."""
+"""Inference over HTTP: decode, submit, encode. No task, no future, no framework object."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ _WHAT = "an inference request"
 
 
 class CallContext:
-    """What all inference calls over HTTP share: the server, its options, and its memory of requests."""
+    """Shared state of all inference calls over HTTP: the server, its options, and its memory of requests."""
 
     __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing", "texts")
 
@@ -45,7 +45,7 @@ class CallContext:
 
 
 class InferCall(InferenceCall):
-    """One request, and the sink of its response: `done` is called once with its body, or the error.
+    """A request and the sink of its response: `done` is called once with its body, or the error.
 
     With it comes the id of the request, if it has one. It is never called before `start` returns, unless `start` itself
     fails the request.
@@ -60,7 +60,7 @@ class InferCall(InferenceCall):
         self._over = False
         self._encoding: str | None = None
         self._writing = False
-        """On a thread, which may use the shared memory until it is done."""
+        """True while a thread writes the response, which may use the shared memory until it is done."""
 
     def start(self, model: str, version: int | None, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
         """Serve the request, which began to come in at `received_ns` if that is known. Never raises."""
@@ -151,12 +151,12 @@ class InferCall(InferenceCall):
             self._finish(_compressed(body, encoding))
 
     def _write(self, response: InferenceResponse, texts: JsonTexts | None, pieces: Pieces | None) -> Body:
-        """`texts` remembers responses that are short: no others may be like those that it knows."""
+        """Write the response. `texts` remembers short responses: no others may be like those that it knows."""
         body = infer_response.encode_response(self.render(response), self.response_form, texts, pieces)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 
     def _write_long(self, response: InferenceResponse) -> Body:
-        """On a thread: the whole response."""
+        """Write the whole response, on a thread."""
         return _compressed(self._write(response, None, None), self._encoding)
 
     def _write_on_thread(self, write: Callable[[], Body]) -> None:
@@ -202,7 +202,7 @@ def read_long_request(
     body: Buffer | Inflater,
     reserve: Callable[[int], None],
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """On a thread: `read_request`, with all that would take long later. `reserve` holds memory for it."""
+    """Read a request on a thread, and do in advance all that would take long later. `reserve` holds memory for it."""
     if isinstance(body, Inflater):
         body = body.read_all(reserve)
     length = header_length(head.header_length, len(body))

@@ -1,4 +1,4 @@
-"""Which clients are on the server's own machine."""
+"""Recognition of clients on the server's own machine."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _FORWARDED: Final = ("forwarded", "via", "x-forwarded-", "x-real-ip", "x-envoy-"
 
 
 def is_local(address: str | None, headers: Iterable[str]) -> bool:
-    """Whether a client is on this machine, and no proxy for one that is not. Clients of Unix sockets have none."""
+    """True if a client is on this machine and no proxy for a remote one. Clients of Unix sockets have no address."""
     if any(name.lower().startswith(_FORWARDED) for name in headers):
         return False
     if address is None or address == unix_socket.PEER:

@@ -27,7 +27,7 @@ _SAFE: Final = "/:"
 
 
 class MountedApp:
-    """`app` at the path that `root_path` of a scope says."""
+    """Wrapper of `app` at the path in a scope's `root_path`."""
 
     def __init__(self, app: AsgiApp, server: Server) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class MountedApp:
             held.resize(0)
 
     async def _whole(self, scope: Any, receive: Receive, held: Hold) -> bytes | None:
-        """The body; None if the client goes away before its end.
+        """Return the body; None if the client goes away before its end.
 
         Raises MemoryExhaustedError, and RefusedRequestError for a body that will never fit.
         """
@@ -79,7 +79,7 @@ class MountedApp:
 
 
 def inner_path(scope: Any) -> str:
-    """The path below the mount, as the port's front end has it."""
+    """Return the path below the mount, as the port's front end has it."""
     root: str = scope.get("root_path", "").rstrip("/")
     path = decoded_path(_raw_path(scope))
     if root and (path == root or path.startswith(root + "/")):
@@ -88,19 +88,19 @@ def inner_path(scope: Any) -> str:
 
 
 def _raw_path(scope: Any) -> bytes:
-    """The path as it was sent, or, where the other application does not say, as it may have been."""
+    """Return the path as it was sent, or, where the other application does not say, as it may have been."""
     raw = scope.get("raw_path")
     return quote(scope["path"], _SAFE, errors="replace").encode() if raw is None else bytes(raw).partition(b"?")[0]
 
 
 def refusal(scope: Any, error: ModserveError) -> Response:
-    """The response that reports `error`, in the form of the path below the mount."""
+    """Return the response that reports `error`, in the form of the path below the mount."""
     status, body = encode(inner_path(scope), error, failures.spelling(error).http)
     return Response(body, status, dict(failures.headers(error)), MIME_JSON)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one message, and after it what else comes: that the client has gone."""
+    """Return the body in one message, and after it what else comes: that the client has disconnected."""
     left: list[bytes] = [body]
 
     async def next_message() -> Message:

@@ -1,4 +1,4 @@
-"""One body that takes several inferences of its model, a limited number at a time."""
+"""Execution of several inferences for one body, a limited number at a time."""
 
 import asyncio
 import contextvars
@@ -57,7 +57,7 @@ class Parts:
         outputs: tuple[str, ...] = (),
     ) -> None:
         self._caller = contextvars.copy_context()
-        """Has who calls. An engine says in another context that an inference is over."""
+        """Context with the caller. An engine says in another context that an inference is over."""
         self._server = context.server
         self._tenant = context.server.tenant  # nobody knows later who calls
         self._most = context.limits.parts
@@ -83,9 +83,9 @@ class Parts:
         rows: int,
         tokens: int = 0,
     ) -> list[Any]:
-        """What `finish` makes of each response and its number, in order, on the event loop.
+        """Run the inferences. Returns what `finish` makes of each response and its number, in order, on the event loop.
 
-        A tenant pays for one request with so many `rows` and `tokens`. Raises the first failure; the other inferences
+        A tenant pays for one request with these `rows` and `tokens`. Raises the first failure; the other inferences
         are cancelled.
         """
         self._waiting, self._finish = enumerate(inputs), finish
@@ -144,7 +144,7 @@ class Parts:
         return True
 
     def settled(self, part: "_Part", outcome: InferenceResponse | ModserveError) -> None:
-        """An inference has its outcome."""
+        """Take the outcome of an inference."""
         finish = self._finish
         if finish is None:
             return
@@ -182,7 +182,7 @@ class _Part(InferenceCall):
         self.index = index
 
     def accept(self, request: InferenceRequest) -> Inflight:
-        """The call as a whole is counted."""
+        """Return the inflight request without counting it: the call as a whole is counted."""
         return self._submitted(request)
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:

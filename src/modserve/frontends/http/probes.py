@@ -1,4 +1,4 @@
-"""What is said of the server itself, as a status and a document: to probes, and at its drain."""
+"""Reports about the server itself, as a status and a document: for probes, and at its drain."""
 
 from typing import Any, Final, TypeAlias
 
@@ -9,24 +9,24 @@ Report: TypeAlias = tuple[int, dict[str, Any]]
 
 
 def phase(server: Server) -> str:
-    """That of its life, or how far its drain is."""
+    """Return the phase of the server's life, or of its drain."""
     drain = server.drain_phase
     return server.phase.value if drain is DrainPhase.SERVING or not server.leaving else _DRAIN[drain]
 
 
 def exiting(server: Server) -> Report | None:
-    """The report of a server that stops; None while it does not."""
+    """Return the report of a server that stops; None while it does not."""
     return (503, {"error": "Server exiting", "phase": phase(server)}) if server.leaving else None
 
 
 async def live(server: Server) -> Report:
-    """For ``/v2/health/live``. While load balancers still turn away from it, the server lives."""
+    """Report for ``/v2/health/live``. While load balancers still turn away from it, the server lives."""
     report = exiting(server) if server.retiring or not server.live else None
     return report or (200, {"live": True})
 
 
 async def ready(server: Server) -> Report:
-    """For ``/v2/health/ready``."""
+    """Report for ``/v2/health/ready``."""
     readiness = await server.readiness()
     if readiness.ready:
         return 200, {"ready": True}
@@ -35,7 +35,7 @@ async def ready(server: Server) -> Report:
 
 
 async def health(server: Server) -> Report:
-    """For ``/health``, by which tools for vLLM, TEI and llama.cpp ask: as `ready`, but 503 while the server is not."""
+    """Report for ``/health``, the path of tools for vLLM, TEI and llama.cpp: like `ready`, but 503 when not ready."""
     status, content = await ready(server)
     return (200 if status == 200 else 503), content
 
@@ -46,7 +46,7 @@ _DRAIN: Final = {DrainPhase.NOTICE: "draining", DrainPhase.DRAINED: "drained"} |
 
 
 async def drain(server: Server) -> Report:
-    """For ``/v2/health/drain``: when the server is drained, or its time for that is over."""
+    """Report for ``/v2/health/drain``: when the server is drained, or its time for that is over."""
     report = await server.drain()
     seconds = round(report.seconds, 3)
     return 200, {"drained": report.drained, "in_flight": dict(report.in_flight), "seconds": seconds}

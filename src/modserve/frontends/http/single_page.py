@@ -16,7 +16,7 @@ class PageResponse(NamedTuple):
 
 
 def single_page(package: str, name: str, scripts: Sequence[str]) -> PageResponse:
-    """The page of the files in `package`: ``<name>.html`` and ``<name>.css``, and the scripts in their order.
+    """Return the page of the files in `package`: ``<name>.html`` and ``<name>.css``, and the scripts in their order.
 
     Names of models and texts of failures are others': nothing runs but the page's own script, which asks this server
     only. Pictures are those that it draws itself, of a model's outputs.

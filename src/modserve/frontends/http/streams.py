@@ -42,17 +42,17 @@ class HttpStream(InferenceCall):
         self._waiting: asyncio.Future[None] | None = None
         self._unsent = False
         self.keeps_outcomes = False
-        """Whoever reads them keeps them: they count as memory until the call is closed."""
+        """Flag for readers that keep the outcomes: these count as memory until the call is closed."""
         self._kept = 0
         self.permit: SharedPermit | None = None
-        """Of a call that counts as one with others."""
+        """Permit of a call that counts as one with others."""
         self.on_close: Callable[[], None] | None = None
-        """Called once, when the call has ended, however that came."""
+        """Callback for the end of the call, called once."""
         streams.open.add(self)
 
     @property
     def ready(self) -> bool:
-        """Whether `take` returns an outcome."""
+        """True if `take` returns an outcome."""
         return len(self._queue) > 0
 
     def listen(self, arrival: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class HttpStream(InferenceCall):
             arrival()
 
     def take(self) -> tuple[Outcome, bool]:
-        """The next outcome, which has come, and whether it is the last.
+        """Return the next outcome, which has come, and whether it is the last.
 
         With `keeps_outcomes`, a `MemoryExhaustedError` when the server has no room for another one.
         """
@@ -78,13 +78,13 @@ class HttpStream(InferenceCall):
         return outcome, final
 
     def acknowledge(self) -> None:
-        """What was taken has been sent: the model may go on."""
+        """Note that the outcome taken last has been sent: the model may go on."""
         if self._unsent:
             self._unsent = False
             self._queue.sent_first(self.inflight)
 
     async def next(self) -> tuple[Outcome, bool]:
-        """As `take`, when it has come. Waiting for one says that the one before it has been sent."""
+        """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
         self.acknowledge()
         while not self.ready:
             self._waiting = asyncio.get_running_loop().create_future()
@@ -102,12 +102,12 @@ class HttpStream(InferenceCall):
                 waiting.set_result(None)
 
     def sent_some(self) -> None:
-        """A part of an outcome has been sent."""
+        """Note that a part of an outcome has been sent."""
         if self.inflight is not None:
             self.inflight.sent_some()
 
     def cut(self) -> None:
-        """What is still to come is not wanted: the call ends after what has come."""
+        """End the call after the outcomes that have come; later ones are not wanted."""
         self.settle(None, True)
         if self.inflight is not None:
             self.inflight.cancel()
@@ -147,9 +147,10 @@ class Streams:
         self.open: set[HttpStream] = set()
 
     def begin(self, note: Note, trace: TraceHeaders | None, model: str, version: int | None) -> HttpStream:
-        """A call whose request is still to be read and submitted, by its model even if that is replaced meanwhile.
+        """Begin a call whose request is still to be read and submitted, by its model even if that is replaced
+        meanwhile.
 
-        Whoever begins it closes it, however that ends.
+        The caller closes it, however it ends.
         """
         call = HttpStream(self, model, version)
         note.begun(call)
@@ -162,6 +163,6 @@ class Streams:
         return call
 
     def stop(self) -> None:
-        """The server's time is up: what is still open ends with an error."""
+        """End the open streams with an error: the server's time is up."""
         for call in list(self.open):
             call.end(unavailable("the server stopped before the request was answered to its end"))

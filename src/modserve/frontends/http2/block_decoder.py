@@ -32,7 +32,7 @@ _NO_FIELDS: Final[list[HeaderField]] = []
 
 
 class IncompleteError(Exception):
-    """The rest of a field has not come."""
+    """Incomplete field: the rest of it has not come."""
 
 
 def unreadable(reason: str) -> Http2Error:
@@ -56,7 +56,7 @@ class DynamicTable:
         self._first = 0
 
     def field(self, number: int) -> HeaderField:
-        """Raises `Http2Error`."""
+        """Find a field by its number. Raises `Http2Error`."""
         if 0 < number <= _STATIC_FIELDS:
             return self._static[number - 1]
         count = len(self._entries)
@@ -75,12 +75,12 @@ class DynamicTable:
             self._shrink()
 
     def clear(self) -> None:
-        """What a field does that is larger than the table."""
+        """Empty the table, as a field larger than the table does."""
         self._entries = []
         self._size = self._first = 0
 
     def resize(self, room: int) -> None:
-        """Raises `Http2Error`."""
+        """Change the table's size. Raises `Http2Error`."""
         if room > self._most:
             raise unreadable(f"its table has more than {self._most} bytes")
         self._room = room
@@ -99,7 +99,7 @@ class DynamicTable:
 
 @final
 class BlockDecoder:
-    """Decodes the blocks of a connection, one after the other: `begin`, `feed` with each part, `end`.
+    """Decoder of a connection's blocks, one after the other: `begin`, `feed` with each part, `end`.
 
     What has come of a field that is not complete is in `_rest`; `_skipped` bytes of a long text are still to come,
     behind which the field's value follows if the text is its name.
@@ -115,7 +115,7 @@ class BlockDecoder:
         """Fields by all bytes of one that names none of the dynamic table."""
         self._fields = _NO_FIELDS
         self.size = 0
-        """Bytes of all fields of the block; of those that are not kept, as they come."""
+        """Bytes of all fields of the block; of dropped fields, as they come."""
         self.cut = False
         """The block has more fields than are kept."""
         self._rest = b""
@@ -125,7 +125,7 @@ class BlockDecoder:
         """The field whose value follows enters the table."""
 
     def decode(self, block: bytes) -> list[HeaderField]:
-        """The fields of a whole block. Raises `Http2Error`."""
+        """Return the fields of a whole block. Raises `Http2Error`."""
         self.begin()
         self.feed(block)
         return self.end()
@@ -136,7 +136,7 @@ class BlockDecoder:
         self.cut = False
 
     def feed(self, data: bytes) -> None:
-        """Raises `Http2Error`."""
+        """Read a part of the block. Raises `Http2Error`."""
         at = 0
         if self._skipped:
             at = min(self._skipped, len(data))
@@ -162,7 +162,7 @@ class BlockDecoder:
             self._rest = data[before:]
 
     def end(self) -> list[HeaderField]:
-        """The fields of the block, which is complete. Raises `Http2Error`."""
+        """Return the fields of the block, which is complete. Raises `Http2Error`."""
         if self._rest or self._skipped or self._value_follows:
             raise unreadable("it ends within a field")
         fields, self._fields = self._fields, _NO_FIELDS
@@ -222,7 +222,7 @@ class BlockDecoder:
         return end
 
     def _name(self, data: bytes, size: int, coded: bool) -> Name:
-        """The name whose `size` last bytes of `data` are its text."""
+        """Return the name whose text is the last `size` bytes of `data`."""
         name = self._names.get(data)
         if name is None:
             text = data[len(data) - size :]
@@ -234,7 +234,7 @@ class BlockDecoder:
         return name
 
     def _value(self, data: bytes, at: int) -> int:
-        """The value of a field whose name was too long."""
+        """Skip the value of a field whose name was too long."""
         length, _, at = _text(data, at)
         if length > _LONG:
             return self._skip(data, at, length, self._indexed, name=False)
@@ -244,7 +244,7 @@ class BlockDecoder:
         return at + length
 
     def _skip(self, data: bytes, at: int, length: int, indexed: bool, name: bool) -> int:
-        """A text is left out that no table has room for."""
+        """Skip a text that no table has room for."""
         self._passed(length, indexed, name)
         here = min(length, len(data) - at)
         self._skipped = length - here
@@ -266,7 +266,7 @@ class BlockDecoder:
 
 
 def _integer(data: bytes, at: int, most: int) -> tuple[int, int]:
-    """The number that begins at `at` and fills the bits of `most` first (RFC 7541, section 5.1), and where it ends."""
+    """Return the number that begins at `at` and fills the bits of `most` first (RFC 7541, section 5.1), and its end."""
     number = data[at] & most
     at += 1
     if number < most:
@@ -284,7 +284,7 @@ def _integer(data: bytes, at: int, most: int) -> tuple[int, int]:
 
 
 def _text(data: bytes, at: int) -> tuple[int, bool, int]:
-    """The length of the text whose head is at `at`, whether it is in Huffman's code, and where it begins."""
+    """Return the length of the text whose head is at `at`, whether it is in Huffman's code, and its beginning."""
     coded = data[at] & 0x80 != 0
     length, at = _integer(data, at, 0x7F)
     return length, coded, at

@@ -1,4 +1,4 @@
-"""What the client of one connection may do that furthers no call.
+"""Budgets for what the client of one connection does without furthering a call.
 
 A budget begins full (`ConnectionLimits`). It gains some a second, up to that, and some by what the server does for the
 client. What it has sent earns WINDOW_UPDATE without an upper bound: a client may give back the windows of a burst of
@@ -14,7 +14,7 @@ from .limits import NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_
 
 @final
 class Budgets:
-    """Counts what is left. What spends more than that raises `Http2Error`."""
+    """Counters of the budgets that are left. Spending more raises `Http2Error`."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -23,25 +23,25 @@ class Budgets:
         self.updates = limits.updates
 
     def spend_update(self) -> None:
-        """The client has sent WINDOW_UPDATE."""
+        """Account for a WINDOW_UPDATE of the client."""
         self.updates -= 1
         if self.updates < 0:
             raise client_error(TOO_MANY_UPDATES)
 
     def spend_noise(self, count: int = 1) -> None:
-        """The client has sent another frame that furthers no call, or one that costs as much as `count` of them."""
+        """Account for another frame that furthers no call, or one that costs as much as `count` of them."""
         self.noise -= count
         if self.noise < 0:
             raise client_error(TOO_MUCH_NOISE)
 
     def spend_reset(self) -> None:
-        """A stream has ended before its time."""
+        """Account for a stream that ended before its time."""
         self.resets -= 1
         if self.resets < 0:
             raise client_error(TOO_MANY_RESETS)
 
     def stream_ended(self) -> None:
-        """A stream has been served to its end."""
+        """Account for a stream that was served to its end."""
         limits = self._limits
         if self.resets < limits.resets:
             self.resets += 1
@@ -50,7 +50,7 @@ class Budgets:
         self.updates += UPDATES_OF_STREAM
 
     def data_sent(self, frames: int, messages: int) -> None:
-        """So many frames of data were sent, in which so many messages end."""
+        """Earn noise and updates for `frames` of data that were sent, in which `messages` end."""
         self.noise = min(self.noise + NOISE_OF_DATA * frames, self._limits.noise)
         self.updates += UPDATES_OF_DATA * max(messages, frames)
 
@@ -62,5 +62,5 @@ class Budgets:
 
 
 def _refilled(left: int, gain: int, most: int) -> int:
-    """Time fills a budget up to `most`, and takes nothing that was earned."""
+    """Refill a budget by time up to `most`; it keeps what was earned beyond that."""
     return max(left, min(left + gain, most))

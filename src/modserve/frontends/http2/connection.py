@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: puts its parts together, owns the transport, and sees that its client gets on.
+"""HTTP/2 connection: puts its parts together, owns the transport, and ends a client that makes no progress.
 
 The transport calls it like an `asyncio.Protocol`. The first four of its parts do no I/O, and know nothing of the rest:
 
@@ -43,7 +43,7 @@ _LOST_AT_ONCE: Final = 100
 
 @final
 class Http2Connection(PortConnection):
-    """Its callers: the transport and the port."""
+    """A connection, called by its transport and its port."""
 
     def __init__(self, port: Http2Port) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class Http2Connection(PortConnection):
         self._active = False
         """Bytes have come since the last tick."""
         self._half = 0.0
-        """When the frame or header block was first seen whose end has not come."""
+        """Time at which an incomplete frame or header block was first seen."""
         self._ends = port.end_time()
         self._goodbye = 0.0
-        """When the second GOAWAY is sent without the reply to the ping."""
+        """Time at which the second GOAWAY is sent without the reply to the ping."""
         self._closed_by = 0.0
-        """When it is closed after it has failed, whatever the client does."""
+        """Time at which a failed connection is closed, whatever the client does."""
         self.failed = False
         self.windows = Windows(port.limits.connection_window)
         self.budgets = Budgets(port.limits)

@@ -6,14 +6,14 @@ from .limits import LIMITS, NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPD
 
 
 class CloseReason(NamedTuple):
-    """One of them."""
+    """A way in which the server ends a connection."""
 
     reason: str
     """The label in the metrics."""
     text: str = ""
-    """Of the GOAWAY, unless each case has its own."""
+    """Text of the GOAWAY, unless each case has its own."""
     limit: str = ""
-    """What the log says of the limit and its option; empty: nothing is logged."""
+    """Text of the log about the limit and its option; empty: nothing is logged."""
 
 
 _endings: Final[list[CloseReason]] = []

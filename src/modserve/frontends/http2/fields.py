@@ -24,7 +24,7 @@ except (ImportError, AttributeError, LookupError, TypeError, ValueError) as erro
     ) from error
 
 FIELD_COST: Final = 32
-"""Cost of a field beside its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
+"""Cost of a field besides its bytes (RFC 7541, section 4.1; RFC 9113, section 6.5.2)."""
 
 # Kinds of fields. Those of the fields that stand for a request line are bits; any other is larger.
 METHOD: Final = 1

@@ -54,45 +54,45 @@ _SLICE: Final = 4 * 1024
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FrameHandler(ABC):
-    """Takes the frames in their order. Each method raises `Http2Error` for what ends the connection.
+    """Receiver of the frames in their order. Each method raises `Http2Error` for what ends the connection.
 
     What costs more than to read a frame returns how much more, in frames.
     """
 
     @abstractmethod
     def on_headers(self, number: int, block: bytes, ends: bool) -> int:
-        """A whole header block has come; the client's side of the stream `ends` with it."""
+        """Handle a whole header block; the client's side of the stream `ends` with it."""
 
     @abstractmethod
     def on_block_part(self, number: int, part: bytes, ends: bool, last: bool) -> None:
-        """A part of a header block has come, which may be the `last`."""
+        """Handle a part of a header block, which may be the `last`."""
 
     @abstractmethod
     def on_data(self, number: int, length: int, padding: int, data: bytes, start: int, end: int, ends: bool) -> None:
-        """DATA of `length` bytes has begun, of which `padding` mean nothing.
+        """Handle the beginning of DATA of `length` bytes, of which `padding` mean nothing.
 
         The first are `data` from `start` to `end`; the client's side of the stream `ends` with them.
         """
 
     @abstractmethod
     def on_more_data(self, data: bytes, start: int, end: int, ends: bool) -> None:
-        """A further part of the same frame has come."""
+        """Handle a further part of the same frame."""
 
     @abstractmethod
     def on_window_update(self, number: int, size: int) -> None: ...
 
     @abstractmethod
     def on_control(self, kind: int, flags: int, number: int, payload: bytes) -> int:
-        """PRIORITY, RST_STREAM, SETTINGS, PING or GOAWAY."""
+        """Handle PRIORITY, RST_STREAM, SETTINGS, PING or GOAWAY."""
 
     @abstractmethod
     def on_noise(self) -> None:
-        """A frame of an unknown kind, or CONTINUATION without bytes."""
+        """Handle a frame of an unknown kind, or CONTINUATION without bytes."""
 
 
 @final
 class FrameReader:
-    """Reads one connection."""
+    """Reader of one connection's frames."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -104,7 +104,7 @@ class FrameReader:
         self.settled = False
         """The client's first SETTINGS have come."""
         self.too_much = False
-        """What was last read costs as much as one turn of the event loop may, and more waits: read on in the next."""
+        """True if the frames just read cost as much as one turn of the event loop may, and more wait for the next."""
         self._kind = 0
         self._left = 0
         self._padding = 0
@@ -120,7 +120,7 @@ class FrameReader:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the rest of a frame or header block has to come."""
+        """True if the rest of a frame or header block has yet to come."""
         return self._block > 0 or len(self._rest) > 0
 
     @property
@@ -128,7 +128,7 @@ class FrameReader:
         return self._block > 0
 
     def read(self, data: bytes, handler: FrameHandler) -> int:
-        """Hand over the frames that are there, until they are `too_much`; how many bytes they have.
+        """Hand over the frames that are there, until they are `too_much`; returns their size in bytes.
 
         Raises `Http2Error` for what ends the connection.
         """
@@ -204,7 +204,7 @@ class FrameReader:
         return at
 
     def _greet(self, data: bytes) -> int:
-        """Where the client's preface ends; 0: it is not complete."""
+        """Return the end of the client's preface; 0: it is not complete."""
         if data.startswith(PREFACE):
             self._greeted = True
             return len(PREFACE)
@@ -213,7 +213,7 @@ class FrameReader:
         return 0
 
     def _check(self, kind: int, number: int, length: int) -> None:
-        """Raises `Http2Error` for a frame that is wrong by its head."""
+        """Check the head of a frame. Raises `Http2Error`."""
         wrong_size = length > self._limits.control_frame or length != _SIZES.get(kind, length)
         if wrong_size or (kind == GOAWAY and length < 8):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
@@ -225,7 +225,7 @@ class FrameReader:
     # Frames in parts: each method that begins one returns where its payload does, 0 if too little has come for that.
 
     def _begin_data(self, data: bytes, start: int, flags: int, number: int, length: int, handler: FrameHandler) -> int:
-        """DATA that is padded, or not complete."""
+        """Begin to read DATA that is padded, or not complete."""
         padding = around = 0
         if flags & PADDED:
             if start >= len(data):
@@ -243,7 +243,7 @@ class FrameReader:
     def _begin_long(
         self, data: bytes, start: int, kind: int, flags: int, number: int, length: int, handler: FrameHandler
     ) -> int:
-        """A part of a header block, or a frame of an unknown kind."""
+        """Begin to read a part of a header block, or a frame of an unknown kind."""
         if length > self._longest:
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if kind > CONTINUATION:
@@ -280,7 +280,7 @@ class FrameReader:
         return start + before
 
     def _continue(self, data: bytes, at: int, end: int, handler: FrameHandler) -> None:
-        """A further part of the frame at hand."""
+        """Read a further part of the frame at hand."""
         self._left -= end - at
         stop = max(at, end - max(0, self._padding - self._left))
         if self._kind == DATA:
@@ -296,12 +296,12 @@ class FrameReader:
 
 
 def _before(flags: int) -> int:
-    """Bytes between the head of HEADERS and their block."""
+    """Return the bytes between the head of HEADERS and their block."""
     return (1 if flags & PADDED else 0) + (5 if flags & WITH_PRIORITY else 0)
 
 
 def _unpadded(payload: bytes, flags: int) -> bytes:
-    """The block of whole HEADERS."""
+    """Return the block of whole HEADERS."""
     start, end = _before(flags), len(payload)
     if flags & PADDED:
         end -= payload[0] if payload else 1

@@ -15,22 +15,22 @@ _SHORT: Final = 1024
 """Bytes of a part that is joined with its neighbours before many are written."""
 
 SIZE_UPDATE: Final = b"\x20"
-"""At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
+"""Size update at the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
 
 
 @final
 class FrameWriter:
-    """Collects frames, the longest of which the client has set."""
+    """Collector of frames, up to the length that the client has set."""
 
     def __init__(self) -> None:
         self.parts: list[Chunk] = []
-        """What is to be written."""
+        """Parts that are to be written."""
         self.longest_frame = frames.DEFAULT_FRAME
         self.size_update = b""
-        """What the next header block begins with."""
+        """Beginning of the next header block."""
 
     def take(self) -> list[Chunk]:
-        """What is to be written, and is no more from now on."""
+        """Return the parts that are to be written, and forget them."""
         parts, self.parts = self.parts, []
         return parts
 
@@ -41,11 +41,11 @@ class FrameWriter:
         self.longest_frame = size
 
     def announce_table(self) -> None:
-        """The client has made its table smaller (RFC 7541, section 4.2); ours needs none."""
+        """Announce that our encoder uses no table: the client has made its own smaller (RFC 7541, section 4.2)."""
         self.size_update = SIZE_UPDATE
 
     def add_headers(self, number: int, block: bytes, last: bool) -> None:
-        """A header block, the `last` of its stream or not, in as many frames as it takes."""
+        """Add a header block, the `last` of its stream or not, in as many frames as it takes."""
         if self.size_update:
             block, self.size_update = self.size_update + block, b""
         size, most = len(block), self.longest_frame
@@ -61,7 +61,7 @@ class FrameWriter:
     def add_response(
         self, number: int, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """A whole response as one piece of bytes. Its prefix and body have `size` bytes, which fit into one frame."""
+        """Add a whole response as one piece of bytes. Prefix and body have `size` bytes and fit into one frame."""
         stream = number.to_bytes(4, "big")
         self.parts.append(
             b"".join(
@@ -81,7 +81,7 @@ class FrameWriter:
         )
 
     def add_data(self, number: int, pending: deque[Chunk], most: int) -> int:
-        """At most so many bytes of what is `pending`: frames of the first chunk, or one of several; their size."""
+        """Add up to `most` bytes of `pending` as frames of the first chunk, or one of several; returns their size."""
         chunk, longest = pending.popleft(), self.longest_frame
         whole = min(len(chunk), most) // longest * longest
         if not whole:
@@ -96,7 +96,7 @@ class FrameWriter:
         return whole
 
     def _add_joined(self, number: int, pending: deque[Chunk], most: int) -> int:
-        """One frame of at most so many bytes, from as many chunks as it takes; its size."""
+        """Add one frame of up to `most` bytes from several chunks; returns its size."""
         chunks: list[Chunk] = []
         left = most
         while left and pending:
@@ -113,7 +113,7 @@ class FrameWriter:
 
 
 def gathered(parts: list[Chunk]) -> list[Chunk]:
-    """The same bytes in fewer parts: neighbours that are short become one."""
+    """Return the same bytes in fewer parts: short neighbours become one."""
     fewer: list[Chunk] = []
     short: list[Chunk] = []
     for part in parts:

@@ -65,7 +65,7 @@ _UPDATE: Final = b"\0\0\x04\x08\0"
 
 
 class Http2Error(Exception):
-    """What ends the whole connection (RFC 9113, section 5.4.1): its code, what was wrong, and what that is called."""
+    """An error that ends the whole connection (RFC 9113, section 5.4.1): code, message and `CloseReason`."""
 
     def __init__(self, code: int, message: str, ending: CloseReason = PROTOCOL) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class Http2Error(Exception):
 
 
 def client_error(ending: CloseReason) -> Http2Error:
-    """What ends a connection whose client has done too much of something."""
+    """Return the error that ends a connection whose client has exceeded a limit."""
     return Http2Error(ENHANCE_YOUR_CALM, ending.text, ending)
 
 
@@ -85,7 +85,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def head(size: int, kind: int, flags: int, stream: int) -> bytes:
-    """What stands before a payload of `size` bytes."""
+    """Return the frame header for a payload of `size` bytes."""
     return HEAD.pack(size >> 8, size & 255, kind, flags, stream)
 
 
@@ -94,7 +94,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Names and values in their order. Raises `Http2Error` for what is not allowed (RFC 9113, section 6.5.2)."""
+    """Return names and values in order. Raises `Http2Error` for what is not allowed (RFC 9113, section 6.5.2)."""
     if len(payload) % 6:
         raise Http2Error(FRAME_SIZE_ERROR, "SETTINGS are six bytes each")
     values: list[tuple[int, int]] = [_SETTING.unpack_from(payload, at) for at in range(0, len(payload), 6)]

@@ -8,7 +8,7 @@ Pairs: TypeAlias = list[tuple[bytes, bytes]]
 """Names and values."""
 
 _DIGITS: Final = 18
-"""Of a content-length: less than 2^62."""
+"""Digits of a content-length: it is less than 2^62."""
 _STATUS: Final = {200: b"\x88", 204: b"\x89", 206: b"\x8a", 304: b"\x8b", 400: b"\x8c", 404: b"\x8d", 500: b"\x8e"}
 
 
@@ -68,12 +68,12 @@ class Head:
 
 
 def has_pseudo(fields: list[HeaderField]) -> bool:
-    """Whether there are fields that trailers cannot have."""
+    """True if there are pseudo-header fields, which trailers cannot have."""
     return any(field.name.text[:1] == b":" for field in fields)
 
 
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
-    """RFC 7541, section 5.1."""
+    """Encode a number (RFC 7541, section 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -87,12 +87,12 @@ def _integer(value: int, bits: int, first: int = 0) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field that enters no table, as it is (RFC 7541, section 6.2.2)."""
+    """Encode a field that enters no table, as it is (RFC 7541, section 6.2.2)."""
     return b"\0" + _integer(len(name), 7) + name + _integer(len(value), 7) + value
 
 
 def status(code: int) -> bytes:
-    """The field with which a response begins."""
+    """Return the field with which a response begins."""
     # The name is number 8 of the static table.
     return _STATUS.get(code) or b"\x08" + _integer(3, 7) + b"%d" % code
 

@@ -16,17 +16,17 @@ _ONES: Final = (1 << 62) - 1  # shifted to the right: in mypyc's C, a plain 1 th
 
 
 class HuffmanError(ValueError):
-    """The bytes are no text in this code."""
+    """Bytes that are no text in this code."""
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """The symbols by the length and the number of their codes."""
+    """Return the symbols by the length and the number of their codes."""
     pairs = zip(REQUEST_CODES_LENGTH, REQUEST_CODES, strict=True)
     return {(length, code): symbol for symbol, (length, code) in enumerate(pairs)}
 
 
 def _symbol(codes: dict[tuple[int, int], int], bits: int, count: int) -> tuple[int, int]:
-    """The first symbol in `count` bits, and its length; -1 and 0 if they hold none."""
+    """Return the first symbol in `count` bits, and its length; -1 and 0 if they hold none."""
     for length in range(1, count + 1):
         symbol = codes.get((length, bits >> (count - length)))
         if symbol is not None:
@@ -35,7 +35,7 @@ def _symbol(codes: dict[tuple[int, int], int], bits: int, count: int) -> tuple[i
 
 
 def _tables() -> tuple[list[bytes], bytes, bytes]:
-    """For each window: its one or two symbols, their bits, and those of the first; no bits where the code is longer."""
+    """Return, for each window, its one or two symbols, their bits, and those of the first; no bits for longer codes."""
     codes = _codes()
     texts: list[bytes] = []
     known: dict[bytes, bytes] = {}
@@ -67,7 +67,7 @@ _BEHIND, _LAST, _SYMBOLS = _long_codes()
 
 
 def decode(data: bytes) -> bytes:
-    """The text. Raises `HuffmanError` for the symbol of the end, and for padding that is not up to seven ones."""
+    """Decode a text. Raises `HuffmanError` for the symbol of the end, and for padding that is not up to seven ones."""
     texts, lengths = _TEXTS, _LENGTHS
     parts: list[bytes] = []
     bits: i64 = 0
@@ -105,7 +105,7 @@ def decode(data: bytes) -> bytes:
 
 
 def _long_symbol(bits: i64, count: i64) -> tuple[bytes, i64]:
-    """The symbol at the beginning of `count` bits whose code is longer than the window, and its length."""
+    """Return the symbol at the beginning of `count` bits whose code is longer than the window, and its length."""
     for length in range(_WINDOW + 1, min(_LONGEST, int(count)) + 1):
         before: i64 = _BEHIND[length] - 1 - (bits >> (count - length))
         if before >= 0:

@@ -1,7 +1,7 @@
 """Pings between one client and the server: when the server sends one, and how many the client may send.
 
-As gRPC's core has it (grpc/grpc, doc/keepalive.md): whoever pings without data in between does so seldom. `now` is the
-time, and `sent` how often headers or data have been sent so far.
+The rule is gRPC's core's (grpc/grpc, doc/keepalive.md): pings without data in between must be rare. `now` is the time,
+and `sent` the number of times that headers or data have been sent.
 """
 
 from typing import final
@@ -13,28 +13,28 @@ from .policies import Policies
 
 @final
 class Keepalive:
-    """Of one connection."""
+    """Keepalive pings of one connection, in both directions."""
 
     def __init__(self, policies: Policies, now: float) -> None:
         self._policies = policies
         self._heard = now
         self._waiting_since = 0.0
-        """When a ping was sent that the client has not replied to; 0: none."""
+        """Time of a ping that the client has not replied to; 0: none."""
         self._sent = 0
-        """What was `sent` at the last look."""
+        """Value of `sent` at the last look."""
         self._pings = 0
         """Pings of the server since then."""
         self._pinged = 0.0
-        """When the client last sent one; 0: not since then."""
+        """Time of the client's last ping; 0: none since then."""
         self._strikes = 0
 
     def heard(self, now: float) -> None:
-        """Anything has come."""
+        """Note that the client has sent something."""
         self._heard = now
         self._waiting_since = 0.0
 
     def pinged(self, now: float, sent: int, idle: bool) -> None:
-        """The client has sent a ping; `idle`: it has no streams. Raises `Http2Error` if that is too often."""
+        """Account for a ping of the client; `idle`: it has no streams. Raises `Http2Error` for too many."""
         policies = self._policies
         self._look_at(sent)
         least = policies.ping_interval_idle if self._counts_as_idle(idle) else policies.ping_interval
@@ -45,11 +45,11 @@ class Keepalive:
         self._pinged = now
 
     def is_dead(self, now: float) -> bool:
-        """Whether the client has not replied for too long."""
+        """True if the client has not replied for too long."""
         return self._waiting_since > 0 and now - self._waiting_since > self._policies.keepalive_timeout
 
     def begin_ping(self, now: float, sent: int, idle: bool) -> bool:
-        """Whether it is time for a ping, which the caller sends."""
+        """Return True if it is time for a ping, which the caller sends."""
         policies = self._policies
         if self._waiting_since or now - self._heard <= policies.keepalive or self._counts_as_idle(idle):
             return False

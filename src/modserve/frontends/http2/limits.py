@@ -1,4 +1,4 @@
-"""What one connection may cost: every limit against clients that mean harm, and the windows of flow control."""
+"""Limits of one connection: against clients that mean harm, and the windows of flow control."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,17 +6,17 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Sizes in bytes, times in seconds. docs/decisions/009-hostile-clients.md has a row for each attack."""
+    """Limits: sizes in bytes, times in seconds. docs/decisions/009-hostile-clients.md has a row for each attack."""
 
     streams: int = 1_000
     """Streams that a client may have open, as it is told; others are refused, and may be sent again. 0: not told."""
     most_streams: int = 20_000
-    """Where it is not told."""
+    """Open streams of a client that is not told its limit."""
     header_list: int = 16 * 1024
     """Names and values of a header block, with 32 bytes each, as it is told (RFC 9113, section 6.5.2)."""
     decoded: int = 64 * 1024
-    """The same of the fields that are kept; those behind them are read for what they do to the table, and the call is
-    refused."""
+    """Names and values that are kept, with 32 bytes each. Fields beyond them are read for their effect on the table,
+    and the call is refused."""
     longest_block: int = 1024 * 1024
     """Bytes of a header block, as it comes; beyond it the connection ends."""
     header_block: int = 16 * 1024
@@ -25,7 +25,7 @@ class ConnectionLimits:
     continuations: int = 80
     """CONTINUATION frames of one header block: as many as it takes if none is larger than it must be."""
     table: int = 4096
-    """Of the table that a client's encoder fills (RFC 7541, section 4.2)."""
+    """Bytes of the table that a client's encoder fills (RFC 7541, section 4.2)."""
     frame: int = 1024 * 1024
     """The longest DATA frame. It is read as it comes, and never held as a whole."""
     control_frame: int = 16 * 1024
@@ -33,7 +33,7 @@ class ConnectionLimits:
     stream_window: int = 2 * 1024 * 1024
     """Bytes that a client may send on a stream ahead of what is consumed."""
     connection_window: int = 32 * 1024 * 1024
-    """The same on all its streams, ahead of what has been received."""
+    """Bytes that a client may send on all its streams ahead of what has been received."""
     resets: int = 1_000
     """Streams that end before their time: reset within two seconds, refused, or wrong. Each that is served to its end
     makes up for one."""
@@ -51,18 +51,18 @@ class ConnectionLimits:
     unsent_control: int = 64 * 1024
     """Bytes of acknowledgements that wait for a client that does not read."""
     preface: float = 10.0
-    """Until the client's first frame has come."""
+    """Time until the client's first frame has come."""
     silence: float = 60.0
-    """Without another byte of a message that has begun, or of a call that has to have one."""
+    """Time without another byte of a message that has begun, or of a call that has to have one."""
     part: int = 16 * 1024
     """Bytes of a message that have `silences` times as long to come, however lively the client."""
     silences: int = 5
     stall: float = 300.0
-    """Without another byte sent of a response for which the client leaves no window."""
+    """Time without another byte sent of a response for which the client leaves no window."""
     blockage: float = 60.0
-    """Without another byte taken by a client that has let its socket fill up."""
+    """Time without another byte taken by a client that has let its socket fill up."""
     farewell: float = 2.0
-    """For the reply to the ping between the two GOAWAYs, and for what is under way to the client at the end."""
+    """Time for the reply to the ping between the two GOAWAYs, and for what is under way to the client at the end."""
 
 
 LIMITS = ConnectionLimits()
@@ -71,11 +71,11 @@ UPDATES_OF_STREAM: Final = 10
 """WINDOW_UPDATEs that a stream earns with its end."""
 
 UPDATES_OF_DATA: Final = 10
-"""The same for each frame of data that is worth something, and for each message that ends in one. gRPC's core sends 2
-or 3 for a response, and 4 at most."""
+"""WINDOW_UPDATEs for each frame of data that is worth something, and for each message that ends in one. gRPC's core
+sends 2 or 3 for a response, and 4 at most."""
 
 NOISE_OF_STREAM: Final = 8
 """Other frames that further no call, for each stream that ends."""
 
 NOISE_OF_DATA: Final = 2
-"""The same for each frame of data that is worth something."""
+"""Other frames that further no call, for each frame of data that is worth something."""

@@ -1,4 +1,4 @@
-"""How connections are kept and ended."""
+"""Policies by which connections are kept and ended."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,25 +9,25 @@ _TICK: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Times in seconds, 0: never."""
+    """Policies of a port: times in seconds, 0: never."""
 
     keepalive: float = 7200.0
     """Silence of a client after which it is sent a ping."""
     keepalive_timeout: float = 20.0
-    """Until it must have sent anything."""
+    """Time until the client must have sent anything."""
     keepalive_when_idle: bool = False
     pings_without_data: int = 2
     """Pings that are sent with no data in between; 0: any number."""
     ping_interval: float = 300.0
     """A client that pings more often, without data in between, gets a strike."""
     ping_interval_idle: float = 7200.0
-    """The same without streams, unless `keepalive_when_idle`."""
+    """Least interval of pings without streams, unless `keepalive_when_idle`."""
     ping_strikes: int = 2
     """Strikes that it may have; 0: any number."""
     age: float = 0.0
-    """After which a connection is told to end."""
+    """Time after which a connection is told to end."""
     grace: float = 0.0
-    """What its streams may still take."""
+    """Time that its streams may still take."""
 
     @property
     def tick(self) -> float:

@@ -1,4 +1,4 @@
-"""What the connections of a port share: limits, policies, the clock, and the writing at the end of a turn."""
+"""Shared state of a port's connections: limits, policies, the clock, and the writing at the end of a turn."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _WARN: Final = 10.0
 """Seconds between two warnings that connections were refused, or ended."""
 
 _JITTER: Final = 0.1
-"""By how much of it the age of a connection varies, so that those made together do not end together."""
+"""Part of its age by which a connection's end varies, so that connections made together do not end together."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -39,7 +39,7 @@ class PortConnection(ABC):
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
-        """Those that are open."""
+        """Open streams by their number."""
 
     @abstractmethod
     def check(self, now: float, passed: float) -> None:
@@ -51,7 +51,7 @@ class PortConnection(ABC):
 
     @abstractmethod
     def close_when_done(self) -> None:
-        """The same, of what is under way now."""
+        """Let the streams that are under way now finish, and then close."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -59,12 +59,12 @@ class PortConnection(ABC):
 
     @abstractmethod
     def drop(self, ending: CloseReason) -> None:
-        """The same, and count why."""
+        """End it without another byte, and count why."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Http2Port:
-    """One port. A subclass says what requests mean."""
+    """An HTTP/2 port. A subclass defines the meaning of requests."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Http2Port:
             0, limits.connection_window - frames.DEFAULT_WINDOW
         )
         self.last_descriptor = 0
-        """For connections; the rest is for other ports. 0: any may be theirs."""
+        """Highest descriptor for connections; the rest is for other ports. 0: any may be theirs."""
         self.endings = dict.fromkeys(REASONS, 0)
         """Connections that the server has ended before their time, by the reason."""
         self._places: ConnectionPlaces[PortConnection] = ConnectionPlaces()
@@ -105,20 +105,21 @@ class Http2Port:
     # What a subclass does
 
     def understand(self, fields: list[HeaderField], size: int) -> Head:
-        """`size`: bytes of the whole list, of which `fields` may be the beginning. Raises `MalformedError`."""
+        """Read a head. `size`: bytes of the whole list, of which `fields` may be the beginning. Raises
+        `MalformedError`."""
         return Head(fields, size)
 
     def open(self, connection: StreamSender, number: int, head: Head, window: int, room: int) -> Stream:
-        """A client has opened a stream."""
+        """Return the stream that a client has opened."""
         raise NotImplementedError
 
     def count_unsent(self, change: int) -> None:
-        """So many bytes more, or less, wait in transports for clients that do not read."""
+        """Count a change of the bytes that wait in transports for clients that do not read."""
 
     # What it does
 
     def opened(self, connection: PortConnection, peer: object, descriptor: int) -> bool:
-        """Whether there is room for it; if few descriptors are left, one of somebody with more of them makes it.
+        """Add a connection. True if there is room; if descriptors are few, an address with more of them loses one.
 
         Refusals get into the log, from time to time.
         """
@@ -142,7 +143,7 @@ class Http2Port:
             self.idle.set()
 
     async def say_goodbye(self, seconds: float) -> None:
-        """Tell all clients to go elsewhere; returns when they have confirmed it, or after so many seconds."""
+        """Tell all clients to go elsewhere; returns when they have confirmed it, or after `seconds`."""
         self._all_aware.clear()
         for connection in list(self.connections):
             connection.go_away()
@@ -152,11 +153,11 @@ class Http2Port:
                     await self._all_aware.wait()
 
     def await_goodbye(self) -> None:
-        """A client has been told to go elsewhere."""
+        """Count a client that has been told to go elsewhere."""
         self._unaware += 1
 
     def confirm_goodbye(self) -> None:
-        """It has confirmed it, or is gone."""
+        """Note that a client has confirmed it, or is lost."""
         self._unaware -= 1
         if not self._unaware:
             self._all_aware.set()
@@ -172,7 +173,7 @@ class Http2Port:
             )
 
     def ended(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
-        """The server ends a connection. A client that has passed a limit gets into the log, from time to time."""
+        """Count a connection that the server ends. Clients that passed a limit are logged, from time to time."""
         self.endings[ending.reason] += 1
         if not ending.limit:
             return
@@ -188,7 +189,7 @@ class Http2Port:
             )
 
     def end_time(self) -> float:
-        """When a connection that is made now is told to end; 0: never."""
+        """Return the time at which a connection made now is told to end; 0: never."""
         age = self.policies.age
         return self.loop.time() + age * (1 - _JITTER + 2 * _JITTER * self.spread()) if age else 0.0
 
@@ -231,14 +232,14 @@ def _address(peer: object) -> str:
 
 
 class Seldom:
-    """What may happen often, and is said once in a while."""
+    """Rate limit for the log of a frequent event."""
 
     def __init__(self) -> None:
         self._count = 0
         self._next = 0.0
 
     def due(self, now: float) -> int:
-        """It has happened: how often since it was last said, or 0 if it is not to be said yet."""
+        """Count an event. Returns the number since the last log line, or 0 if none is due yet."""
         self._count += 1
         if now < self._next:
             return 0
@@ -248,7 +249,7 @@ class Seldom:
 
 
 def announced(limits: ConnectionLimits) -> dict[int, int]:
-    """The settings that clients are told."""
+    """Return the settings that clients are told."""
     values = {
         frames.HEADER_TABLE_SIZE: limits.table,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window,

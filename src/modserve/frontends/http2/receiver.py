@@ -19,7 +19,7 @@ from .stream import Stream
 from .windows import Windows
 
 _CALL_WORK: Final = 40
-"""To begin a call, or to end it before its time, costs about as much as so many frames: it may have a task."""
+"""Frames that cost about as much as beginning a call, or ending it before its time: it may have a task."""
 
 _RAPID: Final = 2.0
 """Seconds within which the end of a stream is before its time."""
@@ -30,7 +30,7 @@ _FAREWELL: Final = b"farewell"
 
 @final
 class Receiver(FrameHandler):
-    """Takes the frames of one connection, and opens its `streams`."""
+    """Receiver of one connection's frames, which open its `streams`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Receiver(FrameHandler):
             self._on_fields(number, decoder.end(), ends)
 
     def _on_fields(self, number: int, fields: list[HeaderField], ends: bool) -> int:
-        """A header block is complete: it opens a stream, or ends one. What that costs, in frames."""
+        """Open or end a stream by a complete header block. Returns the cost of that, in frames."""
         if number <= self.highest:
             self._on_trailers(number, fields, ends)
             return 0
@@ -230,14 +230,14 @@ class Receiver(FrameHandler):
         self._budgets.spend_reset()
 
     def _wrong(self, stream: Stream, code: int) -> None:
-        """The client has done on the stream what it must not (RFC 9113, section 5.4.2)."""
+        """Reset a stream on which the client has broken the protocol (RFC 9113, section 5.4.2)."""
         self._streams.pop(stream.number, None)
         self._sender.control(frames.reset(stream.number, code))
         self.drop(stream)
         self._budgets.spend_reset()
 
     def drop_all(self) -> None:
-        """The connection is at its end."""
+        """Drop all streams: the connection is at its end."""
         for stream in list(self._streams.values()):
             self._streams.pop(stream.number, None)
             self.drop(stream)
@@ -245,20 +245,20 @@ class Receiver(FrameHandler):
     # The farewell, in two GOAWAYs (RFC 9113, section 6.8)
 
     def announce_leaving(self) -> None:
-        """A client that does not know it yet may open streams for one more round trip."""
+        """Announce the end. A client that does not know it yet may open streams for one more round trip."""
         self.leaving = True
         self._port.await_goodbye()
         self._sender.control(frames.going_away(frames.LAST_STREAM, frames.NO_ERROR))
         self._sender.control(frames.ping(_FAREWELL))
 
     def end_farewell(self) -> None:
-        """The client knows, or is gone."""
+        """End the announcement: the client knows, or is lost."""
         if self.leaving:
             self.leaving = False
             self._port.confirm_goodbye()
 
     def go_away(self) -> None:
-        """No more streams are served than the client has opened by now."""
+        """Serve no more streams than the client has opened by now."""
         self.end_farewell()
         self._last_stream = self.highest
         self._sender.control(frames.going_away(self.highest, frames.NO_ERROR))

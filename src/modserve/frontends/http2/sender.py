@@ -45,7 +45,7 @@ _SHARE: Final = 64 * 1024
 
 @final
 class Sender(StreamSender):
-    """What goes out on one connection, whose `streams` it takes from the table when they are over."""
+    """Output of one connection. Streams that are over are removed from the table `streams`."""
 
     def __init__(self, port: Http2Port, streams: dict[int, Stream], windows: Windows, budgets: Budgets) -> None:
         super().__init__(port.clock, port.limits.stream_window // 2)
@@ -54,9 +54,9 @@ class Sender(StreamSender):
         self.closing = False
         """The connection ends when its streams have."""
         self.moved = port.clock.seconds
-        """When the client last took something, while `paused`."""
+        """Time at which the client last took something, while `paused`."""
         self.sent = 0
-        """How often headers or data were sent."""
+        """Number of times that headers or data were sent."""
         self.ready: list[Stream] = []
         """Streams that begin when what has come has been read."""
         self._port = port
@@ -64,15 +64,15 @@ class Sender(StreamSender):
         self._windows = windows
         self._budgets = budgets
         self._held_back = False
-        """Whether `flush` is certain to be called."""
+        """True if `flush` is certain to be called."""
         self._scheduled = False
-        """Whether the port will flush it at the end of this turn: once, however often it is flushed before."""
+        """True if the port will flush it at the end of this turn: once, however often it is flushed before."""
         self._acknowledgements = 0
         """Bytes of them since the client stopped reading."""
         self._unwritten = 0
         """Bytes that the transport held when the client stopped reading."""
         self._unsent = 0
-        """The same when it was last seen."""
+        """Bytes that the transport held when it was last seen."""
         self._sendable: deque[Stream] | None = None
         self._watched: set[Stream] = set()
         self._certificate: Credentials | None = None
@@ -106,7 +106,7 @@ class Sender(StreamSender):
     def respond(
         self, stream: Stream, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
     ) -> None:
-        """Sends one piece of bytes, if nothing holds it back.
+        """Send one piece of bytes, if nothing holds it back.
 
         In parts, a unary inference takes 1.3 times the CPU time (`benchmarks/wire_shortcuts.py`).
         """
@@ -151,7 +151,7 @@ class Sender(StreamSender):
         self._end(stream)
 
     def window_opened(self, stream: Stream) -> None:
-        """The client has opened the window of a stream on which something is pending."""
+        """Send what is pending on a stream whose window the client has opened."""
         if not stream.queued and stream.window > 0:
             self.push(stream)
 
@@ -159,14 +159,14 @@ class Sender(StreamSender):
         self.ready.append(stream)
 
     def _finish(self, stream: Stream, block: bytes) -> None:
-        """The last header block of a stream, whose body has been sent."""
+        """Send the last header block of a stream, whose body has been sent."""
         self.writer.add_headers(stream.number, block, last=True)
         self.sent += 1
         self._flush_later()
         self._end(stream)
 
     def _end(self, stream: Stream) -> None:
-        """Everything of a stream has been sent; if the client has not sent everything, it need not."""
+        """End a stream of which all has been sent; a client that has not sent all is told that it need not."""
         if not stream.ended:
             self.writer.add(frames.reset(stream.number, frames.NO_ERROR))
             self._flush_later()
@@ -213,7 +213,7 @@ class Sender(StreamSender):
             self._sendable = None
 
     def _send_share(self, stream: Stream, most: int) -> int:
-        """A stream's next frames, of at most so many bytes, whose sizes are returned."""
+        """Send a stream's next frames, of up to `most` bytes; returns their size."""
         pending, writer = stream.pending, self.writer
         most = min(most, stream.window, self._windows.left)
         sent = 0
@@ -243,12 +243,12 @@ class Sender(StreamSender):
         self._watched.discard(stream)
 
     def forget(self, stream: Stream) -> None:
-        """It is over, whatever waits to be sent."""
+        """End a stream, whatever waits to be sent."""
         stream.close()
         self._watched.discard(stream)
 
     def check_streams(self, now: float) -> None:
-        """End those of the watched streams that have not got on for too long."""
+        """End watched streams without progress for too long."""
         limits = self._port.limits
         for stream in list(self._watched):
             if stream.pending and now - stream.moved > limits.stall:
@@ -266,7 +266,7 @@ class Sender(StreamSender):
     # The transport
 
     def hold_back(self) -> None:
-        """Bytes are being read: what is to be sent waits for the end of it, when `flush` is called."""
+        """Hold back output while bytes are being read, until `flush` is called at the end."""
         self._held_back = True
 
     def flush(self) -> None:
@@ -279,7 +279,7 @@ class Sender(StreamSender):
             self.transport.close()
 
     def flush_in_turn(self) -> None:
-        """What `_flush_later` has asked for."""
+        """Flush at the end of the turn, as `_flush_later` has asked the port to."""
         self._scheduled = False
         self.flush()
 
@@ -304,7 +304,7 @@ class Sender(StreamSender):
             transport.writelines(gathered(parts))
 
     def close_when_done(self) -> None:
-        """The connection ends with the last of its streams."""
+        """Close the connection with the last of its streams."""
         self.closing = True
         self._flush_later()
 
@@ -314,7 +314,7 @@ class Sender(StreamSender):
         self._write()
 
     def pause(self) -> None:
-        """The client does not take what is written."""
+        """Pause sending: the client does not take what is written."""
         self.paused = True
         self.moved = self.clock.seconds
         if self.transport is not None:
@@ -328,7 +328,7 @@ class Sender(StreamSender):
             self._flush_later()
 
     def is_blocked(self, now: float) -> bool:
-        """Whether the client has taken nothing for too long."""
+        """True if the client has taken nothing for too long."""
         if not self.paused or self.transport is None:
             return False
         unsent = self.transport.get_write_buffer_size()
@@ -358,7 +358,7 @@ class Sender(StreamSender):
             self.transport.abort()
 
     def drop(self, ending: CloseReason) -> None:
-        """The same, and count why: the client takes nothing any more, or has said nothing."""
+        """End the connection without another byte, and count why: the client takes nothing any more, or was silent."""
         if self.transport is not None and not self.transport.is_closing():
             self._port.ended(ending, self.transport)
         self.abort()

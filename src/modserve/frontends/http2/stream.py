@@ -1,6 +1,6 @@
-"""One stream: what it may still receive and send, and what waits to be sent.
+"""HTTP/2 stream: what it may still receive and send, and what waits to be sent.
 
-Whoever serves it is a subclass, which hears of bytes as they come.
+A subclass serves it, and hears of bytes as they come.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class TickClock:
         self.seconds = seconds
 
     def advance(self, seconds: float) -> float:
-        """It is so late now; how much later than before."""
+        """Set the time, and return how much later it is than before."""
         passed, self.seconds = seconds - self.seconds, seconds
         return passed
 
@@ -50,7 +50,7 @@ class StreamSender(ABC):
         self.half_window = half_window
         """Bytes that a stream has received are worth a WINDOW_UPDATE from here on."""
         self.paused = False
-        """Whether the client does not take what is written."""
+        """True if the client does not take what is written."""
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class StreamSender(ABC):
     @property
     @abstractmethod
     def certificate(self) -> Credentials:
-        """What the client has shown in the handshake."""
+        """Credentials that the client has shown in the handshake."""
 
     @abstractmethod
     def control(self, frame: bytes) -> None:
@@ -97,7 +97,7 @@ class StreamSender(ABC):
 
     @abstractmethod
     def flush_in_turn(self) -> None:
-        """The same, for a port that was to do so at the end of the turn."""
+        """Flush at the end of the turn, called by a port that was asked to."""
 
     @abstractmethod
     def drop(self, ending: CloseReason) -> None:
@@ -106,7 +106,7 @@ class StreamSender(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Stream:
-    """Its state: `ended` when the client has sent all, `over` when nothing more is sent or heard.
+    """State of a stream: `ended` when the client has sent all, `over` when nothing more is sent or heard.
 
     `pending` holds the bytes of DATA frames that could not be sent yet, and `final` the header block behind them.
     """
@@ -129,57 +129,57 @@ class Stream:
         self.pending: deque[Chunk] | None = None
         self.final: bytes | None = None
         self.queued = False
-        """Whether the connection has it among those that can send."""
+        """True if the connection has it among the streams that can send."""
         self.watched = False
         self.opened = connection.clock.seconds
         self.heard = self.opened
-        """When something of what the client has to send last came, by the clock."""
+        """Time at which something that the client has to send last came, by the clock."""
         self.advanced = self.opened
-        """When so much of it had come that the client has as long for as much again."""
+        """Time at which so much of it had come that the client has as long for as much again."""
         self.moved = self.opened
-        """When something of what is pending was last sent."""
+        """Time at which something pending was last sent."""
 
     # What a subclass does
 
     def data_received(self, data: bytes, start: int, end: int) -> None:
-        """`data` from `start` to `end` has come: a part of the body, of any size."""
+        """Receive `data` from `start` to `end`: a part of the body, of any size."""
         raise NotImplementedError
 
     def end_received(self) -> None:
-        """The client has sent its last byte."""
+        """Handle the client's last byte."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """What came with the stream's last bytes has been read as well; called after `begin_soon`."""
+        """Begin to serve the stream: all that came with its last bytes has been read. Called after `begin_soon`."""
         raise NotImplementedError
 
     def lost(self) -> None:
-        """The client has reset the stream, or the connection is lost. Nothing may be sent any more."""
+        """Handle a stream reset by the client, or a lost connection. Nothing may be sent any more."""
         raise NotImplementedError
 
     def finished(self) -> None:
-        """Everything has been sent."""
+        """Handle the end of sending: everything has been sent."""
         raise NotImplementedError
 
     def broken(self) -> None:
-        """Whoever serves it has raised, unforeseen."""
+        """Handle an unforeseen error of the code that serves the stream."""
         self.reset(INTERNAL_ERROR)
 
     def drained(self) -> None:
-        """All that was pending has been sent, and the stream goes on."""
+        """Handle the end of `pending`: all of it has been sent, and the stream goes on."""
 
     def overdue(self) -> None:
-        """Nothing has come for too long, though something had to."""
+        """Handle a client that has sent nothing for too long, though it had to."""
         raise NotImplementedError
 
     def expects(self) -> bool:
-        """Whether the client has to send something soon."""
+        """True if the client has to send something soon."""
         return False
 
     # What its connection does. Error codes are those with which it has to be reset; 0: all is well.
 
     def count_data(self, length: int, padding: int) -> int:
-        """DATA of `length` bytes begins, of which `padding` mean nothing; the error code."""
+        """Account for DATA of `length` bytes that begins, of which `padding` mean nothing; returns the error code."""
         if self.ended:
             return STREAM_CLOSED
         self.room -= length
@@ -192,7 +192,7 @@ class Stream:
         return NO_ERROR
 
     def end(self) -> int:
-        """The client has sent its last byte; the error code."""
+        """Handle the client's last byte; returns the error code."""
         if self.due > 0 and not self.over:
             return PROTOCOL_ERROR  # less came than announced (RFC 9113, section 8.1.1)
         if not self.ended and not self.over:
@@ -201,27 +201,27 @@ class Stream:
         return NO_ERROR
 
     def open_window(self, size: int) -> int:
-        """The client takes `size` bytes more; the error code."""
+        """Let the server send `size` bytes more; returns the error code."""
         self.window += size
         if size and self.window <= LARGEST_WINDOW:
             return NO_ERROR
         return FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
 
     def change_window(self, change: int) -> None:
-        """The client has changed the window of all streams. Raises `Http2Error` if that makes it too large."""
+        """Apply a new window of all streams. Raises `Http2Error` if that makes it too large."""
         self.window += change
         if self.window > LARGEST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
 
     def close(self) -> None:
-        """Nothing is sent or heard any more."""
+        """End the stream: nothing more is sent or heard."""
         self.over = True
         self.pending = self.final = None
 
     # What whoever serves it calls
 
     def credit(self, size: int) -> None:
-        """Let the client send so many bytes more, which have been consumed."""
+        """Let the client send more, as these bytes have been consumed."""
         self.consumed += size
         if self.consumed >= self.connection.half_window and not self.ended and not self.over:
             self.room += self.consumed

@@ -10,18 +10,18 @@ from .frames import DEFAULT_WINDOW, FLOW_CONTROL_ERROR, LARGEST_WINDOW, PROTOCOL
 
 @final
 class Windows:
-    """Both directions of one connection. Each method raises `Http2Error` for what the client must not do."""
+    """Flow control of one connection, in both directions. Each method raises `Http2Error` for a violation."""
 
     def __init__(self, room: int) -> None:
         """`room`: bytes that the client may send ahead of what has been acknowledged."""
         self.left = DEFAULT_WINDOW
         """Bytes that the server may send."""
         self.initial = DEFAULT_WINDOW
-        """The same of a stream that is opened."""
+        """Bytes that the server may send on a new stream."""
         self.unacknowledged = 0
         """Bytes that have come since the last WINDOW_UPDATE."""
         self.enough = room // 2
-        """So many of them are worth one."""
+        """Unacknowledged bytes that are worth a WINDOW_UPDATE."""
         self._room = room
 
     def received(self, size: int) -> None:
@@ -30,12 +30,12 @@ class Windows:
             raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
 
     def acknowledge(self) -> int:
-        """The client may send as much again as came; how much that is."""
+        """Let the client send as much again as came, and return how much that is."""
         size, self.unacknowledged = self.unacknowledged, 0
         return size
 
     def opened(self, size: int) -> None:
-        """The client takes so many bytes more."""
+        """Let the server send `size` bytes more."""
         self.left += size
         if not size or self.left > LARGEST_WINDOW:
             code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
@@ -45,6 +45,6 @@ class Windows:
         self.left -= size
 
     def change_initial(self, size: int) -> int:
-        """Streams begin with another window from now on; by how much those of open ones grow."""
+        """Change the initial window of streams; returns the growth of the windows of open streams."""
         change, self.initial = size - self.initial, size
         return change

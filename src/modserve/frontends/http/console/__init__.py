@@ -1,1 +1,1 @@
-"""The live console: one page for people, and the figures that it shows while somebody looks."""
+"""Live console: one page for people, and the figures that it shows while it is open."""

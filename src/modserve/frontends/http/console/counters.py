@@ -1,4 +1,4 @@
-"""What a server has counted up to now, in values that JSON has, so that those of several workers add up."""
+"""Counters of a server, in values that JSON has and that add up over several workers."""
 
 import os
 import time
@@ -32,20 +32,20 @@ class Tuner(TypedDict):
 
 
 class RequestCounters(TypedDict):
-    """Of a READY version, from its load on; all but the first three only ever grow."""
+    """Request counters of a READY version, from its load on; all but the first three only ever grow."""
 
     pending: int
     in_flight: int
     sequences: int
-    """Those that have begun; -1 for a model without sequences."""
+    """Sequences that have begun; -1 for a model without sequences."""
     success: int
     failures: dict[str, int]
-    """By reason."""
+    """Failed requests by reason."""
     inferences: int
     """Batch sizes summed."""
     batches: int
     latency: Durations
-    """Of the requests that succeeded."""
+    """Latency of the requests that succeeded."""
     times: list[int]
     """Nanoseconds of these requests, altogether and in the parts that `PARTS` names."""
     sizes: list[int]
@@ -70,10 +70,10 @@ class ModelCounters(TypedDict):
     load_ms: int
     engine: str
     instances: int
-    """How many there should be; 0 for models without an engine of their own."""
+    """Number of instances that there should be; 0 for models without an engine of their own."""
     lost: int
     memory: int
-    """Bytes that it holds; -1 if nobody has measured it."""
+    """Bytes that it holds; -1 if they have not been measured."""
     counts: RequestCounters | None
     tuner: Tuner | None
 
@@ -99,11 +99,11 @@ class Counters(TypedDict):
     server: ServerCounters
     models: list[ModelCounters]
     tenants: dict[str, TenantCounters]
-    """By name."""
+    """Counters by the tenant's name."""
 
 
 class _Known(NamedTuple):
-    """What does not change as long as a servable serves; to look it up takes longer than to read all counts."""
+    """Constants of a servable while it serves; to look them up takes longer than to read all counts."""
 
     servable: Servable
     statistics: ModelStatistics
@@ -115,7 +115,7 @@ class _Known(NamedTuple):
 
 
 class CounterReader:
-    """Reads one server. It remembers what does not change from one reading to the next."""
+    """Reader of one server's counters. It remembers what does not change from one reading to the next."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -148,7 +148,7 @@ class CounterReader:
         }
 
     def _look(self) -> dict[tuple[str, int], _Known]:
-        """What is READY now, by name and version."""
+        """Return the READY servables, by name and version."""
         before = self._known
         self._known = {}
         for servable in self._server.ready_models():
@@ -172,7 +172,7 @@ class CounterReader:
 
 
 def _engine(servable: Servable) -> tuple[str, bool]:
-    """For people: what runs it, and its version; and whether that is all that it will say."""
+    """Return the engine and its version, in words for people, and whether it will report no more than that."""
     if servable.config.ensemble is not None:
         return "ensemble", True
     report = engine_report(servable)

@@ -16,7 +16,7 @@ class Durations(TypedDict):
 
 
 def durations(sketches: Iterable[Sketch | None]) -> Durations:
-    """The sum of some sketches."""
+    """Return the sum of some sketches."""
     whole = Sketch()
     for sketch in sketches:
         if sketch is not None:
@@ -29,15 +29,15 @@ def sketch_of(read: Durations) -> Sketch:
 
 
 def recent(now: Durations, then: Durations) -> Sketch:
-    """The durations counted between two readings; none if the model was loaded again between them."""
+    """Return the durations counted between two readings; none if the model was reloaded between them."""
     return sketch_of(now).since(sketch_of(then))
 
 
 def quantiles(sketch: Sketch) -> list[float | None]:
-    """p50 and p99 in milliseconds; None if nothing was counted."""
+    """Return p50 and p99 in milliseconds; None if nothing was counted."""
     return [round(ns / 1e6, 4) if sketch.counts else None for ns in sketch.quantiles(_SHARES)]
 
 
 def rate(count: float, seconds: float) -> float:
-    """Per second; 0 for a counter that has begun again."""
+    """Return the rate per second; 0 for a counter that has begun again."""
     return round(max(0, count) / seconds, 1)

@@ -1,4 +1,4 @@
-"""The page itself: one answer that has its style and its script in it, made of the files beside this module."""
+"""Console page: one response with its style and its script in it, made of the files beside this module."""
 
 import functools
 from typing import Final
@@ -21,17 +21,17 @@ _SCRIPTS: Final = (
     "server.js",
     "start.js",
 )
-"""In their order in the page, where they are one script."""
+"""Scripts in their order in the page, where they are one script."""
 
 
 @functools.cache
 def page() -> PageResponse:
-    """Made when somebody looks at it for the first time."""
+    """Return the page, made at its first request."""
     body, headers = single_page("modserve.frontends.http.console", "console", _SCRIPTS)
     return PageResponse(body, {**headers, "Vary": "Accept"})
 
 
 def response() -> Response:
-    """What a browser gets."""
+    """Return the page as a browser gets it."""
     body, headers = page()
     return Response(body, headers=headers, media_type="text/html")

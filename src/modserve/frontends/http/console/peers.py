@@ -15,7 +15,7 @@ from modserve.server import Server
 
 _READY = LifecycleState.READY.value
 _SECONDS = 2.0
-"""For a server to respond, and for which responses are shown again to others with the same key."""
+"""Seconds for a server to respond, and for which responses are shown again to others with the same key."""
 _MOST_SERVERS, _MOST_KEYS, _MOST_DIFFERENCES = 64, 32, 5
 
 Row = Sequence[str]
@@ -25,7 +25,7 @@ _ADMIN_ADVICE = "--peers has to name its admin port"
 
 
 class PeerReader:
-    """Makes the rows of the table. `text` names servers as ``--url`` of commands does."""
+    """Reader of the table's rows. `text` names servers as ``--url`` of commands does."""
 
     def __init__(
         self, server: Server, text: str, *, clock: Callable[[], float] = time.monotonic, resolve: Lookup = lookup
@@ -33,12 +33,12 @@ class PeerReader:
         self._server, self._text = server, text
         self._clock, self._resolve = clock, resolve
         self._rows: dict[int, tuple[float, list[Row]]] = {}
-        """By the hash of the credentials, and until when they are shown."""
+        """Rows by the hash of the credentials, and the time until which they are shown."""
         self._requests: dict[str, tuple[float, int]] = {}
-        """When a server was called last, and how many requests it had had."""
+        """Time of the last call of a server, and the number of requests it had had."""
 
     async def rows(self, credentials: Mapping[str, str]) -> list[Row]:
-        """A row for each server; for a wrong address, one that says so."""
+        """Return a row for each server; for a wrong address, one that says so."""
         key, now = hash(frozenset(credentials.items())), self._clock()
         until, rows = self._rows.get(key, (0.0, []))
         if now < until:

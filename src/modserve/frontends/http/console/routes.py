@@ -1,4 +1,4 @@
-"""What the console asks for that no client of the protocol does. Not in the OpenAPI document."""
+"""Calls of the console that no client of the protocol makes. Not in the OpenAPI document."""
 
 import asyncio
 import importlib
@@ -45,13 +45,13 @@ async def _events(page: Page) -> Any:
 
 
 def sampler(server: Server) -> Sampler:
-    """The figures of `server`, and of the workers beside it."""
+    """Return a sampler of the figures of `server`, and of the other workers."""
     reader = CounterReader(server)
     return Sampler(server, lambda: server.reading(reader.read))
 
 
 def router(server: Server, options: HttpSettings) -> APIRouter:
-    """The page at a path of its own, what this server allows, and what the page shows that no other call has."""
+    """Return the page at a path of its own, what this server allows, and what the page alone shows."""
     router = new_router(include_in_schema=False, prefix="/console")
     figures = sampler(server)
     readers: list[Any] = []
@@ -64,12 +64,12 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("")
     async def console() -> Response:
-        """The same page as at the root, for servers whose root is restricted."""
+        """Return the same page as at the root, for servers whose root is restricted."""
         return page.response()
 
     @router.get("/about")
     async def about() -> Response:
-        """What the page may do: nothing that refusals do not say."""
+        """Return what the page may do: nothing that refusals do not say."""
         restricted = {category: each.name for category, each in options.restrictions.items()}
         return json_response(
             {"restricted": restricted, "model_control": server.control_mode, "peers": bool(options.peers)}
@@ -77,23 +77,23 @@ def router(server: Server, options: HttpSettings) -> APIRouter:
 
     @router.get("/peers")
     async def peers(request: Request) -> Response:
-        """A row for each server of ``--peers``."""
+        """Return a row for each server of ``--peers``."""
         credentials = {name: value for name in _CREDENTIALS if (value := request.headers.get(name))}
         return json_response(await (await reader()).rows(credentials))
 
     @router.get("/events")
     async def events() -> Response:
-        """Figures once a second, as server-sent events."""
+        """Stream figures once a second, as server-sent events."""
         return EventStream(figures)
 
     @router.get("/failures")
     async def failures() -> Response:
-        """The requests that failed lately, those that failed alike as one, the latest first."""
+        """Return the latest failed requests, similar failures as one, the latest first."""
         return json_response(await server.failures())
 
     @router.get("/texts/{model}")
     async def texts(model: str) -> Response:
-        """What a model does with texts."""
+        """Describe the calls of texts that a model takes."""
         from .texts import text_json  # for the first model that somebody looks at
 
         return json_response(await text_json(server, model))

@@ -25,7 +25,7 @@ Read = Callable[[], Awaitable[tuple[Counters, Mapping[str, int] | None]]]
 
 
 class Page:
-    """What waits to be written to one browser."""
+    """Queue of the events for one browser."""
 
     __slots__ = ("_arrival", "_ended", "_sampler", "_waiting", "_whole")
 
@@ -42,7 +42,7 @@ class Page:
         return len(self._waiting)
 
     def offer(self, changes: bytes) -> None:
-        """A new snapshot; `changes` is what is new in it."""
+        """Offer a new snapshot; `changes` is what is new in it."""
         if not self._whole:
             self._waiting.append(changes)
             if len(self._waiting) > MOST_WAITING:
@@ -51,14 +51,14 @@ class Page:
         self._arrival.set()
 
     def end(self, last: bytes) -> None:
-        """Nothing but this follows."""
+        """End the page: it gets `last` and nothing more."""
         self._waiting.clear()
         self._waiting.append(last)
         self._whole, self._ended = False, True
         self._arrival.set()
 
     async def next(self) -> bytes:
-        """The next event, as soon as there is one; empty at the end. Returning to it says that the last was written."""
+        """Wait for the next event, and return it; empty at the end. The next call says that the last was written."""
         while True:
             if self._whole and self._sampler.ready:
                 self._whole = False
@@ -72,7 +72,7 @@ class Page:
 
 
 class Sampler:
-    """Reads `server` for the open pages, by `read`. Nothing of it runs, and it holds nothing, while none is open."""
+    """Reader of `server` for the open pages, by `read`. It runs and holds nothing while none is open."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self.snapshot = Snapshot()
         self.ready = False
-        """Whether there is a snapshot."""
+        """True once there is a snapshot."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._pages)} pages)"
@@ -100,7 +100,7 @@ class Sampler:
         return self._task is not None
 
     def open(self) -> Page:
-        """A page, to be closed later. Raises UNAVAILABLE if there are too many, or the server is stopping."""
+        """Return a page, to be closed later. Raises UNAVAILABLE if there are too many, or the server is stopping."""
         if self._server.phase is Phase.STOPPING or self._server.retiring:
             raise unavailable("Server not ready")
         if len(self._pages) >= MOST_PAGES:

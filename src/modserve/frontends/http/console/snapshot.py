@@ -1,6 +1,6 @@
-"""What the console shows: figures of the last second, made of two readings, and what of them is new.
+"""Snapshots for the console: figures of the last second, made of two readings, and the changes since the last one.
 
-A page gets the whole snapshot first, and then what has changed in it. Models are known by a key, which says nothing.
+A page gets the whole snapshot first, and then the changes. Models are known by an opaque key.
 """
 
 import json
@@ -18,7 +18,7 @@ from .streams import is_quiet, stream_row
 from .tenants import tenant_rows
 
 _AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
-"""What is shown of a model as it was read."""
+"""Values of a model that are shown as they were read."""
 _QUIET: Mapping[str, Any] = {
     "requests": 0.0,
     "failed": 0.0,
@@ -47,7 +47,7 @@ _RATES: Final = ("requests", "failed", "batches", "hits", "misses")
 
 
 class Snapshot:
-    """What is shown of one server. `next` is called once a second, with a reading and its time in seconds."""
+    """Snapshot of one server. `next` is called once a second, with a reading and its time in seconds."""
 
     def __init__(self) -> None:
         self._reading: Counters | None = None
@@ -57,10 +57,10 @@ class Snapshot:
         self._server: dict[str, Any] = {}
         self._at_ms = 0
         self._whole = b""
-        """An event, made when somebody wants it."""
+        """Event with the whole snapshot, made on demand."""
 
     def next(self, reading: Counters, now: float, at_ms: int, workers: Mapping[str, int] | None = None) -> bytes:
-        """The event with what has changed since the last reading.
+        """Return the event with what has changed since the last reading.
 
         `at_ms` is Unix time; `workers` says how many there are, if several.
         """
@@ -92,19 +92,19 @@ class Snapshot:
         return event("changes", {"at": at_ms, "server": self._server, "models": changed, "gone": gone})
 
     def whole(self) -> bytes:
-        """The event with all there is, which is the same until the next reading."""
+        """Return the event with all there is, which is the same until the next reading."""
         if not self._whole:
             self._whole = event("whole", {"at": self._at_ms, "server": self._server, "models": self._rows})
         return self._whole
 
 
 def event(name: str, content: object) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), encoded(content))
 
 
 def encoded(content: object) -> bytes:
-    """As JSON, with a question mark for half a character, as names of files may have one."""
+    """Encode as JSON. Lone surrogates, as in undecodable file names, become "?"."""
     try:
         return orjson.dumps(content)
     except TypeError:
@@ -118,7 +118,7 @@ def _row(
     latency: Sketch,
     old: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Figures shown of a model, `old` a second ago; its latest requests are added to `latency`.
+    """Return the figures of a model, `old` a second ago; its latest requests are added to `latency`.
 
     The parts of the time are those of the last second that had requests; until there is one, since the load.
     """
@@ -159,13 +159,13 @@ def _row(
 
 
 def _parts(name: str, times: Sequence[int], requests: int) -> tuple[list[float] | None, str]:
-    """The parts of a request's mean time in milliseconds, None without requests; and advice on the largest."""
+    """Return the parts of a request's mean time in ms, None without requests; and advice on the largest."""
     total, *parts = times
     return [round(ns / requests / 1e6, 4) for ns in parts] if requests else None, advice(name, total, parts)
 
 
 def _is_other(before: RequestCounters, counts: RequestCounters) -> bool:
-    """Whether the model was loaded anew between the readings, and counts from 0 on."""
+    """True if the model was reloaded between the readings, and counts from 0 on."""
     return (
         counts["success"] < before["success"]
         or counts["batches"] < before["batches"]
@@ -180,7 +180,7 @@ def _server(
     rows: Any,
     latency: Sketch,
 ) -> dict[str, Any]:
-    """The sums of all models, the quantiles of all their requests, and what is about the process."""
+    """Return the sums of all models, the quantiles of all their requests, and the process's figures."""
     server: dict[str, Any] = {**reading}
     models = list(rows)
     for name in ("requests", "inferences", "batches", "hits", "misses"):

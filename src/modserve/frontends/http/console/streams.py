@@ -14,20 +14,20 @@ _TOKENS: Final = ("modserve_prompt_tokens_total", "modserve_generation_tokens_to
 _SEQUENCES: Final = ("modserve_num_requests_running", "modserve_num_requests_waiting")
 _CACHE: Final = "modserve_kv_cache_usage_perc"
 _FAMILIES: Final = frozenset({_FIRST, _BETWEEN, *_TOKENS, *_SEQUENCES, _CACHE})
-"""What language models show on the metrics page, whichever engine they run on."""
+"""Metric families of language models, whichever engine they run on."""
 
 EngineFigures: TypeAlias = Mapping[str, Sequence[float | Histogram]]
 """The series of a model version by family."""
 
 
 class StreamCounters(TypedDict):
-    """Of a language model, or another decoupled one. Lists are empty where only language models have them."""
+    """Counters of a language model, or another decoupled one. Lists for language models only are empty for others."""
 
     by_token: bool
     first: Durations
-    """From the request to its first token or response."""
+    """Time from the request to its first token or response."""
     between: Durations
-    """From one to the next."""
+    """Time from one token or response to the next."""
     tokens: list[int]
     """Read, and generated."""
     sequences: list[int]
@@ -37,7 +37,7 @@ class StreamCounters(TypedDict):
 
 
 def engine_figures(store: MetricStore) -> dict[tuple[str, str], dict[str, list[float | Histogram]]]:
-    """What the engines show of language models, by name and version."""
+    """Return the engines' figures of language models, by name and version."""
     figures: dict[tuple[str, str], dict[str, list[float | Histogram]]] = {}
     for family in store.read(_FAMILIES):
         for labels, value in family.rows:
@@ -49,7 +49,7 @@ def engine_figures(store: MetricStore) -> dict[tuple[str, str], dict[str, list[f
 def stream_counters(
     statistics: ModelStatistics, decoupled: bool, engine: EngineFigures | None
 ) -> StreamCounters | None:
-    """None for a model with one response for each request, whose engine shows nothing of tokens."""
+    """Return the counters; None for a model with one response a request whose engine shows nothing of tokens."""
     if engine is not None and _FIRST in engine:
         return {
             "by_token": True,
@@ -72,7 +72,7 @@ def stream_counters(
 
 
 def stream_row(stream: StreamCounters | None, before: StreamCounters | None, seconds: float) -> dict[str, Any] | None:
-    """What is shown: p50 and p99 of the latest times in milliseconds, tokens a second, and how full the engine is."""
+    """Return what is shown: p50 and p99 of the latest times in ms, tokens a second, and the use of the engine."""
     if stream is None:
         return None
     row: dict[str, Any] = {
@@ -96,7 +96,7 @@ def stream_row(stream: StreamCounters | None, before: StreamCounters | None, sec
 
 
 def is_quiet(row: Mapping[str, Any] | None) -> bool:
-    """Whether nothing of what `stream_row` has returned will be other when nothing more comes."""
+    """True if no value of `stream_row` will change while nothing more comes."""
     return row is None or not (any(row["tokens"]) or row["first"][0] or row["between"][0])
 
 

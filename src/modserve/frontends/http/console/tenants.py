@@ -1,4 +1,4 @@
-"""What the console shows of tenants: who sends how much, which share of the rows they have, and who is refused."""
+"""Tenants in the console: requests of each, its share of the rows, and its refusals."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypedDict
@@ -21,7 +21,7 @@ class TenantCounters(TypedDict):
 
 
 def tenant_counters(server: Server) -> dict[str, TenantCounters]:
-    """By the tenant's name; empty while there has been none."""
+    """Return the counters by the tenant's name; empty while there has been none."""
     return {
         each.name: {
             "accepted": each.results["accepted"],
@@ -37,7 +37,7 @@ def tenant_counters(server: Server) -> dict[str, TenantCounters]:
 def tenant_rows(
     now: Mapping[str, TenantCounters], before: Mapping[str, TenantCounters] | None, seconds: float
 ) -> list[dict[str, Any]]:
-    """Rows of the table: rates a second, and the share of the rows of all tenants since the reading `before`."""
+    """Return rows of the table: rates a second, and the share of all tenants' rows since the reading `before`."""
     table = []
     for name, counts in now.items():
         old = counts if before is None or not seconds else before.get(name)

@@ -1,4 +1,4 @@
-"""What a model does with texts, for the chat or the box of texts on its page."""
+"""Calls of texts that a model takes, for the chat or the box of texts on its page."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ _SAMPLING = ("temperature", "max_tokens")
 
 
 async def text_json(server: Server, name: str) -> dict[str, Any]:
-    """The kind of calls of the version that takes a model's texts, and what a form needs for them.
+    """Return the kind of calls of the version that takes a model's texts, and the data for its form.
 
     `kind` is ``chat``, ``completion``, the value of a `TextTask`, or empty for a model without such calls; `trouble`
     says why calls would fail. Raises as `Server.model`, and why the model cannot be loaded.
@@ -38,8 +38,9 @@ async def text_json(server: Server, name: str) -> dict[str, Any]:
 
 
 async def _generation(servable: Servable, folder: Path | None, contract: Contract) -> dict[str, Any]:
-    """Without a template, a model with `text_input` continues texts. Raises as `TextModel.read_template`, and
-    `ChatTemplate.compile`."""
+    """Describe a model that generates text. Without a template, one with `text_input` continues texts.
+
+    Raises as `TextModel.read_template`, and `ChatTemplate.compile`."""
     model = TextModel(servable.config, folder)
     if not model.complete:
         await offload.on_thread(model.read_template)
@@ -54,7 +55,7 @@ async def _generation(servable: Servable, folder: Path | None, contract: Contrac
 
 
 def _task(servable: Servable, folder: Path | None) -> dict[str, Any]:
-    """Raises as `description.describe`."""
+    """Describe the task of a model. Raises as `description.describe`."""
     if folder is None or not description.is_text_model(folder):
         return {"kind": ""}
     text = description.describe(folder, servable.config.text)

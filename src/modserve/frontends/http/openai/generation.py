@@ -1,7 +1,4 @@
-"""One request for text: its choices are calls of the model, whose outcomes become one response.
-
-Several calls whose responses go into one HTTP response: the choices of a request.
-"""
+"""Text generation of one request: its choices are calls of the model, whose outcomes become one HTTP response."""
 
 import asyncio
 from collections import deque
@@ -39,7 +36,7 @@ from modserve.text.tokenizer import Tokenizer
 
 
 class CallGroup:
-    """Implements `StreamedCall` by several calls: their outcomes as they come, each from the call with index `current`.
+    """Several calls as one `StreamedCall`: their outcomes as they come, each from the call with index `current`.
 
     `ended` says that this was the last of that call. A failure of one ends them all.
     """
@@ -74,7 +71,7 @@ class CallGroup:
             arrival()
 
     def take(self) -> tuple[Outcome, bool]:
-        """The next outcome of any call, and whether it is the last of all."""
+        """Return the next outcome of any call, and whether it is the last of all."""
         self.current = self._order.popleft()
         outcome, self.ended = self._calls[self.current].take()
         self._open -= self.ended
@@ -120,7 +117,7 @@ class CallGroup:
 
 
 _FRAMING = Framing("text/event-stream", "text/event-stream; charset=utf-8", b"", b"")
-"""What is written are whole events."""
+"""Framing of whole events: nothing is added to them."""
 
 
 class TextGeneration:
@@ -142,7 +139,7 @@ class TextGeneration:
         return usage_of(self.choices, self._per_prompt)
 
     def count_tokens(self) -> None:
-        """What has been read and written by now counts for the tenant, if there is one. Does so once."""
+        """Charge the tenant, if there is one, for what has been read and written by now. Does so once."""
         first = self.calls[0]
         counted = first.on_close is None
         first.on_close = None
@@ -153,7 +150,7 @@ class TextGeneration:
             first.server.quotas.spend_tokens(first.tenant, sum(count or 0 for count in counts))
 
     def _read_rest(self, call: HttpStream, choice: TextChoice) -> None:
-        """What the model has written, and its client has not waited for."""
+        """Read what the model has written and its client has not waited for."""
         while call.ready and not choice.over:
             outcome, final = call.take()
             if isinstance(outcome, InferenceResponse):
@@ -161,7 +158,7 @@ class TextGeneration:
 
     @property
     def counts_long(self) -> bool:
-        """Whether `usage` takes so long that it is for a thread."""
+        """True if `usage` takes so long that it is for a thread."""
         return any(count.uncounted > PART_CHARACTERS for choice in self.choices for count in choice.counts)
 
     def close(self) -> None:
@@ -232,7 +229,7 @@ def _submit_all(calls: Sequence[HttpStream], requests: Sequence[InferenceRequest
 async def _count_prompts(
     tokenizer: Tokenizer, prompts: Sequence[str], choices: Sequence[TextChoice], special: bool
 ) -> None:
-    """While the model is at work. The choices are the first ones of the prompts."""
+    """Count the prompts' tokens while the model is at work. The choices are the first ones of the prompts."""
     if sum(map(len, prompts)) > PART_CHARACTERS:
         counts = await offload.on_thread(count_prompts, tokenizer, prompts, special)
     else:
@@ -242,7 +239,7 @@ async def _count_prompts(
 
 
 def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], stream: bool) -> list[dict[str, Tensor]]:
-    """The tensors of each choice of each prompt. The choices of a prompt have seeds one above the other."""
+    """Return the tensors of each choice of each prompt. The choices of a prompt have consecutive seeds."""
     inputs = []
     for prompt in prompts:
         for variant in range(text.choices):
@@ -254,7 +251,7 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
 
 
 async def whole_response(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> WholeResponse:
-    """The response to a client that waits for all of it. Raises the first failure."""
+    """Return the response to a client that waits for all of it. Raises the first failure."""
     try:
         wholes = await _collected(generation)
         long = sum(whole.size for whole in wholes) > context.limits.json or generation.counts_long
@@ -271,7 +268,7 @@ def _written(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[
 
 
 async def _collected(generation: TextGeneration) -> list[Whole]:
-    """The choices, one after the other: their calls run at the same time.
+    """Return the choices, one after the other: their calls run at the same time.
 
     What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
     is it.
@@ -290,7 +287,7 @@ async def _collected(generation: TextGeneration) -> list[Whole]:
 
 
 async def streamed_response(generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
-    """The response to a client that reads events. Raises a failure before the first one."""
+    """Return the response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group
     for each in generation.calls:
@@ -313,7 +310,7 @@ class _Events:
         self._failed = False
 
     def of(self, outcome: Outcome, final: bool) -> bytes:
-        """Those that an outcome adds."""
+        """Return the events that an outcome adds."""
         generation, writer, group = self._generation, self._writer, self._group
         if self._failed:
             return b""  # a stream ends with its first failure

@@ -48,7 +48,7 @@ class _Surface:
 
 
 def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
-    """By path."""
+    """Return the handlers by path."""
     surface = _Surface(context, streams, TextModels(context.server, context.limits))
 
     async def chat_completions(request: CompleteRequest) -> WholeResponse | ResponseStream:
@@ -87,13 +87,13 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
 
 def _fields(usual: Mapping[str, str], text: TextRequest) -> Mapping[str, str]:
-    """Field names for `of_engine`. The schemas that `tool_choice` holds a text to are in the tools."""
+    """Return the field names for `of_engine`. The schemas that `tool_choice` holds a text to are in the tools."""
     field = text.structure_field
     return {**usual, STRUCTURE: "tools" if field == "tool_choice" else field}
 
 
 def _begin(surface: _Surface, request: CompleteRequest, text: TextRequest, from_prompt: bool) -> HttpStream:
-    """The call for the model that the request names, or for the only one."""
+    """Return the call for the model that the request names, or for the only one."""
     text.model = text.model or surface.models.only(from_prompt)
     return surface.streams.begin(request.note, request.head.trace_headers, without_owner(text.model), None)
 
@@ -101,7 +101,7 @@ def _begin(surface: _Surface, request: CompleteRequest, text: TextRequest, from_
 async def _converse(
     surface: _Surface, request: CompleteRequest, chat: ChatRequest, size: int, writer_of: Callable[[str], OpenAIWriter]
 ) -> WholeResponse | ResponseStream:
-    """The response to a conversation of `size` bytes, by the writer for its id."""
+    """Return the response to a conversation of `size` bytes, by the writer for its id."""
     text = chat.text
     call = _begin(surface, request, text, False)
     try:
@@ -148,7 +148,7 @@ async def _complete(
 async def _read(
     context: CallContext, request: CompleteRequest, read: Callable[[Mapping[str, Any]], T]
 ) -> tuple[T, int]:
-    """The request, and the size of its body in bytes. A long body is read on a thread."""
+    """Return the request, and the size of its body in bytes. A long body is read on a thread."""
     coding, body = request.head.content_encoding, request.body
     generate.check_encoding(None if coding is None else coding.decode("latin-1"))
     check_json_size(len(body), context.max_json)
@@ -169,7 +169,7 @@ async def _read(
 
 
 def failure_response(context: CallContext, request: CompleteRequest, error: ModserveError, model: str) -> WholeResponse:
-    """A failure of a request for `model`, as OpenAI's clients read it."""
+    """Return a failure of a request for `model`, as OpenAI's clients read it."""
     status, message = failures.spelling(error).http, failures.public_message(error)
     if error.code is not Code.CANCELLED:  # nobody waits for the response
         # Nothing of the conversation, nor of its tools and formats.

@@ -14,7 +14,7 @@ from modserve.text.chat.suggestions import suggested_sampling
 _TOKENIZER = "tokenizer.json"
 """Models for the other calls of texts have it."""
 _STARTED = int(time.time())
-"""Stands for when a model was made, of which nothing is known."""
+"""Creation time for models: the time of a model's making is unknown."""
 
 
 def _model_json(name: str) -> JsonObject:
@@ -22,7 +22,7 @@ def _model_json(name: str) -> JsonObject:
 
 
 async def model_json(server: Server, name: str) -> JsonObject:
-    """One model. If it is READY and generates text, with the sampling parameters that suit it."""
+    """Return one model; if it is READY and generates text, with the sampling parameters that suit it."""
     try:
         servable = server.model(name)
     except ModserveError:
@@ -35,7 +35,7 @@ async def model_json(server: Server, name: str) -> JsonObject:
 
 
 async def list_json(server: Server) -> JsonObject:
-    """The READY models that take text. One that was never in memory may be one: nobody knows its tensors yet."""
+    """Return the READY models that take text. One that was never in memory may be one: its tensors are unknown yet."""
     names, folders = set(), {}
     for servable in server.models():
         name, config = servable.id.name, servable.config
@@ -48,5 +48,5 @@ async def list_json(server: Server) -> JsonObject:
 
 
 def _with_tokenizer(folders: Mapping[str, Path]) -> set[str]:
-    """The names of the models that have a tokenizer in their folder."""
+    """Return the names of the models that have a tokenizer in their folder."""
     return {name for name, folder in folders.items() if (folder / _TOKENIZER).is_file()}

@@ -33,19 +33,19 @@ _BODIES = {
         "Answer a conversation of items with a model that generates text, as OpenAI's API does; nothing is stored.",
     ),
 }
-"""What is sent, what comes back, and the description: compiled functions have no docstrings."""
+"""Request body, response body and description of each call: compiled functions have no docstrings."""
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
-    """The routes."""
+    """Return the routes."""
     server, router = context.server, new_router(TEXT)
 
     async def models() -> Response:
-        """The READY models that take text."""
+        """Return the READY models that take text."""
         return json_response(await list_json(server))
 
     async def model(request: Request, model: str) -> Response:
-        """One model, if it is READY."""
+        """Return one model, if it is READY."""
         try:
             server.model(model)
         except ModserveError as error:

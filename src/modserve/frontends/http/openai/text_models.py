@@ -1,4 +1,4 @@
-"""What is known of the models that generate text, by the load of each."""
+"""Prompts and tokenizers of the models that generate text, kept for each load of a model."""
 
 import asyncio
 import logging
@@ -32,7 +32,8 @@ class TextModels:
         self._tokenizers: WeakKeyDictionary[TextModel, asyncio.Future[Tokenizer | None]] = WeakKeyDictionary()
 
     def only(self, from_prompt: bool) -> str:
-        """The only model that generates text, for a request that names none; `from_prompt`, not only from messages.
+        """Return the only model that generates text, for a request that names none; `from_prompt`, not only from
+        messages.
 
         Raises INVALID_ARG or NOT_FOUND.
         """
@@ -44,7 +45,7 @@ class TextModels:
         raise RequestFieldError(f"'model' is missing; models that generate text are: {shown_names(names)}", "model")
 
     async def of(self, servable: Servable) -> TextModel:
-        """Raises INVALID_ARG for a model that does not generate text, and why it cannot be loaded."""
+        """Return the model that generates text. Raises INVALID_ARG for any other, and why it cannot be loaded."""
         model = self._models.get(servable)
         if model is None or model.config is not servable.config:
             await describe(servable)
@@ -52,7 +53,7 @@ class TextModels:
         return model
 
     async def tokenizer(self, model: TextModel, request: TextRequest, tenant: Tenant | None) -> Tokenizer | None:
-        """What counts tokens, for the response or the tenant of a request; None if the model does, or nobody can."""
+        """Return a tokenizer to count tokens, for a response or a tenant; None if the model does, or there is none."""
         if model.contract.counts or not (request.reports_usage or tenant is not None):
             return None
         reading = self._tokenizers.get(model)
@@ -61,7 +62,7 @@ class TextModels:
         return reading.result() if reading.done() else await asyncio.shield(reading)  # others wait for the same
 
     async def prompt(self, model: TextModel, chat: ChatRequest, size: int) -> str:
-        """The text for a conversation of `size` bytes. Raises what is wrong with it, or with the chat template."""
+        """Return the text for a conversation of `size` bytes. Raises what is wrong with it or the chat template."""
         if not model.complete:
             await offload.on_thread(model.read_template)
         template = model.template

@@ -79,7 +79,7 @@ class _App(FastAPI):
     authority: "Authority | None" = None
 
     def openapi(self) -> dict[str, Any]:
-        """FastAPI's document, without what it takes this server for."""
+        """Return FastAPI's document, without what it takes this server for."""
         if self.openapi_schema is None:
             from . import document
 
@@ -91,7 +91,7 @@ class _App(FastAPI):
 
 
 def _secure(document: dict[str, Any], authority: "Authority | None") -> dict[str, Any]:
-    """The document, with what callers of an authority need."""
+    """Return the document with the needs of an authority's callers."""
     if authority is not None:
         from .document import add_security
 
@@ -106,10 +106,10 @@ def create_app(
     authority: "Authority | None" = None,
     without_admin: bool = False,
 ) -> FastAPI:
-    """The application over `server`. Its ``state.streams`` are the `Streams` that are open.
+    """Return the application over `server`. Its ``state.streams`` are the `Streams` that are open.
 
-    `direct` are the calls that its port serves without the application; it has others if there is no port.
-    The documents tell of the keys of an `authority`; it does not ask for them. `without_admin`: another port serves the
+    `direct` are the calls that its port serves without the application; it has others if there is no port. The
+    documents tell of the keys of an `authority`; it does not ask for them. `without_admin`: another port serves the
     calls of operators, and the application has no such paths.
     """
     direct = DirectCalls(CallContext(server, options)) if direct is None else direct
@@ -156,7 +156,7 @@ def create_app(
 
 
 def _later_routes(app: FastAPI, direct: DirectCalls, without_admin: bool) -> list[BaseRoute]:
-    """The routes of modules that are imported at their first use: most servers run none of their lines."""
+    """Return the routes of modules imported at their first use: most servers run none of their lines."""
     context = direct.context
     server, options = context.server, context.options
 
@@ -198,32 +198,32 @@ def _metadata(server: Server) -> APIRouter:
 
     @router.get("/v2", tags=[METADATA], responses=responses_of("ServerMetadata"))
     async def server_metadata() -> Response:
-        """The server's name, version and protocol extensions."""
+        """Return the server's name, version and protocol extensions."""
         return json_response(metadata.server_json(server.name, server.version, server.extensions))
 
     @router.get("/version", tags=[METADATA], responses=responses_of("ServerVersion"))
     async def server_version() -> Response:
-        """The server's version, as vLLM tells its own."""
+        """Return the server's version, in vLLM's form."""
         return json_response({"version": server.version})
 
     @router.get("/v2/models", tags=[METADATA], responses=responses_of("ModelList"))
     async def models() -> Response:
-        """The names of all models, whatever their state."""
+        """Return the names of all models, in any state."""
         return json_response({"models": server.model_names()})
 
     @router.get("/v2/models/stats", tags=[STATISTICS], responses=responses_of("object"))
     async def all_statistics() -> Response:
-        """The statistics of all ready model versions."""
+        """Return the statistics of all ready model versions."""
         return json_response(statistics.json(await server.statistics()))
 
     @router.get("/v2/memory", tags=[STATISTICS], responses=responses_of("ModelMemory", 503))
     async def model_memory() -> Response:
-        """Which models are in memory, how large each is, and what they may hold together."""
+        """Return the models in memory, the size of each, and what they may hold together."""
         return json_response(memory.json(server.model_memory(), server.models()))
 
     @router.get(METRICS_PAGE, tags=[STATISTICS], responses={200: PLAIN_TEXT, **errors_of(404)})
     async def metrics() -> Response:
-        """The metrics of the server and its models, for Prometheus."""
+        """Return the metrics of the server and its models, for Prometheus."""
         # The port responds by itself where it has the page.
         raise HTTPException(404, "Not Found: this server has no metrics here (--allow-metrics)")
 
@@ -234,13 +234,13 @@ def _models(server: Server, authority: "Authority | None") -> APIRouter:
     router = new_router()
 
     async def model_metadata(model: str, version: int | None = None) -> Response:
-        """A model's versions, platform, inputs and outputs."""
+        """Return a model's versions, platform, inputs and outputs."""
         servables = server.models(model, version)
         await describe(servables[-1])
         return json_response(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
 
     async def model_ready(model: str, version: int | None = None) -> Response:
-        """Does this model (version) take requests?"""
+        """Report whether this model (version) takes requests."""
         trouble = await server.model_trouble(model, version)
         if trouble is None:
             return json_response({"name": model, "ready": True})
@@ -248,27 +248,27 @@ def _models(server: Server, authority: "Authority | None") -> APIRouter:
         return _exiting(server) or json_response({"error": f"Model version not ready{why}"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
-        """The model's configuration, completed and normalised."""
+        """Return the model's configuration, completed and normalised."""
         servable = server.model(model, version)
         await describe(servable)
         return json_response(metadata.config_json(servable))
 
     async def model_engine(model: str, version: int | None = None) -> Response:
-        """The engine that runs the model, its version and settings, and of backend `auto` why it was chosen."""
+        """Return the engine that runs the model, its version and settings, and of backend `auto` why it was chosen."""
         servable = server.model(model, version)
         await describe(servable)
         return json_response(metadata.engine_json(servable))
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
-        """Cumulative counts and durations since the model was loaded."""
+        """Return cumulative counts and durations since the model was loaded."""
         return json_response(statistics.json(await server.statistics(model, version)))
 
     async def model_batches(model: str, version: int | None = None) -> Response:
-        """The batches executed last, and why each did not grow any more."""
+        """Return the batches executed last, and why each did not grow any more."""
         return json_response(statistics.batches_json(server.model(model, version)))
 
     async def model_openapi(model: str, version: int | None = None) -> Response:
-        """OpenAPI of the model's inference calls, with its tensors as schemas. Client generators read it."""
+        """Return the OpenAPI of the model's inference calls, with its tensors as schemas, for client generators."""
         from . import docs
 
         return json_response(_secure(await docs.model_openapi(server, model, version), authority))
@@ -364,6 +364,6 @@ def _error_response(request: Request, error: ModserveError) -> Response:
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
-    """The error goes on from here, and who runs the application logs it."""
+    """Answer an unforeseen error. It goes on from here, and whoever runs the application logs it."""
     body = error_forms.encode_message(request.scope["path"], "Internal Server Error", 500)
     return Response(body, 500, media_type=MIME_JSON)

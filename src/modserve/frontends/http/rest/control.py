@@ -28,11 +28,11 @@ def _post(
 
 
 def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIRouter:
-    """With Triton's paths, of which those with a repository's name serve the index only."""
+    """Return the routes with Triton's paths; those with a repository's name serve the index only."""
     router = new_router(REPOSITORY)
 
     async def index(request: Request) -> Response:
-        """Every model version with its state; `ready` asks for those that are READY only."""
+        """Return every model version with its state; `ready` asks for those that are READY only."""
         only_ready = repository.only_ready(await read_body(request, max_json))
         return json_response(repository.index_json(await server.repository_index(only_ready)))
 
@@ -65,11 +65,11 @@ def repository_router(server: Server, max_json: int, limits: LoopLimits) -> APIR
 
 
 def logging_router(server: Server, max_json: int) -> APIRouter:
-    """The settings of the log."""
+    """Return the routes for the settings of the log."""
     router = new_router(LOGGING)
 
     async def log_settings() -> Response:
-        """What is logged, and how."""
+        """Return the settings of the log."""
         return json_response(logging_settings.json(server.logs.settings))
 
     async def change_log_settings(request: Request) -> Response:
@@ -84,11 +84,11 @@ def logging_router(server: Server, max_json: int) -> APIRouter:
 
 
 def trace_router(server: Server, max_json: int) -> APIRouter:
-    """The settings of traces: those of one model, or of all models that have none of their own."""
+    """Return the routes for the settings of traces: those of one model, or of all models without their own."""
     router = new_router(TRACE)
 
     async def settings(model: str = "") -> Response:
-        """Which requests are traced, and what of them: those of a model, or of all without their own."""
+        """Return the trace settings of a model, or those of all models without their own."""
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:
@@ -105,7 +105,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
 
 
 def shared_memory_router(server: Server, max_json: int) -> APIRouter:
-    """A call without a region's name is about all regions; there is none to register without."""
+    """Return the routes for shared memory. A call without a region's name is about all regions, except to register."""
     router = new_router(SHARED_MEMORY)
 
     async def register_system(request: Request, region: str = "") -> Response:
@@ -144,11 +144,11 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
 
 
 def routing_router(server: Server, max_json: int) -> APIRouter:
-    """The routing between the versions of a model: an extension of ours."""
+    """Return the routes for the routing between the versions of a model: an extension of ours."""
     router = new_router(ROUTING)
 
     async def routing(model: str) -> Response:
-        """How requests that name no version are divided between the model's versions, and what came of it."""
+        """Return how requests without a version are divided between the model's versions, and the results."""
         return json_response(await server.routing(model))
 
     async def change(request: Request, model: str) -> Response:
@@ -166,7 +166,7 @@ def routing_router(server: Server, max_json: int) -> APIRouter:
             return json_response({"model": model, "source": "", "routing": {}, "routes": []})
 
     async def delete(model: str) -> Response:
-        """Go back to the routing of the model's configuration, if it has one."""
+        """Return to the routing of the model's configuration, if it has one."""
         await server.set_routing(model, None)
         return json_response({})
 

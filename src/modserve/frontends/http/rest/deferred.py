@@ -1,4 +1,4 @@
-"""Routes that are made at their first request, and those of modules that are imported then.
+"""Routes that are made at their first request, also in modules that are imported then.
 
 FastAPI looks through the parameters of a handler when a route is added: half a millisecond and 30 kB each, of which
 most servers need few. Only the path is compiled before that. The first route with parameters takes 15 ms and 1.5 MB
@@ -21,7 +21,7 @@ _ROUTE = "modserve.route"
 
 
 class DeferredRoutes(BaseRoute):
-    """Stands for the routes that `make` returns, at the same place in the order of routes: those of some paths."""
+    """Stand-in for the routes of some paths that `make` returns, at the same place in the order of routes."""
 
     def __init__(self, paths: re.Pattern[str], make: Callable[[], Sequence[BaseRoute]], template: str = "") -> None:
         """`template` is that of the only path, in which a name in braces stands for any one part."""
@@ -35,7 +35,7 @@ class DeferredRoutes(BaseRoute):
         return self._make()
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """What the routes themselves say of a path that looks like one of theirs."""
+        """Match a path as the routes themselves do; they are made only for a path that looks like one of theirs."""
         best: tuple[Match, Scope] = Match.NONE, {}
         if self.paths.match(scope["path"]) is None:
             return best
@@ -62,7 +62,7 @@ class DeferringRouter(APIRouter):
         self._options = options
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """As FastAPI's, which `router.get` and its like end in."""
+        """Add a route as FastAPI does, for `router.get` and its like, which end in this call."""
 
         def make() -> Sequence[BaseRoute]:
             router = APIRouter(**self._options)
@@ -74,5 +74,5 @@ class DeferringRouter(APIRouter):
 
 
 def made(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
-    """All routes as FastAPI knows them, which describes no others."""
+    """Return all routes in the form FastAPI knows; it describes no others."""
     return [route for each in routes for route in (made(each.made) if isinstance(each, DeferredRoutes) else [each])]

@@ -28,14 +28,14 @@ def _page() -> PageResponse:
 
 
 async def model_openapi(server: Server, model: str, version: int | None) -> dict[str, Any]:
-    """The OpenAPI document of a model's inference calls. Raises what `Server.model` raises."""
+    """Return the OpenAPI document of a model's inference calls. Raises what `Server.model` raises."""
     config = await _config(server, model, version)
     path = f"/v2/models/{quote(model, safe='')}" + ("" if version is None else f"/versions/{version}")
     return model_document(config, _models(server), path, server.version)
 
 
 def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
-    """The page, and what it asks for that no client of the protocol does. Not in the OpenAPI document.
+    """Return the page, and its calls that no client of the protocol makes. Not in the OpenAPI document.
 
     `describe` gives that document, always the same.
     """
@@ -45,7 +45,7 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     @router.get("/openapi.json")
     async def document() -> Response:
-        """The OpenAPI document, made for the first request: that takes 50 ms, for which no other request waits."""
+        """Return the OpenAPI document, made at the first request: that takes 50 ms and blocks no other request."""
         async with making:
             if not documents:
                 documents.append(await on_thread(lambda: bytes(json_response(describe()).body)))
@@ -53,18 +53,18 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     @router.get("/docs")
     async def page() -> Response:
-        """The API explorer."""
+        """Return the API explorer."""
         body, headers = _page()
         return Response(body, headers=headers, media_type="text/html")
 
     @router.get("/docs/examples/{model}")
     async def model_examples(model: str) -> Response:
-        """Bodies of calls that this model answers, by call."""
+        """Return bodies of calls that this model answers, by call."""
         return json_response(examples.bodies(await _config(server, model), _models(server)))
 
     @router.get("/docs/snippets/{model}")
     async def model_snippets(model: str) -> Response:
-        """Programs that call this model, by client."""
+        """Return programs that call this model, by client."""
         return json_response(snippets.snippets(await _config(server, model), _models(server)))
 
     return router

@@ -86,7 +86,7 @@ _VALIDATION = "422"
 """FastAPI's own status for parameters that it refuses; here a path with such parameters is none."""
 
 _HIGHEST = 2**63 - 1
-"""Of the numbers of versions."""
+"""Highest number of a version."""
 
 _BODIES: Mapping[str, object] = {
     "/v2/repository/index": {"ready": True},
@@ -119,7 +119,7 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def _parameter(name: str) -> dict[str, Any]:
-    """A part of a path. There are no other parameters: queries are ignored."""
+    """Describe a part of a path. There are no other parameters: queries are ignored."""
     schema = (
         {"type": "integer", "minimum": 1, "maximum": _HIGHEST}
         if name == "version"
@@ -134,7 +134,7 @@ def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _name(method: str, path: str, methods: Mapping[str, object]) -> str:
-    """The words of the path: ``/v2/models/{model}/versions/{version}/infer`` is ``model_version_infer``."""
+    """Join the words of the path: ``/v2/models/{model}/versions/{version}/infer`` is ``model_version_infer``."""
     if path in _NAMES:
         return _NAMES[path][method]
     words = path.removeprefix("/v2").replace("repository/{repository}", "any_repository")

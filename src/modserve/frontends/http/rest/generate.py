@@ -52,7 +52,7 @@ _ROUTES: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def router(handlers: Mapping[str, Handler], context: CallContext) -> APIRouter:
-    """The routes of all these calls."""
+    """Return the routes of all these calls."""
     router = new_router(INFERENCE)
     for template, call in handlers.items():
         name = template.rpartition("/")[2]

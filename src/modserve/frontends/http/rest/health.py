@@ -1,6 +1,6 @@
 """Health of the server, at the paths of KServe and of other servers' probes; and ``/``.
 
-Calls about the server's process. Whoever may stop or look into the process may make them, and nobody else.
+Calls about the server's process. Only callers that may stop or look into the process may make them.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ def router(server: Server) -> APIRouter:
 
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
-        """Is the process up and responding? True from the moment the ports open."""
+        """Report whether the process is up and responding. True from the moment the ports open."""
         return reported(await probes.live(server))
 
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
-        """May inference be sent? When not, `reasons` tells which models are in the way and why."""
+        """Report whether inference may be sent. When not, `reasons` tells which models are in the way and why."""
         return reported(await probes.ready(server))
 
     @router.get("/health", responses={**responses_of("Ready"), 503: response_of("Ready", "Not ready")})
     async def health() -> Response:
-        """The same for probes and tools of other servers: 503 when inference may not be sent."""
+        """Report readiness for probes and tools of other servers: 503 when inference may not be sent."""
         return reported(await probes.health(server))
 
     return router
@@ -54,7 +54,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
 
     @router.get("/", tags=[document.V1], responses=responses_of("Alive", 503))
     async def alive(request: Request) -> Response:
-        """KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
+        """Report KServe's liveness; browsers, which ask for HTML, get the console, if the server has one."""
         if server.phase is Phase.STOPPING:
             return json_response({"error": "Server exiting"}, 503)
         if options.console and "text/html" in request.headers.get("accept", ""):
@@ -69,7 +69,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
         "/", tags=[document.TEXT], responses={200: response_of("[any]"), **errors}, openapi_extra=body_of("object")
     )
     async def text(request: Request) -> Response:
-        """What the only text model is for: embed, classify or rerank texts, as TEI does at this path."""
+        """Do the task of the only text model: embed, classify or rerank texts, as TEI does at this path."""
         return await endpoint(direct.of(TEXT)["/"], options)(request)
 
     return router
@@ -81,7 +81,7 @@ def reported(report: probes.Report) -> Response:
 
 
 def process_router(server: Server, options: HttpSettings, authority: "Authority | None") -> APIRouter:
-    """Extensions of ours."""
+    """Return the routes about the process: extensions of ours."""
     router = new_router()
 
     def check_local(request: Request, path: str, purpose: str) -> None:
@@ -105,7 +105,7 @@ def process_router(server: Server, options: HttpSettings, authority: "Authority 
 
     @router.get(STACKS, tags=[LOGGING], responses=responses_of("object", 403))
     async def all_stacks(request: Request) -> Response:
-        """The stack of each thread of the server, to find out what hangs."""
+        """Return the stack of each thread of the server, to find out what hangs."""
         check_local(request, STACKS, f"see its stacks: GET {STACKS}")
         thread = ThreadPoolExecutor(1, "stacks")  # of its own: all others may hang in reads
         try:

@@ -22,7 +22,7 @@ _HEADER: Final = request_ids.HEADER.encode()
 
 
 def note_of(request: Request) -> Note:
-    """The note of a request that `Identified`, or `logged_app`, serves."""
+    """Return the note of a request that `Identified`, or `logged_app`, serves."""
     note: Note | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
 
@@ -59,7 +59,7 @@ class Identified:
 
 
 def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
-    """The application with a line in the access log for each request."""
+    """Return the application with a line in the access log for each request."""
 
     async def logged(scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -57,12 +57,12 @@ register_url_convertor("owned", _OwnedConvertor())
 
 
 def new_router(*tags: str, **options: Any) -> APIRouter:
-    """A router for routes that the application takes as they are: `include_router` would build each a second time."""
+    """Return a router for routes that the application takes as they are: `include_router` would build each twice."""
     return DeferringRouter(tags=list(tags), dependencies=[Depends(with_slashes)], **options)
 
 
 class DirectRoute(APIRoute):
-    """Of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
+    """Route of a handler that reads its request itself, and has no parameters that FastAPI would look for each time."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
@@ -72,7 +72,7 @@ class DirectRoute(APIRoute):
 def add_model_route(
     router: APIRouter, server: Server, suffix: str, handler: Callable[..., Any], **options: Any
 ) -> None:
-    """A call about a model: once for its latest version, and once for each, by its number or its label."""
+    """Add a call about a model: once for its latest version, and once for each, by its number or its label."""
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
         router.add_api_route(path + suffix, handler, **options)
     labelled = {**options, "include_in_schema": False, "route_class_override": route_of_labels(server)}
@@ -80,7 +80,7 @@ def add_model_route(
 
 
 def route_of_labels(server: Server) -> type[APIRoute]:
-    """Of the models that have labels: for others, a version that is no number is no path."""
+    """Return the route class for models with labels: for others, a version that is no number is no path."""
 
     class LabelRoute(APIRoute):
         def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -97,11 +97,11 @@ def route_of_labels(server: Server) -> type[APIRoute]:
 
 
 QUERY: Final = "modserve.query"
-"""Where the scope has the query of the path."""
+"""Key of the path's query in the scope."""
 
 
 async def read_body(request: Request, max_json: int) -> bytes:
-    """The whole body. Raises INVALID_ARG for one longer than `max_json` bytes."""
+    """Return the whole body. Raises INVALID_ARG for one longer than `max_json` bytes."""
     body = await request.body()
     check_json_size(len(body), max_json)
     return body
@@ -112,7 +112,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
-    """The request's headers that become parameters of an inference request."""
+    """Return the request's headers that become parameters of an inference request."""
     if options.header_pattern is None:
         return ()
     extensions = request.scope.get("extensions") or {}
@@ -120,12 +120,12 @@ def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
 
 
 def deadline_ns(request: Request, now_ns: int) -> int:
-    """When the client of `request` gives up by what its headers say; 0 for never. Raises INVALID_ARG."""
+    """Return the deadline of the client of `request`, by its headers; 0 for none. Raises INVALID_ARG."""
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
 
 
 def infer_head(request: Request, options: HttpSettings, response_encoding: str | None = None) -> RequestHead:
-    """What the headers of an inference request say of its body and its response."""
+    """Return the head of an inference request: what its headers say of its body and its response."""
     headers = request.headers
     scope = request.scope
     return RequestHead(
@@ -142,5 +142,5 @@ def infer_head(request: Request, options: HttpSettings, response_encoding: str |
 
 
 def _raw(value: str | None) -> bytes | None:
-    """A header as it was sent."""
+    """Return a header as it was sent."""
     return None if value is None else value.encode("latin-1")

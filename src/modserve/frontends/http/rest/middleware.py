@@ -26,7 +26,7 @@ _PARAMETER = re.compile(r"\(\?P<.*?\)")
 
 
 def near_path(path: str, routes: Sequence[BaseRoute]) -> str:
-    """A path of the routes that differs from `path` in one word, in its case, or in slashes; empty if there is none."""
+    """Return a known path that differs from `path` in one word, in its case, or in slashes; empty if there is none."""
     if len(path) > _LONGEST or path.count("/") > _MOST_SEGMENTS:
         return ""
     patterns = [route.paths for route in routes if isinstance(route, DeferredRoutes)]
@@ -42,13 +42,13 @@ def _has(pattern: re.Pattern[str], path: str, place: int) -> bool:
 
 
 def _words(patterns: Iterable[re.Pattern[str]]) -> list[str]:
-    """The words of paths that are no parameters."""
+    """Return the words of paths that are no parameters."""
     segments = (_PARAMETER.sub("", each.pattern).strip("^$").split("/") for each in patterns)
     return sorted({word for words in segments for word in words if re.fullmatch(r"\w+", word)})
 
 
 def _variants(path: str, words: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Other spellings, the most likely ones first, with the place of the word that is another; 0 if none is."""
+    """Yield other spellings, the most likely ones first, with the place of the other word; 0 if none differs."""
     stripped = f"/{path.strip('/')}"
     for whole in dict.fromkeys((stripped, f"/v2{stripped}")):
         yield whole, 0
@@ -61,11 +61,11 @@ def _variants(path: str, words: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST", "DELETE")
-"""All that the application's paths have, but for HEAD and OPTIONS."""
+"""Methods of the application's paths, besides HEAD and OPTIONS."""
 
 
 async def with_slashes(request: Request) -> None:
-    """A dependency that gives path parameters their slashes back before the handler sees them."""
+    """Give path parameters their slashes back before the handler sees them: a dependency."""
     if SLASH in request.scope["path"]:
         request.scope["path_params"] = {
             name: value.replace(SLASH, "/") if isinstance(value, str) else value
@@ -74,7 +74,7 @@ async def with_slashes(request: Request) -> None:
 
 
 def allowed(scope: Any) -> list[str]:
-    """The methods of the path that `scope` asks for; none if there is no such path."""
+    """Return the methods of the path that `scope` asks for; none if there is no such path."""
     routes: Iterable[BaseRoute] = scope["app"].routes
     methods = [
         method
@@ -118,7 +118,7 @@ def _without_body(send: Send) -> Send:
 
 
 def path_category(method: str, path: str, hidden: Collection[str] = ()) -> str | None:
-    """The category of a call to a decoded path; None for one that belongs to no call, or a `hidden` template."""
+    """Return the category of a call to a decoded path; None for one that belongs to no call, or a `hidden` template."""
     template, _ = template_of(method, path)
     return None if template in hidden else METHOD_CATEGORY.get((method, template)) or PATH_CATEGORY.get(template)
 

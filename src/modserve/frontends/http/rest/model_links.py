@@ -21,21 +21,21 @@ _TOKEN = re.compile(rb"#[^\n]*|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[{}<>\[\]]
 
 
 class LinkedModel(NamedTuple):
-    """`url` is where it lies; `models`: what was linked for it, itself first, then what an ensemble is made of."""
+    """A linked model: `url` is its location; `models` were linked for it, itself first, then an ensemble's models."""
 
     url: str
     models: list[str]
 
 
 class ModelLinks:
-    """Those in the repository `root`. All its methods block, and may be called from several processes."""
+    """Links to models in the repository `root`. All methods block, and may be called from several processes."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._records = root / _RECORDS
 
     def urls(self) -> Mapping[str, str]:
-        """Where the models lie, by their names."""
+        """Return the locations of the models, by their names."""
         return {name: record.url for name, record in self._all().items()}
 
     def add(self, name: str, url: str) -> None:
@@ -81,7 +81,7 @@ def _checked(url: str) -> Path:
 
 
 def _folders(name: str, path: Path) -> dict[str, Path]:
-    """The folders of models by their names, the model `name` first. Raises INVALID_ARG."""
+    """Return the folders of models by their names, the model `name` first. Raises INVALID_ARG."""
     below = sorted(each for each in path.iterdir() if each.is_dir() and may_be_model(each.name))
     if (path / CONFIG_FILE).is_file() or any(parse_directory(each.name) is not None for each in below):
         return {name: path}
@@ -111,7 +111,7 @@ def _link(model: Path, folder: Path) -> None:
 
 
 def without_name(config: bytes) -> bytes:
-    """A configuration that leaves the model's name out: it is that of the folder."""
+    """Return a configuration that leaves the model's name out: it is that of the folder."""
     parts: list[bytes] = []
     end = 0
     for start, stop in _names(config):
@@ -121,7 +121,7 @@ def without_name(config: bytes) -> bytes:
 
 
 def _names(config: bytes) -> Iterator[tuple[int, int]]:
-    """Where fields `name` of the model itself stand."""
+    """Yield the positions of the fields `name` of the model itself."""
     tokens = [match for match in _TOKEN.finditer(config) if not match[0].startswith(b"#")]
     depth = 0
     for index, token in enumerate(tokens):

@@ -20,7 +20,7 @@ from modserve.protocol.http.v1_predict_request import Prediction
 async def respond(
     context: CallContext, servable: Servable, version: int | None, request: CompleteRequest, now_ns: int
 ) -> WholeResponse:
-    """The response to a prediction that came at `now_ns`, of a model version that is borrowed."""
+    """Return the response to a prediction that came at `now_ns`, of a model version that is borrowed."""
     coding, limits, max_json = request.head.content_encoding, context.limits, context.max_json
     content = request.body if coding is None else offload.inflated(coding, request.body, max_json, limits)
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())

@@ -32,7 +32,7 @@ _BUSY = (LifecycleState.READY, LifecycleState.LOADING, LifecycleState.UNLOADING)
 
 
 def routers(server: Server, options: HttpSettings) -> list[APIRouter]:
-    """One, where SageMaker loads models; none elsewhere."""
+    """Return a router where SageMaker loads models; none elsewhere."""
     routes = options.routes
     return [_router(server, routes.registry, options.max_json)] if routes is not None and routes.registry else []
 
@@ -42,12 +42,12 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     links = ModelLinks(Path(registry))
 
     async def models() -> Response:
-        """The models that are loaded."""
+        """Return the models that are loaded."""
         urls = await on_thread(links.urls)
         return json_response({"models": [_shown(name, url) for name, url in urls.items() if _in_use(server, name)]})
 
     async def model(model: str) -> Response:
-        """One of them."""
+        """Return a loaded model."""
         return json_response(_shown(model, await _url(links, server, model)))
 
     async def load(request: Request) -> Response:
@@ -106,7 +106,7 @@ def _in_use(server: Server, name: str) -> bool:
 
 
 async def _url(links: ModelLinks, server: Server, name: str) -> str:
-    """Where a loaded model lies. Raises NOT_FOUND."""
+    """Return the location of a loaded model. Raises NOT_FOUND."""
     url = (await on_thread(links.urls)).get(name)
     if url is None or not _in_use(server, name):
         raise not_found(f"model '{name}' is not loaded")

@@ -184,7 +184,7 @@ _BODIES: dict[str, tuple[str, str]] = {
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """The JSON schema of a type in the notation above."""
+    """Return the JSON schema of a type in the notation above."""
     if name.startswith("["):
         return {"type": "array", "items": _schema(name[1:-1])}
     if name[0].isupper():
@@ -212,7 +212,7 @@ for _settings in ("LogSettings", "TraceSettings"):  # of which a request has tho
 
 
 def response_of(name: str, description: str = "Successful Response") -> dict[str, Any]:
-    """The documentation of a response: a body of the table, ``object`` for any, in brackets an array."""
+    """Document a response: a body of the table, ``object`` for any, in brackets an array."""
     return {"description": description, "content": {MIME_JSON: {"schema": _schema(name)}}}
 
 
@@ -234,22 +234,22 @@ FAILURES = (400, 404, 429, 500, 503)
 
 
 def errors_of(*statuses: int, body: str = "ErrorAnswer") -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call's failures, all with the same body of the table."""
+    """Document a call's failures, all with the same body of the table."""
     return {status: response_of(body, _ERRORS[status]) for status in statuses}
 
 
 def responses_of(name: str, *errors: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call's responses: status 200 as for `response_of`, and `errors` by status."""
+    """Document a call's responses: status 200 as for `response_of`, and `errors` by status."""
     return {200: response_of(name), **errors_of(*errors)}
 
 
 def body_of(name: str, required: bool = True) -> dict[str, Any]:
-    """The documentation of a body which the call reads by itself."""
+    """Document a body which the call reads by itself."""
     return {"requestBody": {"required": required, "content": {MIME_JSON: {"schema": _schema(name)}}}}
 
 
 def empty_of(*errors: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call whose response has no body, and its failures."""
+    """Document a call whose response has no body, and its failures."""
     return {200: {"description": "Successful Response"}, **errors_of(*errors)}
 
 

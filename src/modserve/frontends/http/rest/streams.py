@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the outcome of `work`, which is cancelled when the client of `request`, whose body was read, goes away.
+    """Return the outcome of `work`, which is cancelled when the client of `request`, whose body was read, disconnects.
 
-    Raises CANCELLED then, which nobody reads.
+    Raises CANCELLED then, which has no reader.
     """
     outcome = await _outcome_unless_disconnected(request, work)
     if not isinstance(outcome, _Failure):
@@ -52,7 +52,7 @@ async def _outcome_unless_disconnected(request: Request, work: Coroutine[Any, An
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | _Failure:
-    """Errors as values, since a group would wrap them."""
+    """Return the outcome with errors as values, since a group would wrap them."""
     try:
         return await work
     except Exception as error:
@@ -101,7 +101,7 @@ class StreamedResponse(StreamingResponse):
 
 
 def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of a route: it reads its request itself, and cancels `call` if the client goes away."""
+    """Return the handler of a route: it reads its request itself, and cancels `call` if the client disconnects."""
 
     async def handle(request: Request) -> Response:
         complete = await complete_request(request, options)
@@ -111,7 +111,7 @@ def endpoint(call: Handler, options: HttpSettings) -> Callable[[Request], Awaita
 
 
 def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, str, int | None], Awaitable[Response]]:
-    """The same of a path that names a model."""
+    """Return the handler of a route whose path names a model, otherwise like `endpoint`."""
 
     async def handle(request: Request, model: str, version: int | None = None) -> Response:
         complete = await complete_request(request, options)
@@ -122,7 +122,7 @@ def model_endpoint(call: Handler, options: HttpSettings) -> Callable[[Request, s
 
 
 async def complete_request(request: Request, options: HttpSettings) -> CompleteRequest:
-    """The request, when all of it has come."""
+    """Return the request, when all of it has come."""
     encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
     return CompleteRequest(infer_head(request, options, encoding), await request.body(), note_of(request))
 

@@ -47,7 +47,7 @@ _CALLS = (":predict", ":classify", ":regress", ":explain")
 
 
 def router(context: CallContext) -> APIRouter:
-    """The routes of both dialects."""
+    """Return the routes of both dialects."""
     router = new_router(V1)
     _add_inference(router, context)
     _add_models(router, context.server)
@@ -71,7 +71,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             handle.release()
 
     async def predict_labelled(request: Request, model: str, label: str) -> Response:
-        """The same, by the version that has a label in the model's routing."""
+        """Run an inference by the version with this label in the model's routing."""
         return await predict(request, model, _labelled(server, model, label))
 
     def refusal(method: str) -> Callable[..., Awaitable[Response]]:
@@ -99,29 +99,29 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
 
 def _add_models(router: APIRouter, server: Server) -> None:
     async def models() -> Response:
-        """The names of all models, whatever their state; for OpenAI's clients, `data` has those that take text."""
+        """Return the names of all models, in any state; for OpenAI's clients, `data` has the models that take text."""
         return json_response({"models": server.model_names(), **(await openai_models.list_json(server))})
 
     async def model_status(model: str) -> Response:
-        """Is this model ready, and what are its versions' states? The body is the same when the status is 503."""
+        """Report whether this model is ready, and its versions' states. The body is the same when the status is 503."""
         entries = _entries(server, model)
         ready = await server.check_model_ready(model, None)
         status = v1_models.model_json(model, ready, entries)
         return json_response(status | await openai_models.model_json(server, model), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:
-        """The state of one version, whatever it is."""
+        """Return the state of one version, which need not be READY."""
         entries = [entry for entry in _entries(server, model) if entry.version == version]
         if not entries:
             raise v1_models.unknown_version(model, version)
         return json_response(v1_models.status_json(entries))
 
     async def label_status(model: str, label: str) -> Response:
-        """The state of the version that has a label in the model's routing."""
+        """Return the state of the version that has a label in the model's routing."""
         return await version_status(model, _labelled(server, model, label))
 
     async def model_metadata(model: str, version: int | None = None, label: str = "") -> Response:
-        """The model's inputs and outputs as a TensorFlow signature."""
+        """Return the model's inputs and outputs as a TensorFlow signature."""
         version = _labelled(server, model, label) if label else version
         try:
             servable = server.model(model, version)
@@ -148,9 +148,9 @@ def _add_models(router: APIRouter, server: Server) -> None:
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:
-    """Of a name that ends like a call, such as ``simple:predict``, only if there is a model of that whole name.
+    """Return a route class that takes a name such as ``simple:predict`` only if a model has that whole name.
 
-    Without one, the path is that call's, with its methods.
+    Otherwise the path is that call's, with its methods.
     """
 
     class ModelRoute(APIRoute):
@@ -166,12 +166,12 @@ def _route_of_models(server: Server) -> type[APIRoute]:
 
 
 def _labelled(server: Server, model: str, label: str) -> int:
-    """The version with a label of the model's routing. Raises NOT_FOUND."""
+    """Return the version with a label of the model's routing. Raises NOT_FOUND."""
     return server.routings.labelled(model, label, v1_models.unknown_label(label))
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:
-    """What the index says of a model. Raises NOT_FOUND for one that is not listed."""
+    """Return the index entries of a model. Raises NOT_FOUND for one that is not listed."""
     if model not in server.model_names():
         raise v1_models.unknown(model)
     return [entry for entry in server.index() if entry.name == model]

@@ -1,4 +1,4 @@
-"""One call of texts: its body, its model, the tokens of its texts, and the inferences that these take."""
+"""Calls of texts: the body, its model, the tokens of its texts, and their inferences."""
 
 import asyncio
 import time
@@ -31,17 +31,17 @@ from .models import TextHandle, TextVersions
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS: Final = 2048
-"""Of texts that are tokenized on the event loop: half a millisecond, as `LoopLimits` has it for other work."""
+"""Characters of texts that are tokenized on the event loop: half a millisecond, as for other work in `LoopLimits`."""
 _TOKEN_BYTES: Final = 8
-"""For each character of the texts, at most one token of that many bytes."""
+"""Bytes of a token; each character of the texts becomes at most one."""
 PLACED_TOKEN_BYTES: Final = 200
-"""The same of a token with its place in the text."""
+"""Bytes of a token with its place in the text."""
 _NUMBER_BYTES: Final = 20
-"""For each number of a result: four bytes, and its digits."""
+"""Bytes of each number of a result: its four bytes and its digits."""
 
 
 class TextOptions:
-    """How the texts of one call are read. None: as the model's files say."""
+    """Options for reading the texts of one call. None: as the model's files say."""
 
     __slots__ = ("keep_end", "prompt_name", "truncate")
 
@@ -72,11 +72,11 @@ class TextCall:
         self.memory = memory
         self.now_ns = now_ns
         self.cost = ""
-        """As `Parts` has it."""
+        """Cost of the inferences, as in `Parts`."""
         self._handles: list[TextHandle] = []
 
     async def model(self, tasks: Collection[TextTask]) -> TextHandle:
-        """The model that the body, or the query of the path, names; otherwise the only one. Raises as `borrow`."""
+        """Return the model named by the body or the query of the path; otherwise the only one. Raises as `borrow`."""
         name = self.body.get("model")
         if name is None:
             query = parse_qs(self.request.query)
@@ -90,7 +90,8 @@ class TextCall:
     async def tokens(
         self, model: TextHandle, texts: Sequence[Text], options: TextOptions, member: str, *, places: bool = False
     ) -> list[Tokens]:
-        """Those of each text, with its prompt. `member` is the one with the texts. `places`: as `Tokenizer.encode`.
+        """Return the tokens of each text with its prompt. `member` has the texts in the body; `places`: as
+        `Tokenizer.encode`.
 
         Raises INVALID_ARG for too many texts, an empty one, one that is too long and must not be cut, and an unknown
         prompt.
@@ -124,7 +125,7 @@ class TextCall:
         normalize: bool,
         dimensions: int | None,
     ) -> list[Vectors]:
-        """The embedding of each text, FP32 [width]. Raises INVALID_ARG for more dimensions than the model has."""
+        """Return each text's embedding, FP32 [width]. Raises INVALID_ARG for more dimensions than the model's."""
         plan, prompt = model.plan, prepared("", model.text.prompt(options.prompt_name), model.text.lowercase)
         skip = least = 0
         if prompt and not model.text.pools_prompt:
@@ -146,7 +147,7 @@ class TextCall:
     async def run(
         self, model: TextHandle, tokens: Sequence[Tokens], finish: Callable[[Tensor, Tokens], Result]
     ) -> list[Result]:
-        """What `finish` makes of each text's output and tokens, on the event loop. Raises the first failure."""
+        """Return what `finish` makes of each text's output and tokens, on the event loop. Raises the first failure."""
         plan, output = model.plan, model.plan.output.name
         lengths = [len(each.ids) for each in tokens]
         order = sorted(range(len(tokens)), key=lengths.__getitem__, reverse=True)  # alike lengths share batches
@@ -161,7 +162,7 @@ class TextCall:
         return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
 
     async def written(self, content: object, elements: int) -> bytes:
-        """JSON of a response, whose arrays of numpy have that many elements."""
+        """Encode a response as JSON; its numpy arrays have this many elements."""
         if elements > self.context.limits.elements:
             return await offload.on_thread(write, content)
         return write(content)
@@ -177,7 +178,7 @@ def write(content: object) -> bytes:
 
 
 async def begin(context: CallContext, request: CompleteRequest, models: TextVersions) -> TextCall:
-    """Read the body of a call. Raises INVALID_ARG for one that is no JSON object, or too long."""
+    """Read the body of a call. Raises INVALID_ARG if it is no JSON object, or too long."""
     now_ns = time.monotonic_ns()
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
@@ -195,7 +196,7 @@ async def begin(context: CallContext, request: CompleteRequest, models: TextVers
 
 
 def check_count(model: TextHandle, count: int, member: str) -> None:
-    """Raises INVALID_ARG for no texts, and for too many."""
+    """Check the number of texts. Raises INVALID_ARG for none, and for too many."""
     if count == 0:
         raise RequestFieldError(f"'{member}' has no texts", member, EMPTY)
     most = model.text.max_texts
@@ -205,7 +206,7 @@ def check_count(model: TextHandle, count: int, member: str) -> None:
 
 
 def check_length(model: TextHandle, tokens: Sequence[Tokens], options: TextOptions, member: str) -> None:
-    """Raises INVALID_ARG for a text that was cut and must not be."""
+    """Check a text's length. Raises INVALID_ARG for a text that was cut and must not be."""
     if model.text.truncate if options.truncate is None else options.truncate:
         return
     for place, each in enumerate(tokens):
@@ -216,7 +217,7 @@ def check_length(model: TextHandle, tokens: Sequence[Tokens], options: TextOptio
 
 
 def usage(tokens: Sequence[Tokens]) -> Mapping[str, int]:
-    """As OpenAI counts: the tokens that the model sees. Those that were cut are told where there are any."""
+    """Count the tokens that the model sees, as OpenAI does. Cut tokens are reported where there are any."""
     count, cut = sum(len(each.ids) for each in tokens), sum(each.cut for each in tokens)
     return {"prompt_tokens": count, "total_tokens": count, **({"truncated_tokens": cut} if cut else {})}
 
@@ -230,7 +231,7 @@ def prepared(text: Text, prompt: str, lowercase: bool) -> Text: ...
 
 
 def prepared(text: Text, prompt: str, lowercase: bool) -> Text:
-    """The text as the tokenizer sees it."""
+    """Return the text as the tokenizer sees it."""
     if isinstance(text, tuple):
         return (text[0].lower(), text[1].lower()) if lowercase else text
     whole = prompt + text
@@ -238,14 +239,14 @@ def prepared(text: Text, prompt: str, lowercase: bool) -> Text:
 
 
 def origins(text: str, lowercase: bool) -> Sequence[int]:
-    """The place in `text` of each character that the tokenizer sees, and of the end: some grow as they are lowered."""
+    """Return the place in `text` of each character that the tokenizer sees, and of the end: some grow when lowered."""
     if not lowercase or len(text.lower()) == len(text):
         return range(len(text) + 1)
     return [*(place for place, character in enumerate(text) for _ in character.lower()), len(text)]
 
 
 def span(sources: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int]:
-    """The offsets of a token by `origins`."""
+    """Return the offsets of a token by `origins`."""
     start, end = offsets
     return sources[start], sources[end - 1] + 1 if end > start else sources[start]
 

@@ -21,7 +21,7 @@ def flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def whole_number(body: Mapping[str, Any], name: str) -> int | None:
-    """One of 1 or more; None if there is none."""
+    """Return a number of 1 or more; None if the body has none."""
     value = body.get(name)
     if value is None:
         return None
@@ -45,7 +45,7 @@ def required_text(body: Mapping[str, Any], name: str) -> str:
 
 
 def texts(body: Mapping[str, Any], name: str) -> list[str]:
-    """Those of a list of strings."""
+    """Return the strings of a list."""
     value = body.get(name)
     if not isinstance(value, list):
         raise RequestFieldError(f"'{name}' must be a list of strings", name)
@@ -53,7 +53,7 @@ def texts(body: Mapping[str, Any], name: str) -> list[str]:
 
 
 def one_or_more(body: Mapping[str, Any], name: str) -> tuple[list[str], bool]:
-    """The texts of a string or a list of strings, and whether it was a list."""
+    """Return the texts of a string or a list of strings, and whether it was a list."""
     value = body.get(name)
     if isinstance(value, str):
         return [value], False
@@ -63,7 +63,7 @@ def one_or_more(body: Mapping[str, Any], name: str) -> tuple[list[str], bool]:
 
 
 def sequences(body: Mapping[str, Any], name: str) -> tuple[list[Text], bool]:
-    """Texts and pairs of them, as TEI's ``/predict`` has them, and whether there may be several.
+    """Return texts and pairs of them, in the form of TEI's ``/predict``, and whether there may be several.
 
     A string, ``[text]`` and ``[text, pair]`` are one; ``[[text], [text, pair], …]`` are several.
     """
@@ -81,7 +81,7 @@ def sequences(body: Mapping[str, Any], name: str) -> tuple[list[Text], bool]:
 
 
 def options(body: Mapping[str, Any]) -> TextOptions:
-    """``truncate``, ``truncation_direction`` and ``prompt_name``, as TEI has them."""
+    """Read ``truncate``, ``truncation_direction`` and ``prompt_name`` as TEI does."""
     direction = text(body, "truncation_direction") or "right"
     if direction.lower() not in _DIRECTIONS:
         raise RequestFieldError("'truncation_direction' must be Left or Right", "truncation_direction")

@@ -60,7 +60,7 @@ ROUTES: Final = (
 
 
 def handlers(context: CallContext) -> Mapping[str, Handler]:
-    """By path."""
+    """Return the handlers by path."""
     models = TextVersions(context.server)
     return {path: _handler(context, models, route) for route in ROUTES for path in route.paths}
 

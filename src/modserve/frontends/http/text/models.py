@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 
 class TextHandle:
-    """A borrowed version of a text model. `close` gives it back."""
+    """Borrowed version of a text model. `close` gives it back."""
 
     __slots__ = ("_handle", "name", "plan", "servable", "text", "tokenizer")
 
@@ -42,7 +42,7 @@ class TextHandle:
 
 
 class _Entry:
-    """What was read for one version. Failures stay with it: the files of a version in service do not change."""
+    """Files and plan of one version. Failures are kept: the files of a version in service do not change."""
 
     __slots__ = ("_plan", "folder", "servable", "settings", "text", "tokenizer")
 
@@ -56,11 +56,11 @@ class _Entry:
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a plan for the configuration as it is now, which is complete then."""
+        """True if there is a plan for the current configuration, which is complete then."""
         return self._plan is not None and self._plan[0] is self.servable.config
 
     def plan(self, text: TextDescription) -> TensorPlan:
-        """For the configuration as it is now: it may change in place. Raises as `TensorPlan`."""
+        """Return the plan for the current configuration, which may change in place. Raises as `TensorPlan`."""
         config = self.servable.config
         if self._plan is None or self._plan[0] is not config:
             self._plan = config, TensorPlan(config, text)
@@ -72,7 +72,7 @@ class _Entry:
 
 
 class TextVersions:
-    """For the event loop's thread."""
+    """Text models by version, for the event loop's thread."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -81,8 +81,8 @@ class TextVersions:
         self._listening.__enter__()  # as long as the application, which goes with the server
 
     async def borrow(self, name: str | None, tasks: Collection[TextTask]) -> TextHandle:
-        """The model `name`, which may have its owner before it, or for None the only one with one of the `tasks`; none:
-        any task.
+        """Return the model `name`, which may have its owner before it, or for None the only one with one of the
+        `tasks`; none: any task.
 
         Raises NOT_FOUND, UNAVAILABLE, INVALID_ARG for a model that is not of these tasks or takes no texts, INTERNAL
         for files that cannot be used, and UNSUPPORTED without the library.
@@ -127,7 +127,7 @@ class TextVersions:
             raise
 
     def _entry(self, id: ModelId, front: Servable) -> _Entry:
-        """Of a version that is READY in this turn of the event loop; `front` is what takes its requests."""
+        """Return the entry of a version that is READY in this turn of the event loop; `front` takes its requests."""
         entry = self._entries.get(id)
         if entry is not None and entry.is_of(front):
             return entry
@@ -139,7 +139,7 @@ class TextVersions:
         return entry
 
     def _current(self, id: ModelId) -> Servable | None:
-        """The version itself, which something else may stand before: a routing, or its predecessor."""
+        """Return the version itself, which may be behind something else: a routing, or its predecessor."""
         return next((each for each in self._server.ready_models() if each.id == id), None)
 
     def _drop_old(self) -> None:
@@ -156,7 +156,7 @@ class TextVersions:
         raise RequestFieldError(why + _listed(names, tasks), "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
 
     async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
-        """The READY models with one of the tasks; those whose files cannot be used are left out."""
+        """Return the names of READY models with one of the tasks, except models with unusable files."""
         names: dict[str, None] = {}
         for servable in self._server.models():
             folder = self._server.folder(servable.id)
@@ -177,7 +177,7 @@ def _described(folder: Path, name: str, settings: TextSettings) -> TextDescripti
 
 
 def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError]":
-    """What `work` returns on a thread; a failure is a value, since its traceback would hold what holds it."""
+    """Run `work` on a thread. A failure becomes a value, since its traceback would hold what holds it."""
 
     def guarded() -> Value | ModserveError:
         try:
@@ -189,7 +189,7 @@ def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError
 
 
 def _value(outcome: Value | ModserveError) -> Value:
-    """What `_reading` has read. Raises the failure."""
+    """Return the value that `_reading` has read. Raises its failure."""
     if isinstance(outcome, ModserveError):
         raise ModserveError(outcome.code, outcome.message)  # one of its own for each, since others raise it too
     return outcome

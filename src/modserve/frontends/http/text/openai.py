@@ -20,7 +20,7 @@ _FORM: Final = "a string, a list of strings, a list of tokens, or a list of list
 
 
 async def embeddings(call: TextCall) -> bytes:
-    """The embeddings of the texts in ``input``, in their order."""
+    """Return the embeddings of the texts in ``input``, in their order."""
     body = call.body
     encoding = fields.text(body, "encoding_format") or "float"
     if encoding not in _FORMATS:
@@ -44,7 +44,7 @@ def _response(name: str, vectors: Sequence[Vectors], tokens: Sequence[Tokens], e
 
 
 def _base64(vector: Vectors) -> str:
-    """Its little-endian 32-bit floats."""
+    """Encode a vector's little-endian 32-bit floats."""
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 

@@ -16,7 +16,7 @@ from .models import TextHandle
 
 
 async def rerank(call: TextCall) -> bytes:
-    """The documents in the order of their relevance to the query, the most relevant first."""
+    """Return the documents in the order of their relevance to the query, the most relevant first."""
     body = call.body
     query, documents = fields.required_text(body, "query"), _documents(body)
     most, with_documents = fields.whole_number(body, "top_n"), fields.flag(body, "return_documents", False)
@@ -38,7 +38,7 @@ async def rerank(call: TextCall) -> bytes:
 
 
 async def score(call: TextCall) -> bytes:
-    """How relevant the texts of ``text_2`` are to those of ``text_1``, pair by pair."""
+    """Score the relevance of the texts of ``text_2`` to those of ``text_1``, pair by pair."""
     body = call.body
     firsts, seconds = fields.one_or_more(body, "text_1")[0], fields.one_or_more(body, "text_2")[0]
     if len(firsts) == 1:
@@ -69,7 +69,7 @@ async def ranked(
     member: str,
     activation: str | None = None,
 ) -> tuple[list[tuple[int, float]], list[Tokens]]:
-    """The place of each document with its score, the best first, and the tokens. `member` is that of the documents."""
+    """Return the place and score of each document, the best first, and the tokens. `member` holds the documents."""
     if not query:
         raise RequestFieldError("'query' is an empty string", "query", EMPTY)
     pairs: list[Text] = [(query, document) for document in documents]
@@ -85,7 +85,7 @@ async def _scored(
     member: str,
     activation: str | None = None,
 ) -> tuple[list[float], list[Tokens]]:
-    """The score of each pair, and the tokens."""
+    """Return the score of each pair, and the tokens."""
     tokens = await call.tokens(model, pairs, options, member)
     plan, how = model.plan, model.text.activation if activation is None else activation
     values = await call.run(model, tokens, lambda output, _: float(scores(plan.result(output), how).reshape(-1)[0]))
@@ -93,7 +93,7 @@ async def _scored(
 
 
 def _documents(body: dict[str, Any]) -> list[str]:
-    """Strings, or objects with a member ``text``."""
+    """Read strings, or objects with a member ``text``."""
     documents = body.get("documents")
     if not isinstance(documents, list):
         raise RequestFieldError(

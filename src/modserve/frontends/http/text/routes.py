@@ -26,11 +26,11 @@ _DESCRIPTIONS: Mapping[str, str] = {
     "/decode": "The text of each list of tokens in ``ids``.",
     "/info": "What the model is, and what it takes.",
 }
-"""By the first path of each; compiled functions have no docstrings."""
+"""Descriptions by the first path of each call; compiled functions have no docstrings."""
 
 
 def router(handlers: Mapping[str, Handler], options: HttpSettings) -> APIRouter:
-    """The routes of all calls of texts."""
+    """Return the routes of all calls of texts."""
     router = new_router(TEXT)
     for route in ROUTES:
         if route.paths == ("/",):

@@ -20,7 +20,7 @@ _OUTSIDE: Final = "O"
 
 
 async def embed(call: TextCall) -> bytes:
-    """The embedding of each text in ``inputs``."""
+    """Return the embedding of each text in ``inputs``."""
     texts, _ = fields.one_or_more(call.body, "inputs")
     normalize, options = fields.flag(call.body, "normalize", True), fields.options(call.body)
     dimensions = fields.whole_number(call.body, "dimensions")
@@ -31,7 +31,7 @@ async def embed(call: TextCall) -> bytes:
 
 
 async def rank(call: TextCall) -> bytes:
-    """The texts by their relevance to the query, the most relevant first.
+    """Return the texts by their relevance to the query, the most relevant first.
 
     With ``documents`` in their place, as other servers have this path, it is the call of `rerank`.
     """
@@ -49,7 +49,7 @@ async def rank(call: TextCall) -> bytes:
 
 
 async def predict(call: TextCall) -> bytes:
-    """The labels of each text with their scores, the likeliest first; of tokens, those that are part of something."""
+    """Return the labels of each text with their scores, the likeliest first; of tokens, only meaningful labels."""
     texts, several = fields.sequences(call.body, "inputs")
     raw, options = fields.flag(call.body, "raw_scores", False), fields.options(call.body)
     model = await call.model(_CLASSIFIERS)
@@ -67,7 +67,7 @@ async def predict(call: TextCall) -> bytes:
 
 
 async def similarity(call: TextCall) -> bytes:
-    """The cosine of the angle between the embedding of a text and that of each of the others."""
+    """Return the cosine of the angle between the embedding of a text and that of each of the others."""
     inputs, parameters = call.body.get("inputs"), call.body.get("parameters") or {}
     if not isinstance(inputs, dict):
         raise RequestFieldError("'inputs' must be an object with 'source_sentence' and 'sentences'", "inputs")
@@ -86,7 +86,7 @@ async def similarity(call: TextCall) -> bytes:
 
 
 async def run(call: TextCall) -> bytes:
-    """What the model is for: the embeddings of ``embed``, the labels of ``predict``, or the ranks of ``rerank``."""
+    """Do the model's task: the embeddings of ``embed``, the labels of ``predict``, or the ranks of ``rerank``."""
     model = await call.model(())
     return await _WORK[model.text.task](call)
 
@@ -100,7 +100,7 @@ _WORK: Final[Mapping[TextTask, Callable[[TextCall], Awaitable[bytes]]]] = {
 
 
 async def tokenize(call: TextCall) -> bytes:
-    """The tokens of each text, with their places in it."""
+    """Return the tokens of each text, with their places in it."""
     texts, _ = fields.one_or_more(call.body, "inputs")
     special, name = fields.flag(call.body, "add_special_tokens", True), fields.text(call.body, "prompt_name")
     model = await call.model(())
@@ -111,7 +111,7 @@ async def tokenize(call: TextCall) -> bytes:
 
 
 async def decode(call: TextCall) -> bytes:
-    """The text of each list of tokens in ``ids``."""
+    """Return the text of each list of tokens in ``ids``."""
     ids, skip = call.body.get("ids"), fields.flag(call.body, "skip_special_tokens", True)
     lists = [ids] if isinstance(ids, list) and ids and not isinstance(ids[0], list) else ids
     if not isinstance(lists, list) or not all(_is_ids(each) for each in lists):
@@ -126,7 +126,7 @@ async def decode(call: TextCall) -> bytes:
 
 
 async def info(call: TextCall) -> bytes:
-    """What the model is, and what it takes."""
+    """Return a description of the model and of its input."""
     model = await call.model(())
     text, config = model.text, model.servable.config
     by_number = {str(number): label for number, label in enumerate(text.labels)}
@@ -160,7 +160,7 @@ def _entities(
     outputs: Sequence[Any],
     labels: Sequence[str],
 ) -> list[list[dict[str, Any]]]:
-    """The tokens with a label that means something, as transformers' pipeline writes them without aggregation.
+    """Return the tokens with a label that means something, as transformers' pipeline writes them without aggregation.
 
     Tokens of a prompt are no part of a text. Places of a pair are in the text that has the token.
     """

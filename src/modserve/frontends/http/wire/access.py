@@ -26,12 +26,12 @@ class ConnectionLog:
         self._began_ns = 0
 
     def begin(self, size: int) -> None:
-        """An inference, or another call, with a body of `size` bytes begins."""
+        """Begin an inference, or another call, with a body of `size` bytes."""
         self._size = size
         self._began_ns = time.monotonic_ns()
 
     def end(self, call: InferCall, outcome: Body | ModserveError) -> None:
-        """The inference has its outcome; its request has an id from now on."""
+        """End the inference, which has its outcome; its request has an id from now on."""
         if not call.request_id:
             call.request_id = request_ids.make()
         if isinstance(outcome, ModserveError):
@@ -40,11 +40,11 @@ class ConnectionLog:
             self._add(call, 200, sum([len(part) for part in outcome.parts]))
 
     def abandon(self, call: InferCall) -> None:
-        """The client has gone before the outcome."""
+        """Log an inference whose client disconnected before the outcome."""
         self._add(call, entries.GONE, 0)
 
     def other(self, note: Note, path: str, status: int, sent: int, tenant: str) -> None:
-        """A call other than an inference is over; `tenant` is empty where there is none."""
+        """Log a call other than an inference, which is over; `tenant` is empty where there is none."""
         inference, note.call = note.call, None
         what, counts = f"POST {path}", (status, self._size, sent)
         if inference is not None:

@@ -1,4 +1,4 @@
-"""One request to the ASGI application, for everything that is not inference."""
+"""Requests to the ASGI application, for everything but inference."""
 
 import asyncio
 import logging
@@ -27,14 +27,14 @@ HEADERS_AS_SENT = "modserve.headers_as_sent"
 CERTIFICATE = "modserve.certificate"
 """A scope's extension: what the connection's client has shown in its handshake, as `access.credentials` has it."""
 IDENTITY = "modserve.identity"
-"""In a scope: the caller, if a key says who that is. Whether it may make the call is another question."""
+"""Key in a scope: the caller, if a key identifies one. Permission for the call is a separate matter."""
 NOTE = "modserve.note"
-"""In a scope: what is known of the request, as `rest.identified` has it."""
+"""Key in a scope: the note on the request, as `rest.identified` has it."""
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
 class AsgiCall:
-    """Runs the application on one complete request and writes its response.
+    """Run of the application on one complete request, whose response it writes.
 
     `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
     whether the connection may stay open. `ending`: the server stops, and nothing more has come on the connection.
@@ -75,18 +75,18 @@ class AsgiCall:
 
     @property
     def filler(self) -> bytes:
-        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
         if not self._started:
             return CONTINUE
         return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
 
     @property
     def begun(self) -> bool:
-        """Whether the response's head is written."""
+        """True if the response's head is written."""
         return self._started
 
     async def run(self) -> None:
-        """Never raises, but for cancellation: what fails, also after the response, costs this connection only."""
+        """Run the application. Never raises except for cancellation: any failure costs this connection only."""
         try:
             await self._respond()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -121,7 +121,7 @@ class AsgiCall:
         _log.exception("%s %s failed unexpectedly", self._scope["method"], self._scope["path"])
 
     def cancel(self) -> None:
-        """The client has gone: the application reads ``http.disconnect``."""
+        """Tell the application that the client has disconnected: it reads ``http.disconnect``."""
         self._gone.set()
 
     async def _receive(self) -> Message:
@@ -159,7 +159,7 @@ class AsgiCall:
             self._complete = True
 
     def _persistence(self) -> bytes:
-        """What the head says of the connection, which is closed after the response if the server stops by now."""
+        """Return the head's lines about the connection, which closes after the response if the server stops."""
         self._closing = self._ending()
         return persistence(self._keep_alive and not self._closing, self._old)
 
@@ -195,7 +195,7 @@ def decoded_path(path: bytes) -> str:
 
 
 def logged_path(path: bytes) -> str:
-    """As logs show it."""
+    """Return a path as logs show it."""
     return decoded_path(path).replace(SLASH, "%2F")
 
 
@@ -206,12 +206,12 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 def origin_of(scope: Message) -> Origin:
-    """Origin of the request of a scope."""
+    """Return the origin of a scope's request."""
     return Origin(scope.get("client"), lines_of(scope["headers"]), scope["path"].replace(SLASH, "%2F"))
 
 
 def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Credentials = ()) -> Message:
-    """The ASGI scope of a request."""
+    """Return the ASGI scope of a request."""
     path, _, query = head.target.partition(b"?")
     return {
         "type": "http",

@@ -12,7 +12,7 @@ who only announces much gets none."""
 
 
 class IncomingBody:
-    """`size` is the number of bytes so far; `_pieces` holds them, or `_long` those of a long body."""
+    """A body that comes: `size` bytes so far, held by `_pieces`, or by `_long` if the body is long."""
 
     __slots__ = ("_long", "_pieces", "size")
 
@@ -22,7 +22,7 @@ class IncomingBody:
         self._long: BytesIO | None = None
 
     def add(self, piece: bytes, missing: int) -> None:
-        """`missing` bytes follow, as far as that is known; 0 if not. Raises MemoryError."""
+        """Add a piece; `missing` bytes follow, as far as that is known; 0 if not. Raises MemoryError."""
         self.size += len(piece)
         if self._long is None:
             self._pieces.append(piece)
@@ -37,7 +37,7 @@ class IncomingBody:
             self._long.write(piece)
 
     def take(self) -> Buffer:
-        """The body, once it is complete. Nothing is left."""
+        """Return the complete body, and keep nothing of it."""
         pieces, long = self._pieces, self._long
         self.size, self._pieces, self._long = 0, [], None
         if long is not None:
@@ -45,7 +45,7 @@ class IncomingBody:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def drop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Forget a body that nobody will read."""
+        """Forget a body that will not be read."""
         long = self._long
         self.size, self._pieces, self._long = 0, [], None
         if long is not None:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: one request at a time, and responses in order.
+"""HTTP/1.1 connection: one request at a time, and responses in order.
 
 The reader understands what comes in; the connection decides when it may read on, serves its requests, writes the
 responses and ends what takes too long. Its state:
@@ -55,7 +55,7 @@ _NO_HEAD = RequestHead()
 
 
 class HttpConnection(asyncio.Protocol):
-    """Its callers: the transport, the event loop's turns and ticks (`OpenConnection`), and the calls it has begun."""
+    """A connection, called by the transport, the event loop's turns and ticks (`OpenConnection`), and its own calls."""
 
     def __init__(self, context: HttpContext) -> None:
         self.context = context
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
                 self._access.abandon(call)
 
     def eof_received(self) -> bool:
-        """The client sends no more: what it has sent is served to the end, and then the connection closes.
+        """Serve what the client has sent, which sends no more, and then close the connection.
 
         A client that is gone sends no more either. Only what is written shows whether it still reads, so something is
         written at once that changes nothing. HTTP/1.0 has nothing of that kind.
@@ -124,7 +124,7 @@ class HttpConnection(asyncio.Protocol):
             await self._blockage.wait()
 
     def pause_writing(self) -> None:
-        """The client does not read its responses: it gets to send no more until it does."""
+        """Stop reading from a client that does not read its responses, until it does."""
         self._blockage = asyncio.Event()
         if isinstance(self._call, LongResponse | DirectCall):
             self._call.paused = True
@@ -165,7 +165,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _ending(self) -> bool:
-        """Whether nothing more has come when the server stops: the response about to be written is the last."""
+        """True if the server stops and nothing more has come: the response about to be written is the last."""
         more = self._call is not None and self._reader.ahead
         return self.context.closing and not more and not has_unread(self._transport)
 
@@ -175,7 +175,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def unaware(self) -> bool:
-        """Whether the client takes the connection for one that stays, and the response under way says nothing else."""
+        """True if the client expects the connection to stay, and the response under way says nothing else."""
         call = self._call
         hears = call is not None and not self._reader.ahead and (isinstance(call, InferCall) or not call.begun)
         return self._phase is _OPEN and not hears
@@ -231,7 +231,7 @@ class HttpConnection(asyncio.Protocol):
             self._advancing = False
 
     def _after_reading(self) -> None:
-        """Account for what has not been read, and for a request that is not complete."""
+        """Account for unread bytes, and for a request that is not complete."""
         reader = self._reader
         unread = reader.ahead
         if not unread:
@@ -340,7 +340,7 @@ class HttpConnection(asyncio.Protocol):
         self._done(True)
 
     def _done(self, complete: bool) -> None:
-        """The response to the request at hand has been written; on to the next."""
+        """Go on to the next request: the response to the one at hand has been written."""
         self._call = None
         if self._held.size:
             self._held.resize(0)
@@ -352,7 +352,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:
-        """Say what is wrong and close: what follows on the connection cannot be understood, or shall not be read."""
+        """Report the error and close: what follows on the connection cannot be understood, or is not to be read."""
         body = encode_message(decoded_path(self._reader.path), message, status)
         if self._access is not None:
             self._access.refuse(self._origin, status, len(body))
@@ -370,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
         self._choose_reading()
 
     def _fail(self, error: BaseException) -> None:
-        """Something of ours has raised while a request was read: it costs this connection only."""
+        """Handle an internal error while a request was read: it costs this connection only."""
         try:
             _log.error("reading an HTTP request failed unexpectedly", exc_info=error)
             if self._call is not None:
@@ -383,7 +383,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def _read_no_more(self) -> None:
-        """Drop what has been read of the next request, and whatever follows."""
+        """Drop what has been read of the next request, and all that follows."""
         if self._phase is _OPEN:
             self._phase = _LAST
         self._reader.drop(self.context.loop)

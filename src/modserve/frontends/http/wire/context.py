@@ -1,4 +1,4 @@
-"""What all connections of the HTTP front end share."""
+"""Shared state of all connections of the HTTP front end."""
 
 import asyncio
 import errno
@@ -55,7 +55,7 @@ _CALLS = 16
 """Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
 
 STATUSES = 600
-"""Those of HTTP are below it."""
+"""Upper bound of HTTP's status codes."""
 
 AHEAD = 64 * 1024
 """Bytes that a client may send ahead before it is read no further."""
@@ -74,7 +74,7 @@ def _paths(routes: PlatformRoutes, server: Server) -> "PlatformPaths":
 
 
 class OpenConnection(Protocol):
-    """What is called on a connection from here and by its listener; `check` takes seconds of the loop's clock."""
+    """A connection as this module and its listener call it; `check` takes seconds of the loop's clock."""
 
     @property
     def unaware(self) -> bool: ...
@@ -94,7 +94,7 @@ class Hold:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Raises MemoryExhaustedError; then nothing has changed."""
+        """Change the size. Raises MemoryExhaustedError; then nothing has changed."""
         if size > self.size:
             self._memory.take(size - self.size)
         else:
@@ -102,31 +102,31 @@ class Hold:
         self.size = size
 
     def force(self, size: int) -> None:
-        """The same for what cannot be refused any more."""
+        """Resize without ever raising; may overshoot the budget."""
         self._memory.give_back(self.size)
         self._memory.force(size)
         self.size = size
 
 
 class Turns:
-    """Shares out the turns of the event loop among the connections whose clients have sent requests ahead.
+    """Division of the event loop's turns among the connections whose clients have sent requests ahead.
 
-    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets
-    to everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
+    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets to
+    everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:
         self.seconds = seconds
         self._loop = loop
         self._waiting: OrderedDict[OpenConnection, None] = OrderedDict()
-        """Each once, in the order in which they came."""
+        """Connections, each once, in the order in which they came."""
         self._end: float | None = None
-        """When this turn's time is over; None before anybody has asked for some of it."""
+        """Time at which this turn is over; None until part of it is asked for."""
         self.calls = 0
         """Calls of the application since the last turn began."""
 
     def time_left(self) -> bool:
-        """Whether one more request may be begun in this turn."""
+        """Return True if one more request may be begun in this turn."""
         now = self._loop.time()
         if self._end is None:
             self._end = now + self.seconds
@@ -148,10 +148,10 @@ class Turns:
 
 
 class HttpContext:
-    """What the connections of a listener share: the server behind them, its limits, and themselves.
+    """Shared state of a listener's connections: the server behind them, its limits, and the connections themselves.
 
     Without `inferences`, those go to the application as all other requests do; and so do all others without `direct`.
-    With an `authority`, so does what callers want that it does not know, or that may not have it.
+    With an `authority`, so do requests of callers that it does not know, or that may not make them.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class HttpContext:
             self._context_of = context_of
         routes = () if direct is None else MODULES
         self.platform = None if options.routes is None or not inferences else _paths(options.routes, server)
-        """How a platform calls the server, if it has one."""
+        """Paths by which a platform calls the server, if it has any."""
         keyed = authority is not None
         names = AGENT if traced else frozenset()
         names |= CHAINS if server.failure_log.proxies.networks else frozenset()
@@ -200,7 +200,7 @@ class HttpContext:
         """Set while there is no connection."""
         self.idle.set()
         self._unaware: set[OpenConnection] = set()
-        """At a stop: those whose clients have not been told, and may have sent a request that is on its way."""
+        """Connections whose clients do not know of the stop, and may have sent a request that is on its way."""
         self._all_aware = asyncio.Event()
         self._ticking = PeriodicTask("http_timeouts", _TICK, self._tick)
         self._turned_away = 0
@@ -209,7 +209,7 @@ class HttpContext:
         """The Date line of responses (RFC 9110, 6.6.1); with it, what each says of the server's load."""
         self._load_line = b""
         self.load_lines: dict[str, bytes] = {}
-        """The same for requests that ask for it, by format."""
+        """Header lines with the load for requests that ask for it, by format."""
         self.binary_head = BINARY_HEAD
         self.json_head = JSON_HEAD
         self.platform_head = BINARY_HEAD  # for inferences by a platform's path
@@ -219,9 +219,10 @@ class HttpContext:
     def admission(
         self, head: RequestHead, origin: Origin, certificate: Credentials
     ) -> tuple[Tenant | None, Context | None]:
-        """Whose a call beside the application is, and for one that is no inference, the context of its caller.
+        """Return the tenant of a call that bypasses the application, and the context of its caller if it is no
+        inference.
 
-        Nobody's if the caller is not known, or may not make it. `origin` gets its name.
+        None for both if the caller is not known, or may not make the call. `origin` gets the caller's name.
         """
         authority, context_of, model = self.authority, self._context_of, head.model
         assert authority is not None, "there are no callers without keys: this is a bug"
@@ -234,15 +235,15 @@ class HttpContext:
         return identity.tenant, context_of(authority, shown, identity) if head.route else None
 
     def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
-        """The head of a renamed request, now that its body has come."""
+        """Return the head of a renamed request, now that its body has come."""
         return head if self.platform is None else self.platform.by_body(head, body)
 
     def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
-        """The outcome of a renamed inference as its client gets it."""
+        """Return the outcome of a renamed inference as its client gets it."""
         return outcome if self.platform is None else self.platform.spelled(outcome)
 
     def opened(self, connection: OpenConnection, peer: object) -> bool:
-        """Whether there is room for it; at the limit, a connection of somebody with more of them makes it."""
+        """Add a connection. True if there is room; at the limit, an address with more connections loses one."""
         self.connections.add(connection)
         self.idle.clear()
         limit = self.options.max_connections
@@ -270,8 +271,8 @@ class HttpContext:
     async def say_goodbye(self, seconds: float) -> None:
         """Serve each connection once more, with a response that says that it is the last.
 
-        Returns when nobody is left who has not been told, but for those whose requests are under way; or after so many
-        seconds, in which the others have sent nothing.
+        Returns when all clients have been told, except clients with requests under way; or after `seconds`, in which
+        the others have sent nothing.
         """
         self.closing = True
         self._unaware = {connection for connection in self.connections if connection.unaware}
@@ -301,7 +302,7 @@ class HttpContext:
                 count_failure(self._ticking.name, error)
 
     def _look_for_descriptors(self, now: float) -> None:
-        """Warn when no port can accept a connection any more, which not every event loop reports."""
+        """Warn when no port can accept a connection any more, which some event loops do not report."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -310,7 +311,7 @@ class HttpContext:
                 _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
     def report_load(self, line: bytes, by_format: dict[str, bytes]) -> None:
-        """Header lines for responses from now on."""
+        """Set the header lines with the load for responses from now on."""
         self.load_lines = by_format
         if line or self._load_line:
             self._load_line = line

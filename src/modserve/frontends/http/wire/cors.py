@@ -1,4 +1,4 @@
-"""Which pages of other origins may call the server from a browser (Fetch standard, the CORS protocol)."""
+"""Cross-origin access: pages that may call the server from a browser (Fetch standard, the CORS protocol)."""
 
 import logging
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ _MOST_LOGGED = 100
 _LONGEST_ORIGIN = 200
 
 _logged: set[bytes] = set()
-"""The origins whose refusal is in the log: their users see no more than that the network fails."""
+"""Origins whose refusal is in the log: their users see only a network failure."""
 
 
 def header_block(origins: frozenset[str], method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The header lines of a response, by the origins that are let in; `headers` have lower-case names.
+    """Return the header lines of a response, by the origins that are let in; `headers` have lower-case names.
 
     Empty if none are. Where any origin is let in, responses are the same for all, and caches may keep them. The refusal
     of a preflight is logged once for each origin.

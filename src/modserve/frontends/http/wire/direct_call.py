@@ -33,12 +33,12 @@ _log = logging.getLogger(__name__)
 
 
 class DirectCall:
-    """One request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
+    """A request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
     and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
     `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
-    `paused`: the client does not take what was written. Whoever clears that calls `write`. `caller` is the context that
-    says who calls, and `tenant` whom that belongs to, where there are keys.
+    `paused`: the client does not take what was written. The code that clears it calls `write`. `caller` is the context
+    that identifies the caller, and `tenant` the caller's tenant, where there are keys.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ class DirectCall:
         self._waiting: asyncio.Future[Any] | None = None
         self._stream: ResponseStream | None = None
         self._parts: deque[tuple[bytes, bool]] = deque()
-        """Of the stream, for the transport; and whether a part ends its message."""
+        """Parts of the stream for the transport, and whether each ends its message."""
         self._scheduled = False
         self._complete = False  # the last message has been made
         self._over = False
@@ -104,7 +104,7 @@ class DirectCall:
         self._chunked = False
         self._closing = False
         self.begun = False
-        """Whether the response's head is written."""
+        """True if the response's head is written."""
         self.paused = False
         self._log = log
         self._note = note_of(head.request_id, origin, log is not None)
@@ -114,20 +114,20 @@ class DirectCall:
 
     @property
     def filler(self) -> bytes:
-        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
         if not self.begun:
             return CONTINUE
         return b"0" if self._chunked else b""  # the size of the next chunk begins with it
 
     def start(self, body: Buffer) -> None:
-        """Never raises."""
+        """Start the call. Never raises."""
         direct = self._context.direct
         assert direct is not None, "heads have a route where there are such calls: this is a bug"
         self._work = direct.handler(self._head)(CompleteRequest(self._head, bytes(body), self._note))
         self._step(None)
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """Cancel the call of a client that has disconnected."""
         if self._over:
             return
         self._end(GONE)
@@ -139,7 +139,7 @@ class DirectCall:
             self._cancelled = self._waiting.cancel()
 
     def write(self) -> None:
-        """The client takes more of a stream."""
+        """Write more of a stream, which the client takes."""
         if self._stream is not None:
             self._pump()
 
@@ -178,13 +178,13 @@ class DirectCall:
             self._respond(WholeResponse(encode_message(path, "Internal Server Error", 500), 500))
 
     def _give_up(self) -> None:
-        """Somebody else has cancelled the work: there will be no response."""
+        """Give up: other code has cancelled the work, and there will be no response."""
         if not self._over:
             self._end(GONE)
             self._transport.abort()
 
     def _end(self, status: int) -> None:
-        """The call is over, and logged with its status."""
+        """End the call, and log it with its status."""
         self._over = True
         if self._log is not None:
             self._log.other(self._note, logged_path(self._head.route), status, self._sent, self._tenant)
@@ -210,7 +210,7 @@ class DirectCall:
             self._transport.abort()
 
     def _first_lines(self, status: int, headers: exchange.Headers, content_type: str, length: int) -> bytes:
-        """The head of the response. `length` is that of its body; -1 for one in parts."""
+        """Return the head of the response. `length` is that of its body; -1 for one in parts."""
         context, head = self._context, self._head
         self._closing = not self._keep_alive or self._ending()
         kept = persistence(not self._closing, head.old)
@@ -280,7 +280,7 @@ class DirectCall:
             self._add(message)
 
     def _made(self, making: "asyncio.Future[StreamMessage]") -> None:
-        """A thread has made a message."""
+        """Take a message that a thread has made."""
         self._waiting = None
         if self._stream is None or making.cancelled():
             return

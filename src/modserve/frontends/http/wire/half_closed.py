@@ -33,7 +33,7 @@ def look_after(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) ->
 
 
 def has_unread(transport: asyncio.Transport | None) -> bool:
-    """Whether the system has something from the client that nobody has read, or its end."""
+    """True if the system has unread bytes from the client, or its end."""
     opened: socket.socket | None = None if transport is None else transport.get_extra_info("socket")
     if opened is None or opened.fileno() < 0:
         return False

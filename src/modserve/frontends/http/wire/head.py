@@ -1,4 +1,4 @@
-"""What the head of a request says, and what it must say for the request to be served (RFC 9112)."""
+"""Heads of requests, and the rules that they must follow to be served (RFC 9112)."""
 
 import re
 from collections.abc import Collection
@@ -37,7 +37,7 @@ _MAX_SHOWN = 100
 
 
 class RefusedRequestError(Exception):
-    """The response is `status` with `message`, and the connection cannot go on after it."""
+    """Refusal of a request by `status` and `message`; the connection cannot go on after it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -93,19 +93,19 @@ class HeadLines:
     def __init__(self) -> None:
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        """With names in lower case; no trailers."""
+        """Headers with names in lower case; no trailers."""
         self.as_sent: list[tuple[str, str]] = []
-        """The same with names as sent, if any are forwarded."""
+        """Headers with names as sent, if any are forwarded."""
 
     def without_upgrade(self, method: bytes, version: str) -> bytes:
-        """The head, as if it had not asked for another protocol."""
+        """Return the head, as if it had not asked for another protocol."""
         lines = [b"%b %b HTTP/%b" % (method, self.target, version.encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def check_host(hosts: list[bytes], old: bool) -> None:
-    """RFC 9112, 3.2: a request of HTTP/1.1 has one Host; no request has several, or one that is no host."""
+    """Check Host by RFC 9112, 3.2: HTTP/1.1 needs exactly one; several, or one that is no host, are never allowed."""
     if len(hosts) > 1 or (not hosts and not old):
         raise RefusedRequestError(400, f"a request needs exactly one Host header, this one has {len(hosts)}")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
@@ -131,7 +131,7 @@ def length_of(value: bytes) -> int:
 
 
 def check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
-    """RFC 9112, 6.1; `chunked` by an earlier line."""
+    """Check Transfer-Encoding by RFC 9112, 6.1; `chunked` by an earlier line."""
     if old:
         raise RefusedRequestError(400, "a request of HTTP/1.0 cannot have a Transfer-Encoding")
     if chunked or value.lower() != b"chunked":
@@ -156,7 +156,7 @@ def check_path(target: bytes) -> None:
 
 
 def without_origin(target: bytes) -> bytes:
-    """The target without scheme and authority, which a client may send as well (RFC 9112, 3.2.2)."""
+    """Return the target without scheme and authority, which a client may send as well (RFC 9112, 3.2.2)."""
     match = _ORIGIN.match(target)
     if match is None:
         return target
@@ -165,7 +165,7 @@ def without_origin(target: bytes) -> bytes:
 
 
 def match_call(target: bytes, inferences: bool, routes: Collection[bytes]) -> tuple[Named | None, bytes]:
-    """The model of a call that goes around the application, and the path of one that is no inference.
+    """Return the model of a call that bypasses the application, and the path of one that is no inference.
 
     None for a call of the application's.
     """

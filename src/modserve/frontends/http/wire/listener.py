@@ -26,7 +26,8 @@ _USUAL = frozenset((200, 400, 404, 429, 500, 503))
 
 
 class HttpListener:
-    """Serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests' tasks.
+    """Listener that serves `server` on one port, or `app` in place of all its calls. `tasks` is the parent of requests'
+    tasks.
 
     With an `authority`, to callers that it knows. `metrics` is the page of metrics, if this port has it;
     `without_admin`: another port has the calls of operators.
@@ -59,12 +60,12 @@ class HttpListener:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return 0 if self._context is None else len(self._context.connections)
 
     @property
     def responses(self) -> dict[str, int]:
-        """Counts by status: of those that occurred, and of `_USUAL`."""
+        """Number of responses by status: of all that occurred, and of `_USUAL`."""
         statuses = [0] * STATUSES if self._context is None else self._context.statuses
         return {str(status): count for status, count in enumerate(statuses) if count or status in _USUAL}
 
@@ -98,12 +99,12 @@ class HttpListener:
             await self._socket.accept()
 
     def report_load(self, report: LoadReport) -> None:
-        """What responses say of the server's load from now on. Only for a port with the option for it."""
+        """Set the server load that responses report from now on. Only for a port with the option for it."""
         if self._context is not None:
             self._context.report_load(*reports.lines(report, self._options.orca))
 
     async def retire(self, seconds: float, closing: bool = True) -> None:
-        """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
+        """Take no new connections, and serve each of those that are open once more, for `seconds` at most.
 
         An idle one is not closed before: a request may be on its way, whose client could not know. Unless `closing`,
         there may be new ones, and each serves a single request.

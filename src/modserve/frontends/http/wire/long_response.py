@@ -8,7 +8,7 @@ from typing import Final
 from modserve.core.tensors.tensor import Buffer
 
 _PIECE: Final = 256 * 1024
-"""Bytes of one write. The transport copies what the system does not take at once, so at most so many."""
+"""Bytes of one write, and so the most that the transport copies: what the system does not take at once."""
 
 _TURN: Final = 1024 * 1024
 """Bytes in one turn of the event loop: up to a millisecond."""
@@ -17,16 +17,16 @@ _TURN: Final = 1024 * 1024
 class LongResponse:
     """The response at hand, whose parts are kept as they are until they are written.
 
-    `done` is called when all is with the transport. Whoever makes it calls `write`, and again when the client takes
-    more; `paused` says that it does not, and `left` has the bytes that are not with the transport yet.
+    `done` is called when all is with the transport. Its owner calls `write`, and again when the client takes more;
+    `paused` says that it does not, and `left` has the bytes that are not with the transport yet.
     """
 
     __slots__ = ("_done", "_loop", "_parts", "_scheduled", "_transport", "left", "paused")
 
     filler: Final = b""
-    """What may be written within it and changes nothing: there is no such thing."""
+    """Bytes that could be written within it and mean nothing: there are none."""
     begun: Final = True
-    """Its head goes first."""
+    """Constant: the head is written before the parts."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LongResponse:
                 self._done(True)
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """Stop writing: the client has disconnected."""
         self.left = 0
         self._parts.clear()
 
@@ -67,7 +67,7 @@ class LongResponse:
         self.write()
 
     def _next_piece(self) -> Buffer:
-        """A slice of a part, or several that are joined."""
+        """Return a slice of a part, or several that are joined."""
         views: list[memoryview] = []
         room = _PIECE
         while room and self._parts:

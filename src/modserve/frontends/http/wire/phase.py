@@ -1,10 +1,10 @@
-"""What a connection still reads."""
+"""Phases of a connection's reading."""
 
 from enum import Enum, auto
 
 
 class ConnectionPhase(Enum):
-    """It only moves forward."""
+    """Phase of a connection. It only moves forward."""
 
     OPEN = auto()
     """Requests are read."""

@@ -26,7 +26,7 @@ _CONTENT_TYPE: Final = b"content-type"
 _HEADER_LENGTH: Final = infer_request.HEADER_LENGTH.encode()
 _INVOKE: Final = re.compile(rb"/models/([^/?#]+)/invoke(?=\?|\Z)")
 _POSTED: Final = re.compile(r"/v2/.*/(load|unload|index|(un)?register)")
-"""Calls to which Vertex AI's redirection stays a POST, beside inferences; the others are read."""
+"""Calls to which Vertex AI's redirection stays a POST, besides inferences; the others are read."""
 _FORM: Final = re.compile(rb'"(instances|inputs)"\s*:')
 _BEGINNING: Final = 64 * 1024
 """Bytes of a body in which its form shows."""
@@ -39,7 +39,7 @@ def _is_posted(target: bytes) -> bool:
 
 
 class PlatformPaths:
-    """Those of `routes`, for the calls of `server`."""
+    """Paths of `routes`, for the calls of `server`."""
 
     def __init__(self, routes: PlatformRoutes, server: Server) -> None:
         self._routes = routes
@@ -58,7 +58,7 @@ class PlatformPaths:
     def rename(self, method: bytes, lines: HeadLines) -> bytes | None:
         """Give a platform's request the target and headers of the call it stands for, and return that one's method.
 
-        None if it is none of the platform's. Raises RefusedRequestError if nobody can say which model it is for.
+        None if it is none of the platform's. Raises RefusedRequestError if its model cannot be identified.
         """
         path, mark, query = lines.target.partition(b"?")
         routes = self._routes
@@ -99,7 +99,7 @@ class PlatformPaths:
         )
 
     def by_body(self, head: RequestHead, body: Buffer) -> RequestHead:
-        """The head of a renamed request, now that its body has come: that may be one of v1."""
+        """Return the head of a renamed request, now that its body has come: that may be one of v1."""
         if not self._routes.instances or head.header_length is not None or not head.model or head.route:
             return head
         first = bytes(body[:_BEGINNING])
@@ -117,7 +117,7 @@ class PlatformPaths:
         return known
 
     def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
-        """The outcome of an inference. SageMaker wants to know of failures for want of memory, and unloads models."""
+        """Return the outcome of an inference. SageMaker unloads models when it hears of failures for want of memory."""
         if self._routes.registry and isinstance(outcome, ModserveError) and is_memory_failure(outcome):
             return NoModelMemoryError(Code.UNAVAILABLE, outcome.message)
         return outcome

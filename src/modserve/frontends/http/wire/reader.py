@@ -1,4 +1,4 @@
-"""Reads requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
+"""Reader of requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
 
 `HeadReader` reads heads that are whole and written as most are. httptools parses other heads and chunked bodies; those
 with a Content-Length are counted here.
@@ -10,7 +10,7 @@ A reader is in one of three states:
 - BODY: the head is complete and its body is not; `head` and `body` are set. Either `missing` bytes are to come, or
   (`missing` is 0) the body is in chunks, and the parser has all that was read.
 
-`rest` from `at` on has not been read, in any state. A refusal is final: whoever gets one drops the reader's contents.
+`rest` from `at` on has not been read, in any state. A refusal is final: its receiver drops the reader's contents.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ Request: TypeAlias = tuple[RequestHead, Buffer]
 
 
 class Reader:
-    """The upper half of its methods is for the connection, the lower half is called by the parser."""
+    """Reader of requests: the connection calls the upper half of its methods, the parser the lower half."""
 
     def __init__(self, heads: HeadReader, options: HttpSettings, memory: MemoryBudget) -> None:
         self.state = IDLE
@@ -98,7 +98,7 @@ class Reader:
 
     @property
     def path(self) -> bytes:
-        """That of the request whose body is being read; empty if none is."""
+        """Path of the request whose body is being read; empty if none is."""
         head = self.head if self.state is BODY else None
         return b"" if head is None else head.route or head.target.partition(b"?")[0]
 
@@ -151,7 +151,7 @@ class Reader:
         return None
 
     def _scanned(self, fields: HeadFields, data: bytes) -> RequestHead | None:
-        """The head of a scan; None if there is something wrong with it, for which the parser finds the words."""
+        """Return the head of a scan; None if it is wrong, for which the parser finds the words."""
         heads, line = self._heads, fields.line
         if fields.length > self._options.max_json or 0 < self._memory.limit < fields.length:
             return None  # perhaps too long
@@ -179,7 +179,7 @@ class Reader:
         return head, body
 
     def _next_end(self, data: bytes, start: int) -> int:
-        """The end of the next piece that may end a head or a chunked body which has begun before `start`."""
+        """Return the end of the next piece that may end a head or a chunked body which has begun before `start`."""
         if self._tail:
             early = (self._tail + data[start : start + 3]).find(END)
             if early >= 0:
@@ -230,7 +230,7 @@ class Reader:
             raise RefusedRequestError(431, _TOO_MUCH_FRAMING)
 
     def _parse(self, piece: bytes) -> None:
-        """Raises httptools.HttpParserError for what is no HTTP, of which a callback's error is one kind."""
+        """Feed the parser. Raises httptools.HttpParserError for invalid HTTP, and for a callback's error."""
         if self._parser is None:
             self._parser = httptools.HttpRequestParser(self)
         declined = b""
@@ -325,6 +325,6 @@ class Reader:
                 self._stop(STATUS[error.code].http, error.message)
 
     def _stop(self, status: int, message: str) -> NoReturn:
-        """Leave the parser with a refusal."""
+        """Stop the parser with a refusal."""
         self._refusal = status, message
         raise RefusedRequestError(status, message)

@@ -6,12 +6,12 @@ from modserve.core.statistics.load_report import LoadReport
 from modserve.protocol.control import load_report
 
 ON_REQUEST: Final = "request"
-"""The value of the option by which only those who ask get a report."""
+"""Value of the option by which only requests that ask for a report get one."""
 FORMAT_HEADER: Final = load_report.FORMAT_HEADER.encode()
 
 
 def lines(report: LoadReport, option: str) -> tuple[bytes, dict[str, bytes]]:
-    """The line for each response, empty if there is none; and those by format for requests that ask."""
+    """Return the line for each response, empty if there is none; and the lines by format for requests that ask."""
     if option == ON_REQUEST:
         return b"", {name: _line(write(report)) for name, write in load_report.FORMATS.items()}
     return _line(load_report.FORMATS[option](report)), {}

@@ -15,7 +15,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def binary_head(media_type: bytes) -> bytes:
-    """A template; `media_type` goes on with the header line, or the end of its own, that has the length of the JSON."""
+    """Return a template; `media_type` goes on with the header line, or its beginning, for the length of the JSON."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: " + media_type + b"Content-Length: %d\r\n%b\r\n"
 
 
@@ -26,7 +26,7 @@ KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
 def dated(template: bytes, date: bytes) -> bytes:
-    """One of the templates above with a header line for the date."""
+    """Return one of the templates above with a header line for the date."""
     status, _, rest = template.partition(b"\r\n")
     return status + b"\r\n" + date + rest
 
@@ -36,14 +36,14 @@ def reason(status: int) -> bytes:
 
 
 def persistence(keep_alive: bool, old: bool) -> bytes:
-    """The Connection header, where HTTP/1.1's default does not say it already."""
+    """Return the Connection header, where HTTP/1.1's default does not say it already."""
     if not keep_alive:
         return CLOSE
     return KEEP_ALIVE if old else b""
 
 
 def header_lines(head: RequestHead, request_id: str, last: bool, reports: dict[str, bytes]) -> bytes:
-    """What the response to an inference says of its request's id and origin, and of a connection that is at its end.
+    """Return header lines for an inference's response: request id, origin, and the end of the connection.
 
     `reports`: of the server's load, by format, for requests that ask for one.
     """
@@ -55,7 +55,7 @@ def header_lines(head: RequestHead, request_id: str, last: bool, reports: dict[s
 
 
 def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:
-    """`lines` are whole header lines that follow `headers`."""
+    """Return the head of a response. `lines` are whole header lines that follow `headers`."""
     first = [b"HTTP/1.1 %d %b" % (status, reason(status)), *(name + b": " + value for name, value in headers)]
     return b"\r\n".join(first) + b"\r\n" + lines + b"\r\n"
 
@@ -67,7 +67,7 @@ def json_response(status: int, body: bytes, lines: bytes) -> bytes:
 def inference_response(
     outcome: Body | ModserveError, lines: bytes, json_head: bytes, binary_head: bytes, statuses: list[int]
 ) -> tuple[int, list[Buffer]]:
-    """The length of the body; and the response in parts, of which the first is its head.
+    """Return the length of the body; and the response in parts, of which the first is its head.
 
     `lines` are whole header lines. The heads are the templates above, with a date. Its status is counted in `statuses`.
     """

@@ -1,4 +1,4 @@
-"""When a connection ends because its client does nothing: decided once a second, by what has come and gone since."""
+"""Time-outs of connections whose clients do nothing, decided once a second by what has come and been taken since."""
 
 from enum import Enum, auto
 
@@ -7,25 +7,25 @@ from modserve.settings import HttpSettings
 from .reader import BODY, IDLE, PART, Reader
 
 _SILENCES = 5
-"""A part of a body has so many times as long to come as a client may be silent, however lively it is."""
+"""Time for a part of a body, as a multiple of the silence that a client is allowed, however lively it is."""
 
 
 class CloseAction(Enum):
-    """How a connection ends without a word."""
+    """Ways in which a connection ends without a response."""
 
     CLOSE = auto()
     ABORT = auto()
 
 
 class TimeOuts:
-    """What one client has done, and when. Times are in seconds of the event loop's clock."""
+    """Activity of one client. Times are in seconds of the event loop's clock."""
 
     __slots__ = ("_options", "_part", "_part_since", "_since", "_unsent")
 
     def __init__(self, options: HttpSettings) -> None:
         self._options = options
         self._since = 0.0
-        """When the client was last seen to do something."""
+        """Time at which the client was last seen to do something."""
         self._unsent = 0
         """Bytes that it had not taken then."""
         self._part: tuple[int, int] | None = None
@@ -35,7 +35,7 @@ class TimeOuts:
     def check(
         self, now: float, active: bool, unsent: int, stuck: bool, served: bool, reader: Reader
     ) -> CloseAction | str | None:
-        """How the connection ends, if it does: a text refuses a request that does not come to its end.
+        """Return how the connection ends, if it does: a text refuses a request that does not come to its end.
 
         `active`: something has come since the last look. `stuck`: the client takes nothing, or has to take the last of
         it. `served`: a request is being served, so that its client may be silent.
