@@ -1,1 +1,1 @@
-"""The commands beside `serve`, one module each. `table` lists them; only the one that runs is imported."""
+"""Commands other than `serve`, one module each. `table` lists them; only the one to run is imported."""

@@ -26,7 +26,7 @@ PARSER.add_argument("shell", metavar="|".join(SHELLS), help="The shell.")
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.shell not in SHELLS:
         raise UsageError(f"expected {', '.join(SHELLS)}, got: {options.shell}")
     print(script(options.shell))
@@ -34,7 +34,7 @@ def work(options: Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The script for one of `SHELLS`."""
+    """Return the script for one of `SHELLS`."""
     import shtab
 
     top = usage.parser(COMMANDS)
@@ -52,7 +52,7 @@ def script(shell: str) -> str:
 
 
 def _prepare(action: argparse.Action, shtab: object) -> None:
-    """Files complete as files, and a help text is one line."""
+    """Prepare the options: files complete as files, and a help text is one line."""
     if action.help:
         action.help = action.help.partition("\n")[0]
     metavar = action.metavar if isinstance(action.metavar, str) else ""

@@ -33,7 +33,7 @@ from .terminal import stdout_as_stderr
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")
 """Fields that the server fills in by itself, for any model."""
 _WRITTEN = ("name", "backend", "default_model_filename", "max_batch_size", "input", "output", "dynamic_batching")
-"""Fields with a place of their own below; all others come behind them."""
+"""Fields with their own order; all others follow them."""
 
 _BATCHING = """\
 # Requests that wait are put together into batches. Without this block each runs by itself.
@@ -58,7 +58,7 @@ OPTIONAL = (
         "response_cache { enable: true }",
     ),
 )
-"""Sections that are commented out: what each is for, and the section."""
+"""Commented-out sections: the purpose of each, and the section."""
 NO_BATCHING = (
     "Several requests at once, as one batch: only for models whose first dimension is the batch, with max_batch_size.",
     "dynamic_batching { max_queue_delay_microseconds: 100 }",
@@ -66,7 +66,7 @@ NO_BATCHING = (
 
 
 def written(config: pb.ModelConfig, file: StandaloneModel, default_filename: str) -> str:
-    """The text for a complete configuration. `default_filename` is what the backend looks for by itself."""
+    """Return the text of a complete configuration. `default_filename` is the backend's default file."""
     return "\n".join(_lines(config, file, default_filename)) + "\n"
 
 
@@ -107,7 +107,7 @@ def _lines(config: pb.ModelConfig, file: StandaloneModel, default_filename: str)
 
 
 def _warm_up(config: pb.ModelConfig) -> Iterator[str]:
-    """A section with a sample of random data, commented out, if there are inputs."""
+    """Yield a commented-out section with a sample of random data, if there are inputs."""
     if not config.input:
         return
     sizes = Sizes("", config.name)
@@ -130,7 +130,7 @@ def _field(config: pb.ModelConfig, name: str) -> str:
 
 
 def _alone(config: pb.ModelConfig, *names: str) -> pb.ModelConfig:
-    """A configuration with some fields of another one, and no others."""
+    """Return a configuration with only some fields of another one."""
     part = pb.ModelConfig()
     FieldMask(paths=names).MergeMessage(config, part)
     return part
@@ -163,7 +163,7 @@ option(PARSER, "-o, --output FILE", "Write to FILE, which must not exist.", type
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     output: Path | None = options.output
     if output is not None and output.exists():
         raise UsageError(f"'{output}' already exists; remove it, or name another file")
@@ -193,11 +193,11 @@ def work(options: Namespace) -> int:
 class WrittenConfig(NamedTuple):
     text: str
     config: ModelConfig
-    """As a server with this model reads it, unless it was made for another `max_batch_size`."""
+    """Configuration as a server with this model reads it, unless made for another `max_batch_size`."""
 
 
 def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenConfig:
-    """The configuration of a file. Raises what the load raises, with the names of the file's own folder."""
+    """Make the configuration of a file. Raises the load's errors, with the names of the file's own directory."""
     with repository_of(file) as directory, ThreadPoolExecutor(1) as executor:
         registry = BackendRegistry()
         loader = Loader(registry, LoaderOptions(cores=1), executor)
@@ -210,7 +210,7 @@ def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenCon
 async def _completed(
     loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int
 ) -> tuple[pb.ModelConfig, ModelConfig]:
-    """The configuration that a server would make of a file, by loading it."""
+    """Load a file, and return the configuration that a server would make of it."""
     content = file.config(measured=False) + str(pb.ModelConfig(max_batch_size=max_batch_size)).encode()
     listing = replace(LocalRepository(directory, outside_links=True).read(file.name), content=content)
     blueprint = await loader.inspect(listing)
@@ -223,7 +223,7 @@ async def _completed(
 
 
 def _take_whole_shapes(config: pb.ModelConfig) -> None:
-    """Without a batch, dims have the first dimension, too."""
+    """Remove the batch dimension: dims then include the first dimension."""
     config.max_batch_size = 0
     config.ClearField("dynamic_batching")
     tensors: list[pb.ModelInput | pb.ModelOutput] = [*config.input, *config.output]

@@ -31,12 +31,12 @@ class Destination:
 
 
 def address(url: str) -> Address:
-    """Of one server. Raises INVALID_ARG, also for several."""
+    """Read the address of one server. Raises INVALID_ARG, also for several."""
     return one(addresses(url), "this address")
 
 
 def addresses(url: str, resolve: Lookup = lookup) -> list[Address]:
-    """Of all servers, as `address_list.addresses` reads them. Raises INVALID_ARG, UnreachableError."""
+    """Read the addresses of all servers, as `address_list.addresses`. Raises INVALID_ARG, UnreachableError."""
     try:
         return address_list.addresses(url, resolve)
     except ClientError as error:
@@ -50,26 +50,26 @@ def url_of(options: Namespace) -> str:
 
 
 def destinations(options: Namespace, resolve: Lookup = lookup) -> list[Destination]:
-    """From the options of `syntax.add_destination`, one for each server. Raises INVALID_ARG, UnreachableError."""
+    """Read the options of `syntax.add_destination`, a destination per server. Raises INVALID_ARG, UnreachableError."""
     root, cert, key = (Path(file) if file else None for file in (options.ca_file, options.cert, options.key))
     access = Access(_with_key(headers(options.header)), root, cert, key, options.insecure)
     return [Destination(place, access, options.timeout) for place in addresses(url_of(options), resolve)]
 
 
 def destination(options: Namespace) -> Destination:
-    """For a command that calls one server. Raises INVALID_ARG, UnreachableError, and UsageError for several."""
+    """Read the only destination. Raises INVALID_ARG, UnreachableError, and UsageError for several servers."""
     return one(destinations(options), "this command")
 
 
 def one(servers: Sequence[T], user: str) -> T:
-    """The only one. Raises UsageError if there are several."""
+    """Return the only one. Raises UsageError if there are several."""
     if len(servers) > 1:
         raise UsageError(f"{user} is for one server, and '--url' or {URL_VARIABLE} names {len(servers)}")
     return servers[0]
 
 
 def openai_destinations(options: Namespace) -> list[Destination]:
-    """The same for OpenAI's API, whose paths begin with ``/v1`` and whose users write it at the end of the URL.
+    """Read the destinations of OpenAI's API: a ``/v1`` at the end of a URL is dropped, since the paths begin with it.
 
     Raises UsageError for gRPC.
     """
@@ -77,7 +77,7 @@ def openai_destinations(options: Namespace) -> list[Destination]:
 
 
 def openai_destination(options: Namespace) -> Destination:
-    """The same for one server. Raises UsageError for several."""
+    """Read the only destination of OpenAI's API. Raises UsageError for several servers, and for gRPC."""
     return _of_openai(destination(options))
 
 
@@ -88,7 +88,7 @@ def _of_openai(server: Destination) -> Destination:
 
 
 def _with_key(headers: dict[str, str]) -> dict[str, str]:
-    """The headers, and the key in the environment, unless they have one."""
+    """Return the headers, with the key in the environment unless they have one."""
     key = os.environ.get(KEY_VARIABLE)
     if not key or not {"authorization", "x-api-key"}.isdisjoint(map(str.lower, headers)):
         return headers

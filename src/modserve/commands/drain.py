@@ -1,4 +1,4 @@
-"""``modserve drain``: take running servers out of service, and wait until they have finished what they had accepted."""
+"""``modserve drain``: take running servers out of service, and wait until they have finished accepted requests."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ add_destination(PARSER, 600.0, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     places = destinations(options)
     for place in places:
         if place.address.over_grpc:
@@ -49,7 +49,7 @@ def _drain(server: RemoteServer) -> Any:
 
 
 def lines(outcomes: Sequence[Outcome[Any]]) -> Iterator[str]:
-    """A row for each of several servers, and below it why one did not take the call."""
+    """Yield a row for each of several servers, and below it why one did not take the call."""
     rows = [
         (each.url, _text(each.value) if each.error is None else f"not drained: it {failure_verb(each.error)}")
         for each in outcomes
@@ -64,7 +64,7 @@ def lines(outcomes: Sequence[Outcome[Any]]) -> Iterator[str]:
 
 
 def _text(report: Any) -> str:
-    """What has become of the drain of one server."""
+    """Return the result of one server's drain as text."""
     if report["drained"]:
         return f"drained, after {duration(report['seconds'])}"
     left = ", ".join(f"{count} of model '{name}'" for name, count in sorted(report["in_flight"].items()))

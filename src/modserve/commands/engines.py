@@ -15,6 +15,6 @@ PARSER = parser(
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     print(console.engines_table(inventory()))
     return 0

@@ -1,10 +1,10 @@
-"""Failures of calls to a server. `advice` says what helps."""
+"""Failures of calls to a server. `advice` is the remedy."""
 
 from modserve.core.errors import Code, ModserveError
 
 
 class UnreachableError(ModserveError):
-    """No server responds at the address, or none that speaks the protocol."""
+    """Failure to reach a server: none responds at the address, or none that speaks the protocol."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(Code.UNAVAILABLE, message)

@@ -23,7 +23,7 @@ Call: TypeAlias = Callable[[RemoteServer], None]
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """What became of one server. `state` is the one in the end, and `reason` says why something failed."""
+    """Result of one server. `state` is the final state, and `reason` the cause of a failure."""
 
     url: str
     outcome: str
@@ -33,7 +33,7 @@ class ServerRow:
 
 @dataclass(frozen=True, slots=True)
 class JointReport:
-    """`done` is whether the call succeeded on all servers; `clean` whether all or none have changed."""
+    """Outcome of a call. `done`: it succeeded on all servers. `clean`: all servers or none have changed."""
 
     rows: Sequence[ServerRow]
     done: bool
@@ -53,7 +53,7 @@ class JointReport:
 def on_all(
     servers: ServerSet, model: str, verb: str, call: Call, interruption: Interruption, *, must_exist: bool = True
 ) -> JointReport:
-    """`verb` is what the call does: loaded or unloaded. With `must_exist`, servers without the model refuse it."""
+    """Call all servers. `verb`: loaded or unloaded. With `must_exist`, servers without the model refuse the call."""
     states = servers.call(lambda server: _state(server, model, must_exist))
     if any((interruption.happened, *(each.error is not None for each in states))):
         return JointReport([_unchanged(each) for each in states], False, True)
@@ -80,7 +80,7 @@ def _done(servers: ServerSet, model: str, verb: str, calls: Sequence[Outcome[Non
 
 
 def run(servers: ServerSet, model: str, verb: str, call: Call, *, must_exist: bool = True) -> int:
-    """The same, printed; returns the exit code. Raises KeyboardInterrupt after Ctrl-C, when all is done."""
+    """Run `on_all`, print the report, and return the exit code. Raises KeyboardInterrupt for Ctrl-C, at the end."""
     try:
         with Interruption(lambda: print_error(_WAITS)) as interruption:
             report = on_all(servers, model, verb, call, interruption, must_exist=must_exist)

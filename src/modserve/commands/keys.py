@@ -52,7 +52,7 @@ add_json(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     path = Path(options.file or os.environ.get(VARIABLE) or _FILE)
     if options.action == "list":
         return _list(path, options)
@@ -113,7 +113,7 @@ def scopes_of(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _time(text: str, name: str) -> float | None:
-    """A time in seconds since 1970, from one as a file of keys has it, or a span from now on. Raises UsageError."""
+    """Read a time as in a file of keys, or a span from now on; return seconds since 1970. Raises UsageError."""
     if not text:
         return None
     now, span = time.time(), _SPAN.fullmatch(text)

@@ -45,7 +45,7 @@ add_destination(PARSER, 600.0, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     values = parameters(options.config, options.file)
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) == 1:
@@ -75,7 +75,7 @@ def _load(server: RemoteServer, name: str, values: Parameters, options: Namespac
 
 
 def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
-    """Raise an error with the names of the models that are there, if that one is not. Else nothing."""
+    """Raise an error with the names of the existing models, if that one does not exist."""
     try:
         rows = index(server)
     except RefusedError:
@@ -85,7 +85,7 @@ def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
 
 
 def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:
-    """Those of a load request. Raises UsageError, or INVALID_ARG for a file that cannot be read."""
+    """Return the parameters of a load request. Raises UsageError, or INVALID_ARG for an unreadable file."""
     out: dict[str, str | bytes] = {}
     if config:
         try:

@@ -1,8 +1,8 @@
-"""Which versions of a model a server has, with which configuration; and how it gets back to that.
+"""Snapshot of a model's versions and configuration on a server, and the return to it.
 
-What comes back: a model that was not loaded is unloaded; one that was is loaded with its configuration and versions of
-before, which the server then has until the model's files change or it is unloaded. What cannot come back: files that
-were replaced in the directory of a version, and files that an earlier load call had sent.
+What is restored: a model that was not loaded is unloaded; one that was is loaded with its previous configuration and
+versions, which the server keeps until the model's files change or it is unloaded. Not restored: files replaced in a
+version's directory, and files sent by an earlier load call.
 """
 
 import json
@@ -25,12 +25,12 @@ _SOON = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """`versions` are those that serve. `config` is None for a model that is not loaded, or if the server hides it."""
+    """Serving versions and configuration of a model. `config` is None if the model is not loaded or it is hidden."""
 
     versions: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = None
     known: bool = True
-    """Whether the repository index has the model."""
+    """True if the repository index has the model."""
 
     def __str__(self) -> str:
         if not self.versions:
@@ -39,7 +39,7 @@ class ModelState:
 
 
 def state_of(server: RemoteServer, model: str) -> ModelState:
-    """Raises UnreachableError, also where the server does not respond soon, and RefusedError."""
+    """Read the state. Raises UnreachableError, also if the server does not respond soon, and RefusedError."""
     server = server.within(_SOON)
     rows = [row for row in index(server) if row.model == model]
     versions = tuple(sorted((row.version for row in rows if row.state == _READY), key=lambda text: (len(text), text)))
@@ -53,7 +53,7 @@ def state_of(server: RemoteServer, model: str) -> ModelState:
 
 
 def go_back(server: RemoteServer, model: str, before: ModelState, *, unsure: bool = False) -> ModelState:
-    """Bring the model back to what it was before; returns what it is then. Raises UnreachableError, RefusedError.
+    """Restore the model's previous state; return the state after it. Raises UnreachableError, RefusedError.
 
     `unsure`: a call had no response, so the server may yet carry it out; it does so before the next call for the model.
     """
@@ -72,13 +72,13 @@ def go_back(server: RemoteServer, model: str, before: ModelState, *, unsure: boo
 
 
 def with_versions(config: Mapping[str, Any], versions: tuple[str, ...]) -> dict[str, Any]:
-    """The configuration with a policy for exactly these versions."""
+    """Return the configuration with a policy for exactly these versions."""
     others = {name: value for name, value in config.items() if name != "versionPolicy"}
     return {**others, "version_policy": {"specific": {"versions": [int(version) for version in versions]}}}
 
 
 def is_back(now: ModelState, before: ModelState) -> bool:
-    """Whether the model serves as before: the same versions, and the same configuration but for the version policy."""
+    """Return True if the model has the same versions, and the same configuration except for the version policy."""
     return now.versions == before.versions and _apart_from_policy(now) == _apart_from_policy(before)
 
 
@@ -88,7 +88,7 @@ def _apart_from_policy(state: ModelState) -> Mapping[str, Any] | None:
 
 
 def last_state(server: RemoteServer, model: str) -> str:
-    """The state in words, also if the server does not tell it."""
+    """Return the state in words, even if the server does not report it."""
     try:
         return str(state_of(server, model))
     except ModserveError as error:

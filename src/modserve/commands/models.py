@@ -37,12 +37,12 @@ _NOTHING = ("", "")
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     return again(options.watch, lambda: _draw(options))
 
 
 def _draw(options: Namespace) -> tuple[int, str]:
-    """Once. A name may stand for other servers the next time."""
+    """Draw once. A name may stand for other servers the next time."""
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) > 1:
             return _draw_all(servers, options)
@@ -83,7 +83,7 @@ def _usage(server: RemoteServer) -> Mapping[tuple[str, str], VersionUsage]:
 
 
 def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
-    """The rows of these models, all if none is named. Raises RefusedError for a name that is not there."""
+    """Return the rows of these models, all if none is named. Raises RefusedError for an unknown name."""
     known = sorted({row.model for row in rows})
     for name in names:
         if name not in known:
@@ -111,7 +111,7 @@ def lines(
     *,
     colours: bool = False,
 ) -> Iterator[str]:
-    """A table; reasons follow their rows. Times are by the server's clock, from which the one here may differ."""
+    """Yield a table; reasons follow their rows. Times are by the server's clock, not by the local one."""
     if not rows:
         yield "The server has no models."
         return
@@ -141,7 +141,7 @@ def lines(
 
 
 def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
-    """The inputs and outputs of a model, from its metadata, and how to call it."""
+    """Yield the inputs and outputs of a model, from its metadata, and how to call it."""
     if not body:
         yield f"{name} is not ready: its inputs and outputs are unknown."
         return
@@ -159,14 +159,14 @@ def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def reasons(name: str, engines: Mapping[tuple[str, str], tuple[str, str]]) -> Iterator[str]:
-    """Why the versions of a model have the engines that they have, where the server chose these."""
+    """Yield the reasons for the engines that the server chose for a model's versions."""
     for (model, version), (_, reason) in engines.items():
         if model == name and reason:
             yield f"\nengine of version {version}: {reason}"
 
 
 def times(name: str, used: Mapping[tuple[str, str], VersionUsage]) -> Iterator[str]:
-    """The mean times of requests to a model's versions, in parts, and advice on the largest one."""
+    """Yield the mean times of requests to a model's versions, in parts, and advice on the largest one."""
     versions = {version: each for (model, version), each in used.items() if model == name}
     if not versions:
         return
@@ -182,7 +182,7 @@ def times(name: str, used: Mapping[tuple[str, str], VersionUsage]) -> Iterator[s
 
 
 def shape(sizes: Sequence[int | str]) -> str:
-    """As it is written in configurations; -1 is any size."""
+    """Format a shape as configurations do; -1 is any size."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
@@ -192,7 +192,7 @@ def document(
     engines: Mapping[tuple[str, str], tuple[str, str]],
     tensors: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "models": [
             {

@@ -28,7 +28,7 @@ _QUIET_OPTIONS = (
 
 @contextlib.contextmanager
 def serving(words: Sequence[str], seconds: float, model: str = "") -> Iterator[Destination]:
-    """``modserve serve`` with these words, stopped when the block ends.
+    """Run ``modserve serve`` with these words, and stop it when the block ends.
 
     It begins when `model`, or without one any model, is ready. Raises INVALID_ARG with the server's reason if that does
     not happen within `seconds`.
@@ -91,7 +91,7 @@ _REASON = re.compile(r"(?:ERROR|WARNING) +\S+: (.*)")
 
 
 class _Log:
-    """What a server prints, read by a thread so that its pipe is never full."""
+    """Output of a server, read by a thread so that its pipe never fills."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._lines: list[str] = []
@@ -125,7 +125,7 @@ class _Log:
         return int(match[1])
 
     def reason(self) -> str:
-        """The last error that it has logged, or its last line."""
+        """Return the last logged error, or the last line."""
         text = "".join(self._lines)
         reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_CONSEQUENCE)]
         return reasons[-1] if reasons else (text.strip().splitlines() or ["no output"])[-1]

@@ -51,7 +51,7 @@ class Plot:
 
 
 def scale(most: float) -> list[float]:
-    """Round steps from 0 up to `most` or somewhat more, at most a few."""
+    """Return a few round steps from 0 up to `most` or somewhat more."""
     if not 0 < most < math.inf:
         most = 1.0
     power = 10.0 ** math.floor(math.log10(most / _LINES))
@@ -60,7 +60,7 @@ def scale(most: float) -> list[float]:
 
 
 def decades(values: Sequence[float]) -> list[float]:
-    """Powers of ten around the values that are above 0."""
+    """Return the powers of ten around the values above 0."""
     above = [value for value in values if value > 0] or [1.0]
     low = math.floor(math.log10(min(above)))
     high = max(math.ceil(math.log10(max(above))), low + 1)
@@ -68,7 +68,7 @@ def decades(values: Sequence[float]) -> list[float]:
 
 
 def draw(plot: Plot) -> str:
-    """The plot as an SVG element."""
+    """Return the plot as an SVG element."""
     points = [point for line in plot.series.values() for point in line]
     marks_x = scale(max((x for x, _ in points), default=1.0))
     heights = [y for _, y in points] + ([] if plot.goal is None else [plot.goal])
@@ -115,7 +115,7 @@ def draw(plot: Plot) -> str:
 
 
 def _legend(plot: Plot) -> Iterator[str]:
-    """Below the plot; names that do not fit are in the hints of the points."""
+    """Yield the legend below the plot; names that do not fit are in the hints of the points."""
     x = float(_LEFT)
     for index, name in enumerate(plot.series):
         width = 24 + 6.2 * len(name)
@@ -128,7 +128,7 @@ def _legend(plot: Plot) -> Iterator[str]:
 
 
 def short(value: float) -> str:
-    """Three digits or so: 0.042, 7.3, 812, 6.5k."""
+    """Format a number with about three digits: 0.042, 7.3, 812, 6.5k."""
     if abs(value) >= 10_000:
         return f"{value / 1000:.3g}k"
     if abs(value) >= 1000:
@@ -143,7 +143,7 @@ def html_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def document(title: str, parts: Sequence[str], end: str) -> str:
-    """A whole page; `parts` are HTML."""
+    """Return a whole page; `parts` are HTML."""
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',

@@ -58,7 +58,7 @@ option(PARSER, "--grpc-port PORT", "The port of Ray's gRPC proxies; 0: none. [de
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     settings = application.check_settings(settings_of(options.server_words))
     deployment = deployment_of(options)
     application.check_installed()
@@ -86,7 +86,7 @@ def work(options: Namespace) -> int:
 
 
 def reason(status: Any, name: str) -> str:
-    """What Ray says of the deployments of an application that have come to nothing; empty if it is not there."""
+    """Return Ray's messages on the failed deployments of an application; empty if there is no such application."""
     application = status.applications.get(name)
     deployments = {} if application is None else application.deployments
     # The last line of a traceback, without the name of the exception.
@@ -95,7 +95,7 @@ def reason(status: Any, name: str) -> str:
 
 
 def settings_of(words: Sequence[str]) -> Any:
-    """Those of the servers, by their options. Raises UsageError."""
+    """Read the servers' settings from their options. Raises UsageError."""
     try:
         return from_command_line(words).settings
     except OptionError as error:
@@ -103,7 +103,7 @@ def settings_of(words: Sequence[str]) -> Any:
 
 
 def deployment_of(options: Namespace) -> dict[str, Any]:
-    """The options of Ray's deployment. Raises UsageError for numbers that do not go together."""
+    """Return the options of Ray's deployment. Raises UsageError for inconsistent numbers."""
     resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
     if options.max_replicas is None:
         if options.min_replicas is not None:

@@ -1,4 +1,4 @@
-"""Calls to a running server by `modserve.client`, with advice for failures."""
+"""Client of a running server by `modserve.client`, with advice for failures."""
 
 import json
 import os
@@ -41,7 +41,7 @@ _START = f"'modserve serve --model-repository DIR' starts a server; --url or {UR
 
 
 def connect(place: str | Destination) -> "RemoteServer":
-    """To an address that `destination.address` reads, or a destination. Raises INVALID_ARG; it does not call yet."""
+    """Make a client of a destination or an address (`destination.address`), without a call yet. Raises INVALID_ARG."""
     to = Destination(address(place)) if isinstance(place, str) else place
     if to.address.over_grpc:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or the library writes lines of its own
@@ -63,14 +63,14 @@ class RemoteServer:
         self._transport = transport
 
     def within(self, seconds: float) -> "RemoteServer":
-        """The same server, whose calls take at most so long. It is closed with this one."""
+        """Return this server with calls limited to `seconds`. It is closed with this one."""
         limit = min(seconds, self._destination.seconds)
         return RemoteServer(replace(self._destination, seconds=limit), self._transport)
 
     def call(
         self, operation: Operation, model: str = "", version: int | None = None, parameters: Parameters | None = None
     ) -> Any:
-        """The response to a call that is no inference, in JSON's values as HTTP has it."""
+        """Make a call other than an inference, and return its response in JSON's values, as over HTTP."""
         with _advice(self._destination):
             return self._transport.call(ControlCall(operation, model, version, parameters, self._destination.seconds))
 
@@ -86,14 +86,14 @@ class RemoteServer:
             raise UnreachableError(f"{self.url} does not speak the protocol: {error}") from error
 
     def extensions(self) -> set[str]:
-        """The protocol extensions that the server lists."""
+        """Return the protocol extensions that the server lists."""
         document = self.call(SERVER)
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url} does not speak the protocol: its metadata is not an object")
         return set(document.get("extensions", ()))
 
     def ready_models(self) -> set[str]:
-        """The names of the models that serve."""
+        """Return the names of the READY models."""
         return {row["name"] for row in self.call(INDEX) if row.get("state") == "READY"}
 
     def infer(self, call: ClientCall) -> Result:
@@ -101,22 +101,22 @@ class RemoteServer:
             return self._transport.infer(replace(call, timeout=self._destination.seconds))
 
     def stream(self, call: ClientCall) -> Iterator[Result]:
-        """The responses of a decoupled model, as they come."""
+        """Yield the responses of a decoupled model as they arrive."""
         with _advice(self._destination):
             yield from self._transport.stream(replace(call, timeout=self._destination.seconds))
 
     def page(self, path: str) -> str:
-        """The page at a path of an HTTP port, such as metrics."""
+        """Return the page at a path of an HTTP port, such as metrics."""
         with _advice(self._destination):
             return self._http().page(path, self._destination.seconds).decode(errors="replace")
 
     def roll_back(self, model: str, version: str, reason: str | None) -> Any:
-        """Requests that name no version do not go to this one any more, or for None do; the routing there is then."""
+        """Stop routing requests without a version to this one, or with None resume it; return the routing after it."""
         body = json.dumps({"rolled_back": {version: reason}}).encode()
         return json.loads(b"".join(self.lines(f"{model_path(model, None)}/routing", body)) or b"{}")
 
     def lines(self, path: str, body: bytes) -> Generator[bytes]:
-        """The lines of the response to a body of JSON, as they come. Closing the iterator ends the call."""
+        """Yield the lines of the response to a JSON body as they arrive. Closing the iterator ends the call."""
         with _advice(self._destination):
             yield from self._http().lines(path, body, self._destination.seconds)
 
@@ -131,7 +131,7 @@ class RemoteServer:
 
 @contextmanager
 def _advice(destination: Destination) -> Iterator[None]:
-    """Failures of the client leave the block as errors of commands, with advice."""
+    """Convert the client's failures in the block to errors of commands, with advice."""
     try:
         yield
     except ClientError as error:
@@ -172,7 +172,7 @@ def _advice_on_connecting(error: ClientError, destination: Destination) -> str:
 
 
 def advice_on(text: str) -> str:
-    """The option or command that helps, by the text of the server's error; empty if none is known."""
+    """Return the option or command that helps, by the text of the server's error; empty if unknown."""
     return next((line for part, line in _ADVICE if part in text), "")
 
 

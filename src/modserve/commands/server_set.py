@@ -21,7 +21,7 @@ _SIGNALS_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """Of a call to one server: a value, or why there is none."""
+    """Outcome of a call to one server: a value, or an error."""
 
     server: RemoteServer
     seconds: float
@@ -50,7 +50,7 @@ class ServerSet:
     def call(
         self, work: Callable[[RemoteServer], T], servers: Sequence[RemoteServer] | None = None
     ) -> list[Outcome[T]]:
-        """`work` for each server, or only for these."""
+        """Run `work` for each server, or only for these."""
         chosen = self.servers if servers is None else servers
         futures = [self._threads.submit(_outcome, work, server) for server in chosen]
         while wait(futures, _SIGNALS_SECONDS).not_done:
@@ -64,7 +64,7 @@ class ServerSet:
 
 
 def connect_all(places: Sequence[Destination]) -> ServerSet:
-    """Raises INVALID_ARG; it does not call yet."""
+    """Make clients of all servers, without a call yet. Raises INVALID_ARG."""
     return ServerSet([connect(place) for place in places])
 
 
@@ -78,12 +78,12 @@ def _outcome(work: Callable[[RemoteServer], T], server: RemoteServer) -> Outcome
 
 
 def failure_verb(error: ModserveError) -> str:
-    """What the server does not do."""
+    """Return the predicate of a message about a failed call."""
     return "refuses the call" if isinstance(error, RefusedError) else "does not respond"
 
 
 def failure_text(error: ModserveError, url: str) -> str:
-    """In a row that names the server already."""
+    """Return the failure's text for a row that already names the server."""
     if isinstance(error, UnreachableError):
         return error.message.removeprefix(f"cannot reach a server at {url}: ")
     advice = error.advice if isinstance(error, RefusedError) else ""

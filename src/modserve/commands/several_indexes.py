@@ -16,7 +16,7 @@ _HEAD = ("model", "version", "ready", "requests", "failed", "mean")
 
 @dataclass(frozen=True, slots=True)
 class ServerIndex:
-    """Of one server; `usage` is empty where it is restricted."""
+    """Index of one server; `usage` is empty where restricted."""
 
     rows: Sequence[IndexRow]
     usage: Mapping[Key, VersionUsage]
@@ -41,7 +41,7 @@ class VersionStates:
 
 
 def merged(servers: Sequence[Outcome[ServerIndex]], names: Sequence[str] = ()) -> list[VersionStates]:
-    """By model and version. A model that is loaded somewhere has no row without a version."""
+    """Merge the servers' rows by model and version. A model loaded on any server has no row without a version."""
     indexes = {each.url: {row.key: row for row in each.value.rows} for each in servers if each.error is None}
     keys = {key for rows in indexes.values() for key in rows if not names or key[0] in names}
     loaded = {model for model, version in keys if version}
@@ -70,7 +70,7 @@ def _state(row: IndexRow | None, has_model: bool) -> str:
 def lines(
     servers: Sequence[Outcome[ServerIndex]], merged: Sequence[VersionStates], *, colours: bool = False
 ) -> Iterator[str]:
-    """A table; where servers differ, the others follow the row."""
+    """Yield a table; where servers differ, the others follow the row."""
     if merged:
         rows = [
             (
@@ -101,7 +101,7 @@ def lines(
 
 
 def document(servers: Sequence[Outcome[ServerIndex]], merged: Sequence[VersionStates]) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "same": all(each.same for each in merged),
         "servers": [

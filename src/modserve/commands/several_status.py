@@ -17,7 +17,7 @@ def all_ready(servers: Sequence[Outcome[ServerStatus]]) -> bool:
 
 
 def lines(servers: Sequence[Outcome[ServerStatus]], *, colours: bool = False) -> Iterator[str]:
-    """The table, and below it what is in the way of each server that is not ready."""
+    """Yield the table, and below it the obstacles of each server that is not ready."""
     reached = [each.value for each in servers if each.error is None]
     rows = [_row(each) for each in servers]
     ready = sum(each.health.ready for each in reached)
@@ -64,7 +64,7 @@ def _figures(total: VersionUsage) -> tuple[str, str, str]:
 
 
 def document(servers: Sequence[Outcome[ServerStatus]]) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     rows = [
         {"url": each.url, "error": each.error.message}
         if each.error is not None

@@ -25,12 +25,12 @@ add_destination(PARSER, 10.0, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     return again(options.watch, lambda: _draw(options))
 
 
 def _draw(options: Namespace) -> tuple[int, str]:
-    """Once. A name may stand for other servers the next time."""
+    """Draw once. A name may stand for other servers the next time."""
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) > 1:
             return _draw_all(servers, options)

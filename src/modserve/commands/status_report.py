@@ -67,7 +67,7 @@ class VersionUsage:
         return VersionUsage(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     def mean_ms(self, part: str) -> float:
-        """Per request, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
+        """Return the mean time per request in ms, for ``total``, ``queue``, ``input``, ``infer`` and ``output``."""
         total: int = getattr(self, f"{part}_ns")
         return total / self.requests / 1e6 if self.requests else 0.0
 
@@ -77,7 +77,7 @@ _COUNTS = tuple(name for name in VersionUsage.__dataclass_fields__ if name != "l
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`reasons` are the versions in the way, where the server tells them."""
+    """Health of a server. `reasons` are the versions that are not ready, if the server reports them."""
 
     ready: bool
     phase: str = ""
@@ -86,7 +86,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """`unknown` are the texts with which the server refused calls. Without index or usage, there are no numbers."""
+    """Status of a server. `unknown` are its refusals of calls. Without index or usage, there are no numbers."""
 
     name: str
     version: str
@@ -99,7 +99,7 @@ class ServerStatus:
 
 
 def server_status(server: RemoteServer) -> ServerStatus:
-    """All of it. Raises UnreachableError; what is restricted is left out."""
+    """Read a server's status, without the restricted parts. Raises UnreachableError."""
     unknown: list[str] = []
     row = _or_refused(lambda: server.call(SERVER), {}, unknown)
     versions = _or_refused(lambda: index(server), None, unknown)
@@ -119,13 +119,13 @@ def _or_refused(call: Any, otherwise: Any, unknown: list[str]) -> Any:
 
 
 def health(server: RemoteServer) -> Health:
-    """Return whether inference may be sent, and what is in the way."""
+    """Return the server's readiness for inference, and the obstacles."""
     body = server.call(HEALTH)
     return Health(bool(body.get("ready")), str(body.get("phase", "")), [_row(row) for row in body.get("reasons", ())])
 
 
 def index(server: RemoteServer) -> list[IndexRow]:
-    """Every model version, whatever its state."""
+    """Return every model version, in any state."""
     return [_row(row) for row in server.call(INDEX)]
 
 
@@ -174,7 +174,7 @@ def engine(server: RemoteServer, row: IndexRow) -> tuple[str, str]:
 
 
 def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[str]:
-    """The status as text."""
+    """Yield the status as text."""
     word = "ready" if status.health.ready else "not ready"
     if colours:
         word = f"{COLOURS['READY' if status.health.ready else 'UNAVAILABLE']}{word}{PLAIN}"
@@ -212,18 +212,18 @@ def _times(status: ServerStatus) -> tuple[list[float], list[float]]:
 
 
 def hint(text: str) -> str:
-    """What helps against a refusal, after its text; empty if nothing is known."""
+    """Return advice on a refusal, to append to its text; empty if there is none."""
     advice = advice_on(text)
     return f" ({advice})" if advice else ""
 
 
 def troubled(status: ServerStatus) -> list[IndexRow]:
-    """What has a reason to tell, if the server does not say what is in the way."""
+    """Return the versions that are not READY and have a reason."""
     return [row for row in status.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
 
 
 def document(status: ServerStatus, url: str) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     used = status.usage.values()
     return {
         "url": url,

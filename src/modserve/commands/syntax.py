@@ -32,10 +32,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError where argparse would end the process."""
+    """Argument parser that raises UsageError where argparse would end the process."""
 
     takes_server_options = False
-    """Words that are not options of this command are those of a server: `read` puts them into `server_words`."""
+    """True if other words are options of a server: `read` puts them into `server_words`."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (?:-\w/)?(--[\w-]+)", r"option '\1'", message)
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return [spelling for action in self._actions for spelling in action.option_strings]
 
     def read(self, words: Sequence[str]) -> Namespace:
-        """The values; options may stand between other words, with - or _ in their names. Raises UsageError."""
+        """Read the values; options may stand between other words, with - or _ in their names. Raises UsageError."""
         for word in words:
             if not is_unicode(word):
                 raise UsageError(unicode_text(f"argument '{word}' is not UTF-8"))
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, text: str, examples: str = "", codes: str = "", usage: str | None = None) -> Parser:
-    """A command without options yet. `text` is its description, `codes` what the exit codes mean.
+    """Make a command without options yet. `text` is its description, `codes` the meaning of its exit codes.
 
     One with a `usage` takes the options of ``modserve serve`` as well.
     """
@@ -107,7 +107,7 @@ def option(group: argparse._ActionsContainer, spelling: str, help: str, **settin
 
 
 def add_destination(made: Parser, seconds: float = 60.0, *, several: bool = False) -> None:
-    """The options of commands that call a server, or `several`; `seconds` is the default of ``--timeout``."""
+    """Add the options of commands that call a server, or `several`; `seconds` is the default of ``--timeout``."""
     group = made.add_argument_group("the server")
     kinds = ", several with commas between them, or dns:///NAME:PORT" if several else ""
     option(group, "--url URL", f"The server's address{kinds}. [default: {DEFAULT_URL}] [env: {URL_VARIABLE}]")
@@ -147,7 +147,7 @@ def add_watch(made: Parser) -> None:
 
 
 def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[str], float]:
-    """A type for argparse: a number that `accepts` accepts; the error message names what is `expected`."""
+    """Return an argparse type for numbers that `accepts` allows; the error message names what is `expected`."""
 
     def number(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -159,7 +159,7 @@ def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[st
 
 
 def reading(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse: a value that `read` refuses, saying what it expects."""
+    """Adapt `read` to argparse: its ValueError, which says what it expects, becomes an ArgumentTypeError."""
 
     def wrapped(text: str) -> T:
         try:
@@ -171,7 +171,7 @@ def reading(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def add_shape(group: argparse._ActionsContainer) -> None:
-    """Adds ``--shape``, for generated data."""
+    """Add ``--shape``, for generated data."""
     option(
         group,
         "--shape NAME:SIZES",
@@ -183,7 +183,7 @@ def add_shape(group: argparse._ActionsContainer) -> None:
 
 
 def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """``name:3,224,224``, or with ``x`` between the sizes."""
+    """Read ``name:3,224,224``, or with ``x`` between the sizes."""
     name, _, sizes = text.rpartition(":")
     parts = sizes.replace("x", ",").split(",")
     if not name or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
@@ -219,5 +219,5 @@ def print_error(text: str, advice: str = "") -> None:
 
 
 def printable(text: str) -> str:
-    """A text of a server or a file, without what a terminal would act on."""
+    """Return a server's or a file's text without control characters of the terminal."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,4 +1,4 @@
-"""How two tensors differ, element by element."""
+"""Element-wise comparison of two tensors."""
 
 import sys
 from collections.abc import Mapping
@@ -27,15 +27,14 @@ DEFAULT_TOLERANCES: Mapping[str, ElementTolerance] = {
     "FP16": ElementTolerance(1e-2, 1e-3),
     "BF16": ElementTolerance(3e-2, 1e-2),
 }
-"""By datatype. A request computes with slightly other numbers in another batch, and these allow for that."""
+"""Default tolerances by datatype. They allow for the slightly different results of other batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorComparison:
-    """`unlike` of `elements` differ; `index` is the first of these, with its two values as texts.
+    """Comparison result: `unlike` of `elements` differ; `index` is the first of these, with its two values as texts.
 
-    `largest` is the largest difference of two finite numbers, within the tolerance or not; 0 for what is no
-    floating-point number.
+    `largest` is the largest difference of two finite numbers, within the tolerance or not; 0 unless floating point.
     """
 
     elements: int
@@ -47,7 +46,7 @@ class TensorComparison:
 
 
 def compare_elements(first: Tensor, second: Tensor, tolerance: ElementTolerance) -> TensorComparison:
-    """Of two tensors of one datatype and shape. NaN is like NaN; only floating-point numbers have a tolerance."""
+    """Compare tensors of the same datatype and shape. NaN equals NaN; only floating-point numbers have a tolerance."""
     a, b = first.array.reshape(-1), second.array.reshape(-1)
     largest = 0.0
     if first.datatype.json_kind == "float":
@@ -70,7 +69,7 @@ def compare_elements(first: Tensor, second: Tensor, tolerance: ElementTolerance)
 
 
 def precision(datatype: Datatype) -> float:
-    """The relative distance of two floating-point numbers of a datatype that are next to each other."""
+    """Return the relative distance of two adjacent floating-point numbers of a datatype."""
     return float(ml_dtypes.finfo(datatype.numpy).eps)  # type: ignore[no-untyped-call]
 
 

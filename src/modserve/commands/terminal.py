@@ -4,7 +4,7 @@ The commands of ``modserve``: a row for each, and the module of the same name, i
 
 Standard output while a command loads models.
 
-Ctrl-C while a command changes servers: what has begun is finished or undone, and told.
+Ctrl-C while a command changes servers: changes begun are finished or undone, and reported.
 """
 
 import importlib
@@ -30,7 +30,7 @@ RED, GREEN, YELLOW, CYAN, BOLD, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[33m", "\
 GREY = "\x1b[90m"
 COLOURS = {"READY": GREEN, "LOADING": YELLOW, "UNLOADING": YELLOW, "UNAVAILABLE": RED, "ok": GREEN, "warning": YELLOW}
 COLOURS |= {"problem": RED}
-"""By the words of states."""
+"""Colours of states and levels."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -39,9 +39,9 @@ def takes_colours(stream: TextIO | None = None) -> bool:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", *, colours: bool = False) -> list[str]:
-    """Lines with columns below each other: a heading, a rule, and a line for each row.
+    """Format aligned columns: a heading, a rule, and a line for each row.
 
-    `right` has an ``r`` for each column to be aligned at its right; what is left out is at its left.
+    `right` has an ``r`` for each right-aligned column; columns after its end are left-aligned.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -60,19 +60,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", *
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Names with values beside them."""
+    """Yield lines of names and values in two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         yield f"{name.ljust(width)}  {value}".rstrip()
 
 
 def indented(text: str) -> Iterator[str]:
-    """The lines of a reason, indented."""
+    """Yield the lines of a reason, indented."""
     yield from (f"    {printable(line)}" for line in text.splitlines())
 
 
 def count(number: float) -> str:
-    """With commas between thousands."""
+    """Format a number with commas between thousands."""
     return f"{number:,.0f}"
 
 
@@ -81,7 +81,7 @@ def plural(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that fits."""
+    """Format a duration in the unit that fits."""
     for limit, unit, factor in ((1e-3, "us", 1e6), (1.0, "ms", 1e3)):
         if seconds < limit:
             return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
@@ -89,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def size(bytes: float) -> str:
-    """In the binary unit that fits."""
+    """Format a number of bytes in the binary unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if bytes < 1024:
             return f"{bytes:.3g} {unit}" if bytes < 100 else f"{bytes:.0f} {unit}"
@@ -169,7 +169,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "tune": Command("MODEL --goal-ms N", "Find the fastest configuration within a goal."),
     }
 )
-"""All but `serve`, in the order of the help."""
+"""The commands except `serve`, in the order of the help."""
 
 
 class CommandModule(Protocol):
@@ -178,7 +178,7 @@ class CommandModule(Protocol):
     PARSER: "Parser"
 
     def work(self, options: Namespace, /) -> int:
-        """Runs the command; returns the exit code."""
+        """Run the command and return the exit code."""
 
 
 def module(name: str) -> CommandModule:
@@ -214,9 +214,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """For a block of the main thread, in which the first Ctrl-C, or a termination signal, is only noted.
+    """Context manager of the main thread that only notes the first Ctrl-C or termination signal.
 
-    `on_first` is called then. The second raises KeyboardInterrupt.
+    It calls `on_first` then. The second signal raises KeyboardInterrupt.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ add_destination(PARSER, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     with closing(connect_all(destinations(options))) as servers:
         if len(servers.servers) == 1:
             return each(options.names, lambda name: _unload(servers.servers[0], name, options))
@@ -58,7 +58,7 @@ def _unload(server: RemoteServer, name: str, options: Namespace) -> str:
 def unloaded_with(
     name: str, before: Sequence[IndexRow], after: Sequence[IndexRow], *, dependents: bool = False
 ) -> list[str]:
-    """The other models that an unload call took out of service, from the index before and after it.
+    """Return the other models that an unload call removed, from the index before and after it.
 
     Without `dependents` these are ensembles that need the model, and the reason of their state says so once they have
     finished their requests. What other clients unloaded meanwhile is not among them.

@@ -1,11 +1,11 @@
-"""Word that models were loaded or unloaded, for those who look again then."""
+"""Change notifications: sent after a model is loaded or unloaded."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Changes:
-    """Notifies its listeners one after the other, on the event loop's thread, without saying what has changed.
+    """Notifier of listeners, one after the other, on the event loop's thread, without details of the change.
 
     A listener must be quick and must not raise: it sets an event and looks later.
     """
@@ -23,7 +23,7 @@ class Changes:
 
     @contextmanager
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """`listener` is notified while the context lasts."""
+        """Notify `listener` while the context lasts."""
         self._listeners.append(listener)
         try:
             yield

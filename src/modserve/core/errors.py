@@ -8,7 +8,7 @@ from .texts import message_text, unicode_text
 
 
 class Code(enum.Enum):
-    """The kind of a failure, which also tells whose fault it is. The value is the text used in reasons."""
+    """Kind of a failure, which also says who is at fault. The value is the text used in reasons."""
 
     UNKNOWN = "Unknown"
     INTERNAL = "Internal"
@@ -21,10 +21,9 @@ class Code(enum.Enum):
 
 
 class ModserveError(Exception):
-    """A failure that is reported to the client. `code` is its kind; `message` says what is wrong, where, and what would
-    be right.
+    """Failure reported to the client. `code` is its kind; `message` says what is wrong, where, and what would be right.
 
-    Messages repeat texts of models, files and clients: `message` is Unicode, whatever they contain.
+    Messages repeat texts of models, files and clients: `message` is always valid Unicode.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -46,7 +45,7 @@ class ModserveError(Exception):
 
 
 def first_paragraph(text: str) -> str:
-    """What clients are told of why a model cannot be used; operators see all of it in the log and the index."""
+    """Return the part of a load failure that clients see; the log and the index have the whole text for operators."""
     return text.partition("\n\n")[0]
 
 
@@ -76,9 +75,9 @@ class MemoryExhaustedError(ModserveError):
 
 
 class UnauthenticatedError(ModserveError):
-    """Nobody knows who the caller is: 401 over HTTP, UNAUTHENTICATED over gRPC.
+    """Caller is not authenticated: 401 over HTTP, UNAUTHENTICATED over gRPC.
 
-    `challenge`: what the caller is told of how to show it (RFC 9110, section 11.6.1).
+    `challenge`: the authentication methods that the caller is told of (RFC 9110, section 11.6.1).
     """
 
     def __init__(self, message: str, challenge: str = "Bearer") -> None:
@@ -130,10 +129,10 @@ def from_exception(error: BaseException, doing: str) -> ModserveError:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the frames that an exception and those behind it went through, and of all that lives in them.
+    """Drop the traceback frames of an exception and its causes, and all objects that they hold.
 
-    An exception that a frame on its way keeps is a cycle, in which the frame's tensors stay until the garbage
-    collector comes by. For the end of an exception that goes no further, when it has been logged.
+    An exception stored in one of its own frames forms a cycle, and the frame's tensors stay until the garbage collector
+    runs. Call this when an exception has been logged and goes no further.
     """
     left: list[BaseException | None] = [error]
     while left:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class LifecycleState(enum.Enum):
-    """As the repository index spells them (protocol: model repository extension)."""
+    """States as spelled in the repository index (protocol: model repository extension)."""
 
     UNKNOWN = "UNKNOWN"
     LOADING = "LOADING"
@@ -39,10 +39,10 @@ class VersionState:
     state: LifecycleState = LifecycleState.UNKNOWN
     reason: str = ""
     load_ns: int = 0
-    """How long the last successful load took."""
+    """Duration of the last successful load."""
 
     def advance(self, state: LifecycleState, reason: str = "", load_ns: int = 0) -> "VersionState":
-        """The next state. Raises RuntimeError for a step that `TRANSITIONS` does not have; that is a bug."""
+        """Return the next state. Raises RuntimeError for a step that `TRANSITIONS` lacks; that is a bug."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a version cannot go from {self.state.name} to {state.name}: this is a bug")
         return VersionState(state, reason, load_ns or self.load_ns)
@@ -57,7 +57,7 @@ class VersionState:
 
     @property
     def holds_up_readiness(self) -> bool:
-        """Whether the version makes strict readiness, as Triton defines it, fail: not READY, nor unloaded on purpose.
+        """True if the version fails strict readiness, as Triton defines it: not READY, nor unloaded on purpose.
 
         Unlike in Triton, a version that is being unloaded does not count: that takes as long as its longest request.
         """
@@ -87,5 +87,5 @@ class IndexEntry:
 
 
 def any_ready(entries: Sequence[IndexEntry]) -> bool:
-    """Whether there is a model to call."""
+    """Return True if any version is READY."""
     return any(entry.state is LifecycleState.READY for entry in entries)

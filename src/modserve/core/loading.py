@@ -1,7 +1,7 @@
-"""How models come into the server: where they are kept, what is known of them, and who makes servables of them.
+"""Interfaces for loading models: repositories, model descriptions, and loaders that make servables.
 
-The parts in the order in which a model meets them: a `Repository` lists what there is (`Listing`), a `ModelLoader`
-reads and checks its configuration once (`Blueprint`), the repository brings the files of one version to this machine
+The parts in the order in which a model meets them: a `Repository` lists its models (`Listing`), a `ModelLoader`
+reads and checks a configuration once (`Blueprint`), the repository brings the files of one version to this machine
 (`DirectoryLease`), and the blueprint makes a `Servable` of them.
 """
 
@@ -35,25 +35,25 @@ class DirectoryLease:
     """The model's directory, with `config.pbtxt` and at least this one version directory."""
     release: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
     changed: Callable[[], Awaitable[str]] = field(default=_unchanged, compare=False)
-    """Which file has changed since the look, or since the last call, as words for a reason; empty if none has."""
+    """Check which file has changed since the listing or the last call, as words for a reason; empty if none has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A model as one look at its repository shows it. Its weights need not be on this machine."""
+    """Snapshot of a model in its repository. Its weights need not be on this machine."""
 
     name: str
     repository: "Repository" = field(compare=False, repr=False)
     path: Path
-    """Where the model is, as reports name it; nothing of a remote model need be at this path."""
+    """Location of the model in reports; for a remote model, nothing need exist at this path."""
     versions: tuple[int, ...]
-    """In ascending order."""
+    """Version numbers in ascending order."""
     content: bytes | ModserveError | None = field(default=None, compare=False, repr=False)
     """The content of the configuration file; None if there is no such file, an error if it cannot be read."""
     config: str | None = None
     """A configuration as JSON that replaces that of the file."""
     refusal: ModserveError | None = field(default=None, compare=False, repr=False)
-    """Why the model is not to be loaded, whatever its configuration says."""
+    """Error that forbids loading the model, regardless of its configuration."""
     config_file: str = CONFIG_FILE
     """The configuration file, relative to the model's directory: see `--model-config-name`."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
@@ -61,9 +61,9 @@ class Listing:
     filenames: Sequence[frozenset[str]] | None = field(default=None, compare=False, repr=False)
     """The names in the folder of each version, the lowest version first; None: they can be read below `path`."""
     weights: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
-    """What tells the files apart that an engine reads, by version and for None those of all, but not the configuration.
+    """Identity of the files that an engine reads, by version; None: of the shared ones, without the configuration.
 
-    Finer than `marks`: a file that was put in the place of another one is another. Empty where nobody can tell.
+    Finer than `marks`: a file that replaces another one differs from it. Empty if unknown.
     """
 
     folders: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -75,34 +75,34 @@ class Listing:
     """Mistake in that file, for which it is ignored."""
 
     def left_out(self, versions: Collection[int]) -> Iterator[str]:
-        """Messages about versions that were rolled back and are not one of these, which are served."""
+        """Yield messages about versions that were rolled back and are not among `versions`, which are served."""
         for version, rolled_back in sorted(self.rolled_back.items()):
             if version in self.versions and version not in versions:
                 yield f"version {version} was rolled back, and is not served: {rolled_back.reason}"
 
     def mark(self, version: int) -> object:
-        """Equal for two listings from which a version would be loaded alike."""
+        """Return a mark that is equal for two listings from which a version would be loaded alike."""
         return self.path, self.config, self.marks.get(None), self.marks.get(version)
 
     def same_weights(self, other: "Listing", version: int) -> bool:
-        """Whether a version has certainly the same files in both, whatever their configurations are."""
+        """Return True if a version certainly has the same weights in both, regardless of their configurations."""
         mine, others = self.weights, other.weights
         known = version in mine and version in others
         return known and (mine.get(None), mine[version]) == (others.get(None), others[version])
 
     def same_files(self, other: "Listing") -> bool:
-        """Whether both have the same files, whatever configuration replaces that of the file."""
+        """Return True if both have the same files, regardless of a configuration that replaces the file's."""
         return self.path == other.path and self.marks == other.marks
 
 
 class LoadWatcher(Protocol):
-    """Hears which versions are being loaded."""
+    """Observer of loads of versions."""
 
     def begins(self, name: str, version: int) -> None:
-        """A load was decided on; it may still wait for its turn, and for its files."""
+        """Receive notice of a planned load, which may still wait for its turn and its files."""
 
     def ends(self, name: str, version: int, failed: bool) -> None:
-        """It was ready, failed or was cancelled."""
+        """Receive notice of a load's end: ready, failed or cancelled."""
 
 
 class Repository(Protocol):
@@ -113,22 +113,22 @@ class Repository(Protocol):
     """
 
     async def names(self) -> Collection[str]:
-        """The names of all models. Cheap: nothing is read of the models themselves."""
+        """Return the names of all models. Cheap: it reads nothing of the models themselves."""
 
     async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
-        """The models with these names that are there, all models for None. Downloads configurations, but no weights.
+        """Return the existing models of these names, all models for None. Downloads configurations, but no weights.
 
         If a file changes meanwhile, its mark is different at the next look.
         """
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        """Bring the files of one version to this machine, with those that all versions share.
+        """Bring the files of one version to this machine, including those shared by all versions.
 
         Versions of a model may be fetched at the same time; each has a lease of its own.
         """
 
     async def remarks(self) -> Sequence[str]:
-        """Warnings for what lies in the repository and is probably meant to be a model."""
+        """Return warnings about repository entries that are probably meant to be models."""
 
 
 @runtime_checkable
@@ -153,13 +153,13 @@ class InPlaceChange(Protocol):
     """
 
     fields: tuple[str, ...]
-    """What the configuration says otherwise, for the log."""
+    """Changed fields of the configuration, for the log."""
 
     def apply(self) -> Servable:
-        """Apply it at once; no request fails for it. Returns the servable as it is to be in service from now on."""
+        """Apply it at once, without failing requests. Returns the servable that is in service from now on."""
 
     async def discard(self) -> None:
-        """Let go of what was made for it."""
+        """Release the objects made for it."""
 
 
 async def _not_in_place(servable: Servable, path: Path, version: int) -> InPlaceChange | None:
@@ -168,29 +168,29 @@ async def _not_in_place(servable: Servable, path: Path, version: int) -> InPlace
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A model as its configuration describes it: read and checked once a look, and shared by all that follows."""
+    """Model as its configuration describes it: read and checked once per listing, and shared by all later steps."""
 
     listing: Listing
     versions: tuple[int, ...] = ()
-    """The versions to serve: those that the version policy selects."""
+    """Versions to serve, selected by the version policy."""
     needs: Needs = field(default_factory=dict)
     """The models that must be READY before this one is loaded."""
     load: Callable[[Path, int], Awaitable[Servable]] = field(default=_unusable, compare=False, repr=False)
-    """Load one version from the model's directory on this machine; the servable takes requests on return.
+    """Load a version from the model's directory on this machine; the servable takes requests on return.
 
-    If it fails or is cancelled, it leaves nothing behind, although what a cancelled call has begun may end later.
+    On failure or cancellation it leaves nothing behind, although work begun by a cancelled call may end later.
     """
     change: Callable[[Servable, Path, int], Awaitable[InPlaceChange | None]] = field(
         default=_not_in_place, compare=False, repr=False
     )
-    """Make ready to apply the configuration to a version that `load` has made of the same files, which are at a path.
+    """Prepare to apply the configuration to a version loaded from the same files, which are at a path.
 
-    None if the version has to be loaded anew. Raises as `load`, and what serves stays as it is then.
+    None if the version has to be loaded again. Raises as `load`, and the running version then stays as it is.
     """
     only_reads: bool = False
-    """Whether a load only reads the model's files, so that what changes in them meanwhile makes it fail."""
+    """True if a load only reads the model's files, so that it fails if they change meanwhile."""
     failure: ModserveError | None = None
-    """Why the model cannot be used; all but the listing is then empty."""
+    """Error that makes the model unusable; all fields but the listing are then empty."""
 
     @property
     def unserved(self) -> str:
@@ -202,14 +202,14 @@ class Blueprint:
 
 
 class UnreadableModelError(ModserveError):
-    """A model's configuration cannot be read, so that there is nothing to try."""
+    """Unreadable configuration of a model, which makes a load pointless."""
 
 
 class ModelLoader(Protocol):
-    """Makes servables of models. The caller maps all exceptions that are no `ModserveError`."""
+    """Loader of models as servables. The caller maps all exceptions that are not `ModserveError`."""
 
     async def inspect(self, listing: Listing) -> Blueprint:
         """Read and check a configuration. Raises `UnreadableModelError`, or another `ModserveError` if unusable."""
 
     def forget(self, name: str) -> None:
-        """No version of a model is loaded any more: what was reserved for it is free."""
+        """Free what is reserved for a model, of which no version is loaded any more."""

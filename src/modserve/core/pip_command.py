@@ -1,6 +1,6 @@
 """The pip command that adds an extra to this modserve, from where it was installed.
 
-The bare name is never in a command: until a release is published, the package index has no modserve, and whoever
+The bare name is never in a command: until a release is published, the package index has no modserve, and anyone who
 registers that name there runs code where such a command is typed.
 """
 
@@ -15,12 +15,12 @@ UNKNOWN_SOURCE = "git+<this repository>"
 
 
 def pip_install(extra: str = "") -> str:
-    """The command for the extra of that name, or for modserve itself."""
+    """Return the command for the extra of that name, or for modserve itself."""
     return command(extra, _direct_url())
 
 
 def command(extra: str, direct_url: str) -> str:
-    """The command for an installation with this ``direct_url.json`` (PEP 610); empty if it has none."""
+    """Return the command for an installation with this ``direct_url.json`` (PEP 610); empty if it has none."""
     extras = f"[{extra}]" if extra else ""
     record: dict[str, Any] = json.loads(direct_url) if direct_url else {"url": ""}
     url = record["url"]

@@ -10,7 +10,7 @@ from .servable import Servable, Submitter
 
 @dataclass(frozen=True, slots=True)
 class RecordFigures:
-    """What has been recorded since the server's start, and the size of the files now."""
+    """Counts of recorded requests since the server's start, and the current size of the files."""
 
     recorded: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -19,13 +19,13 @@ class RecordFigures:
 
 
 class RequestRecorder(Protocol):
-    """Records some of the requests that front ends submit."""
+    """Recorder of some of the requests that front ends submit."""
 
     @property
     def figures(self) -> RecordFigures: ...
 
     def sampled(self, servable: Servable, request: InferenceRequest) -> Submitter:
-        """What takes the request for `servable`: that itself, or, if the request is sampled, what records it as well.
+        """Return the submitter of the request: `servable` itself, or for a sampled request one that also records it.
 
         Never raises.
         """

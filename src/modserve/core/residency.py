@@ -1,7 +1,7 @@
-"""Whether a model that is served is in memory at the moment, and how large it is there. `models/residency/` decides it.
+"""Residency of served models in memory, and their size there. `models/residency/` decides it.
 
-A version whose model comes and goes stays READY: it takes requests all the time, and those that come while it is not in
-memory wait until it is.
+A version stays READY while its model is loaded on demand and evicted: it always takes requests, and requests that
+arrive while the model is not in memory wait for it.
 """
 
 from dataclasses import dataclass
@@ -10,30 +10,30 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class LoadMode(Enum):
-    """When a model comes into memory. The value is that of the parameter ``residency.load``."""
+    """Time of a model's load into memory. The value is that of the parameter ``residency.load``."""
 
     EAGER = "eager"
-    """When its version is loaded."""
+    """The model is loaded with its version."""
     LAZY = "lazy"
-    """With the first request."""
+    """The model is loaded with the first request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyRules:
-    """What the ``residency.`` parameters of a model say. None: what the server's options say."""
+    """Values of a model's ``residency.`` parameters. None: the server's options apply."""
 
     load: LoadMode | None = None
     pin: bool = False
-    """Once it is in memory, it stays there."""
+    """True to keep the model in memory after its load."""
     idle_ns: int | None = None
-    """How long it stays in memory without requests; 0: for ever."""
+    """Idle time in memory without requests; 0: unlimited."""
 
 
 NO_RULES = ResidencyRules()
 
 
 class Presence(Enum):
-    """Where a model is on its way into memory and out of it."""
+    """Stage of a model on its way into memory and out of it."""
 
     ABSENT = "not resident"
     WAITING = "waits for memory"
@@ -55,16 +55,16 @@ class ResidencyReport:
     waiting: int
     """Requests that wait until it is in memory."""
     loads: int
-    """How often it came into memory."""
+    """Successful loads into memory."""
     failed_loads: int
     evictions: int
-    """How often it left memory for others, or because nobody used it."""
+    """Evictions for other models, or for lack of use."""
     load_ns: int
-    """How long all its loads took, without the waits for memory."""
+    """Total time of its loads, without the waits for memory."""
     waited_ns: int
-    """How long requests waited for it to be in memory, all together."""
+    """Total time that requests waited for it to be in memory."""
     problem: str = ""
-    """Why the last attempt to load it failed, until one succeeds."""
+    """Reason of the last failed load, until one succeeds."""
 
     @property
     def resident(self) -> bool:
@@ -72,7 +72,7 @@ class ResidencyReport:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The report as text for people."""
         size = f", {megabytes(self.size)}" if self.size else ""
         pinned = ", pinned" if self.pinned else ""
         problem = f"; the last load failed: {self.problem}" if self.problem else ""
@@ -80,24 +80,24 @@ class ResidencyReport:
 
 
 class MemoryLimit(NamedTuple):
-    """A limit as people write it: in bytes, or in percent of the memory that there is. Both 0: no limit."""
+    """Memory limit as configured: in bytes, or in percent of the existing memory. Both 0: no limit."""
 
     size: int = 0
     percent: float = 0.0
 
     def of(self, memory: int) -> int:
-        """Bytes; 0: no limit, also if it is not known how much memory there is."""
+        """Return the limit in bytes; 0: no limit, also if the amount of memory is unknown."""
         return self.size or int(memory * self.percent / 100)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What the models of a server hold, against their limit."""
+    """Memory that the models of a server hold, and its limit."""
 
     limit: int
     """Bytes that all models together may hold; 0: any number."""
     held: int
-    """Bytes that models hold, and those that are being loaded are expected to."""
+    """Bytes that models hold, and the expected bytes of models being loaded."""
 
 
 NO_MEMORY = MemoryReport(0, 0)
@@ -105,7 +105,7 @@ NO_MEMORY = MemoryReport(0, 0)
 
 @runtime_checkable
 class OnDemand(Protocol):
-    """A servable whose model comes into memory and leaves it."""
+    """Servable with a model that is loaded into memory and evicted."""
 
     @property
     def residency(self) -> ResidencyReport: ...
@@ -118,7 +118,7 @@ class OnDemand(Protocol):
 
 
 def residency(servable: object) -> ResidencyReport | None:
-    """None for what is always in memory, or has no memory of its own."""
+    """Return a servable's report; None for one that is always in memory, or has no memory of its own."""
     report = getattr(servable, "residency", None)  # a check for the protocol takes ten times as long
     return report if isinstance(report, ResidencyReport) else None
 
@@ -134,5 +134,5 @@ async def describe(servable: object) -> None:
 
 
 def megabytes(size: int) -> str:
-    """A size for people."""
+    """Format a size for people."""
     return f"{size / 1e6:,.1f} MB".replace(",", " ") if size < 10**10 else f"{size / 1e9:,.1f} GB"

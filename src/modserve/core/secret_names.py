@@ -1,4 +1,4 @@
-"""Names under which secrets of operators and callers come to a server, and which go no further than its own process."""
+"""Names of operators' and callers' secrets, which never leave the server's own process."""
 
 from typing import Final
 
@@ -19,5 +19,5 @@ VARIABLES: Final = (
 HEADERS: Final = frozenset(
     {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-amz-security-token", "x-auth-token"}
 )
-"""Headers, and gRPC metadata, by which clients show who they are. No file of recorded requests has them; where callers
-need keys, models do not get them either. Beside them are the headers that open restricted calls, which options name."""
+"""Headers and gRPC metadata that authenticate clients. No file of recorded requests has them; if callers need keys,
+models do not get them either. Options name further headers, which open restricted calls."""

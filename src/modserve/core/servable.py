@@ -14,16 +14,16 @@ from .version import ModelId
 
 
 class Submitter(Protocol):
-    """Takes requests for a model version: a `Servable`, or an object that stands before one."""
+    """Receiver of requests for a model version: a `Servable`, or an object in front of one."""
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """Like `Servable.submit`."""
+        """Submit a request like `Servable.submit`."""
 
 
 def submit_traced(
     trace: RequestTrace, servable: Submitter, request: InferenceRequest, sink: ResponseSink, now_ns: int
 ) -> Inflight:
-    """Like `servable.submit`, and `trace` records the request."""
+    """Submit a request like `servable.submit`, and record it in `trace`."""
     trace.request_id = request.id
     _submitting.append(trace)
     try:
@@ -41,7 +41,7 @@ _submitting: list[RequestTrace] = []
 
 
 def context_to_pass_on() -> str:
-    """The span of the request that is being submitted, for one that goes on to another process; empty for none."""
+    """Return the span of the request being submitted, for one that goes on to another process; empty for none."""
     return _submitting[-1].context if _submitting else ""
 
 
@@ -58,14 +58,14 @@ class Servable(Protocol):
 
     @property
     def config_message(self) -> bytes:
-        """The normalised ``inference.ModelConfig``, serialised: what the configuration calls return."""
+        """The normalised ``inference.ModelConfig``, serialised, for the configuration calls."""
 
     @property
     def unready_reason(self) -> str | None:
-        """Why the version is not ready although it is loaded, such as lost instances; None while it is healthy.
+        """Reason why a loaded version is not ready, such as lost instances; None while it is healthy.
 
-        Requests are still submitted to it; what changes is what readiness and the repository index say. Whoever changes
-        the value calls `ModelTable.changes.notify`.
+        Requests are still submitted to it; only readiness and the repository index change. Code that changes the value
+        calls `ModelTable.changes.notify`.
         """
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -78,16 +78,16 @@ class Servable(Protocol):
         """Take nothing new; return when everything accepted is settled."""
 
     async def close(self) -> None:
-        """Let go of the engine. What has not been settled by now fails."""
+        """Release the engine. Unsettled requests fail."""
 
 
 @runtime_checkable
 class RequestHolder(Protocol):
-    """A servable that knows how many requests it has accepted and not settled."""
+    """Servable that counts its accepted, unsettled requests."""
 
     @property
     def outstanding(self) -> int:
-        """Of an ensemble only its own requests; the models that run its steps count those to the steps."""
+        """Number of outstanding requests. Those of an ensemble's steps count at the models of the steps."""
 
 
 class Oldest(NamedTuple):
@@ -105,21 +105,21 @@ class OldestReporter(Protocol):
 
 
 def oldest(servable: Servable, now_ns: int) -> Oldest | None:
-    """As `OldestReporter` has it; None for a servable that has none: an ensemble."""
+    """Return the report of an `OldestReporter`; None for other servables: ensembles."""
     reporter = base(servable)
     return reporter.oldest(now_ns) if isinstance(reporter, OldestReporter) else None
 
 
 @runtime_checkable
 class Finisher(Protocol):
-    """A servable that can finish what it has while it goes on taking requests: those that other models make."""
+    """Servable that can finish its accepted requests while it still takes those that other models make."""
 
     @property
     def busy(self) -> bool:
-        """Whether it has accepted something that is not settled, or has sequences that have begun."""
+        """True if it has accepted requests that are not settled, or sequences that have begun."""
 
     def hurry(self) -> None:
-        """From now on nothing waits for others to share its batch."""
+        """Stop requests from waiting for others to share their batch."""
 
     async def idle(self) -> None:
         """Return when it is not `busy`."""
@@ -127,7 +127,7 @@ class Finisher(Protocol):
 
 @runtime_checkable
 class ReadinessChecker(Protocol):
-    """A servable whose engine may have something to say about whether it is ready."""
+    """Servable with an engine that may report its own readiness."""
 
     async def check_ready(self) -> bool:
         """Ask the engine, for a few seconds at most. Never raises."""
@@ -135,17 +135,17 @@ class ReadinessChecker(Protocol):
 
 @runtime_checkable
 class SequenceKeeper(Submitter, Protocol):
-    """A servable that lets the sequences that have begun continue while it drains, and refuses all other requests."""
+    """Servable that continues begun sequences while it drains, and refuses all other requests."""
 
     @property
     def open_sequences(self) -> int:
-        """How many sequences have begun and not ended."""
+        """Number of sequences that have begun and not ended."""
 
     def has_sequence(self, key: SequenceKey) -> bool:
-        """Whether a sequence has begun, and more of its requests may come."""
+        """Return True if a sequence has begun and not ended."""
 
     def abandon_sequence(self, key: SequenceKey) -> None:
-        """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
+        """End a sequence, if it exists, after its accepted requests: it begins again elsewhere."""
 
 
 @runtime_checkable
@@ -154,14 +154,14 @@ class EngineReporter(Protocol):
 
     @property
     def engine_report(self) -> Mapping[str, object]:
-        """What runs it, in values that JSON has: `backend`, `instances`, `engine`, and what the engine says itself.
+        """Report in JSON's values: `backend`, `instances`, `engine`, and the engine's own report.
 
-        Empty if nothing does: an ensemble.
+        Empty without an engine, as for an ensemble.
         """
 
 
 def engine_report(servable: object) -> Mapping[str, object]:
-    """As `EngineReporter` has it; empty for a servable that has none."""
+    """Return the report of an `EngineReporter`; empty for other servables."""
     return servable.engine_report if isinstance(servable, EngineReporter) else {}
 
 
@@ -183,14 +183,14 @@ _FULL_PRECISIONS = frozenset({"", "fp32", "fp64"})
 
 
 def engine_title(report: Mapping[str, object]) -> str:
-    """For people: the engine of a report and its version, and the precision where that is a reduced one."""
+    """Return a report's engine and version for people, with a reduced precision."""
     precision = str(report.get("precision") or "")
     parts = (report.get("engine"), report.get("version"), precision if precision not in _FULL_PRECISIONS else "")
     return " ".join(str(part) for part in (*parts, report.get("variant")) if part)
 
 
 def resident_bytes(servable: Servable) -> int:
-    """Bytes that a model holds, as measured when it was loaded last; 0 while it is not in memory, -1 if unknown."""
+    """Return the bytes that a model holds, as last measured at a load; 0 while it is not in memory, -1 if unknown."""
     report = residency(servable)
     if report is not None:
         return report.size if report.resident else 0
@@ -208,11 +208,11 @@ class Handle(Protocol):
 
 
 Borrow: TypeAlias = Callable[[str, int | None], Handle]
-"""Lends the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
+"""Lender of the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
 
 
 def base(servable: Servable) -> Servable:
-    """The model or the ensemble that others stand before: each of these has it, or the next one, as its `inner`."""
+    """Return the model or ensemble behind its wrappers. Each of them has the next one as its `inner`."""
     while (inner := getattr(servable, "inner", None)) is not None:
         servable = inner
     return servable

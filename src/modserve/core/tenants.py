@@ -1,4 +1,4 @@
-"""Who shares a server: a tenant, and what it may use of it."""
+"""Tenants of a server, and their limits."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ LARGEST_WEIGHT = 1_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One of the users of a server, as its operator describes it. Tenants of the same `name` are the same tenant.
+    """User of a server, as its operator describes it. Tenants of the same `name` are the same tenant.
 
     While several tenants wait for a model, each gets a part of its executions in proportion to its `weight`. The limits
     hold in the whole server process, over all models; None stands for no limit. `requests_per_second`,
@@ -46,7 +46,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantReport:
-    """What a tenant has had of a server process since its start, and has now."""
+    """Usage of a server process by a tenant, since the start and at present."""
 
     name: str
     results: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class TenantReport:
     tokens: int = 0
     in_flight: int = 0
     waiting: int = 0
-    """Of those in flight, how many wait in a model's queue; requests of ensembles may do that several times."""
+    """Requests in flight that wait in a model's queue; an ensemble's request may wait several times."""
 
 
 @runtime_checkable
@@ -63,9 +63,9 @@ class TenantQueues(Protocol):
     """A servable, or a scheduler, with a queue for each tenant."""
 
     def waiting_by_tenant(self) -> Mapping[str, int]:
-        """How many requests wait, by the name of the tenant; tenants without any may be absent."""
+        """Return the number of waiting requests by tenant name; tenants without any may be absent."""
 
 
 def waiting_by_tenant(owner: object) -> Mapping[str, int]:
-    """As `TenantQueues` has it; empty for anything else."""
+    """Return the waiting requests of a `TenantQueues` by tenant; empty for other objects."""
     return owner.waiting_by_tenant() if isinstance(owner, TenantQueues) else {}

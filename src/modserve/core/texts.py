@@ -1,4 +1,4 @@
-"""Foreign texts: of models, of files and their names, of the command line. What is no Unicode goes no further.
+"""Foreign texts: of models, of files and their names, of the command line. Invalid Unicode goes no further.
 
 A lone surrogate is no character: Python makes one of a byte that is not UTF-8 (``os.fsdecode``), and no JSON document,
 message, metric or terminal can carry it.
@@ -7,11 +7,11 @@ message, metric or terminal can carry it.
 from typing import Final
 
 LONGEST: Final = 64 * 1024
-"""Characters of a message that are kept: much more than anybody reads."""
+"""Maximum characters kept of a message: much more than anyone reads."""
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has characters only, and no lone surrogates."""
+    """Return True if a text has characters only, and no lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -22,12 +22,12 @@ def is_unicode(text: str) -> bool:
 
 
 def unicode_text(text: str) -> str:
-    """The text with each lone surrogate as a backslash escape, as logs and terminals show it."""
+    """Return the text with each lone surrogate as a backslash escape, for logs and terminals."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def message_text(text: str) -> str:
-    """The text of a message, as Unicode and without the middle of a very long one."""
+    """Return the text of a message, as Unicode and without the middle of a very long one."""
     if len(text) > LONGEST:
         note = f" [... {len(text)} characters in all ...] "
         half = (LONGEST - len(note)) // 2

@@ -13,7 +13,7 @@ _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers; leading zeros may make a small number long."""
 _MOST_REASON = 1000
 _MOST_COMPARED = 200
-"""Names that are compared with one that nobody knows, and characters of it: each of them takes time."""
+"""Maximum number of names to compare with an unknown one, and of its characters: each takes time."""
 _LIKELY = 0.75
 _MOST_LISTED = 10
 """Versions in a message."""
@@ -30,14 +30,14 @@ _FOREIGN: Final[dict[str, str]] = {
     "__MACOSX": "of an archive made on macOS",
     "__pycache__": "Python's",
 }
-"""Folders that operating systems and tools make beside models, and their owners."""
+"""Folders of operating systems and tools beside models, and their owners."""
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""Why a model that is being unloaded refuses a request, in Triton's words."""
+"""Reason for refusing requests to a model that is being unloaded, in Triton's words."""
 
 
 class ModelId(NamedTuple):
-    """One version of one model."""
+    """Name and version of a model."""
 
     name: str
     version: int
@@ -45,10 +45,10 @@ class ModelId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Requests that name no version no longer go to a version of a model."""
+    """Rollback of a version: requests without a version no longer go to it."""
 
     reason: str
-    """With figures, if a rule has found it."""
+    """Reason of the rollback, with figures if a rule caused it."""
     at_ms: int
     """Milliseconds since 1970."""
     unsaved: str = ""
@@ -63,9 +63,9 @@ class VersionPolicy:
     specific: tuple[int, ...] = ()
 
     def select(self, available: Iterable[int], rolled_back: Container[int] = ()) -> list[int]:
-        """The versions to serve in ascending order; specific versions that are not available are left out.
+        """Return the versions to serve in ascending order; specific versions that are not available are left out.
 
-        The latest ones are those that were not rolled back, if there are any.
+        The latest ones exclude those that were rolled back, unless no others exist.
         """
         present = sorted(set(available))
         if self.specific:
@@ -83,17 +83,17 @@ def may_be_model(folder: str) -> bool:
 
 
 def folder_owner(folder: str) -> str:
-    """Explain to whom a folder belongs that never is a model, such as ``lost+found``; empty for others."""
+    """Explain what owns a folder that is never a model, such as ``lost+found``; empty for others."""
     return f"it is {_FOREIGN[folder]}, not a model" if folder in _FOREIGN else ""
 
 
 def parse_directory(name: str) -> int | None:
-    """The version in a directory: its name as a positive integer without leading zeros. None for other directories."""
+    """Read a directory's version: a positive integer without leading zeros. None for other directories."""
     return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
 
 
 def not_a_version(folder: str) -> str:
-    """Message about a folder that looks like a version and is none, such as ``v1`` or ``01``; empty for others."""
+    """Return a message about a folder that looks like a version and is none, such as ``v1`` or ``01``; else empty."""
     digits = folder.lower().removeprefix("version").removeprefix("v").strip("_-. ").lstrip("0")
     if digits == folder or parse_directory(digits) is None:
         return ""
@@ -101,7 +101,7 @@ def not_a_version(folder: str) -> str:
 
 
 def without_owner(name: str) -> str:
-    """The name of a model on this server, for one that may have its owner on the hub before it: ``org/model``.
+    """Return the local name of a model whose name may begin with its owner on the hub: ``org/model``.
 
     Names here have no slashes.
     """
@@ -109,7 +109,7 @@ def without_owner(name: str) -> str:
 
 
 def unserved(present: Iterable[int], served: Collection[int]) -> str:
-    """Message about the versions in a model's folder that its policy leaves out; empty if it leaves out none."""
+    """Return a message about the versions in a model's folder that its policy leaves out; empty if there are none."""
     left = sorted(set(present).difference(served))
     if not left:
         return ""
@@ -121,7 +121,7 @@ def unserved(present: Iterable[int], served: Collection[int]) -> str:
 
 
 def parse_requested(text: str) -> int | None:
-    """The version that a request names; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
+    """Read a request's version; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
     if not text:
         return None
     usual = _USUAL.get(text)
@@ -139,7 +139,7 @@ def parse_requested(text: str) -> int | None:
 
 
 def _fits_long(digits: str) -> bool:
-    """Whether a number of any length has at most 64 bits, as ``std::stol`` requires."""
+    """Return True if a number of any length has at most 64 bits, as ``std::stol`` requires."""
     return len(digits) <= _MOST_DIGITS and -(2**63) <= int(digits) < 2**63
 
 
@@ -147,7 +147,7 @@ STILL_LOADING = "it is still loading"
 
 
 def unknown_model(name: str, names: Collection[str] = ()) -> ModserveError:
-    """`names` are those of the models that there are: the message suggests one that is spelt alike."""
+    """Return the error for an unknown model. It suggests a similar one of the existing `names`."""
     hint = ""
     if len(name) <= _MOST_COMPARED and len(names) <= _MOST_COMPARED:
         hint = "".join(f"; did you mean '{near}'?" for near in difflib.get_close_matches(name, names, 1, _LIKELY))
@@ -167,13 +167,13 @@ def not_ready(name: str, version: int, why: str = "") -> ModserveError:
 
 
 def still_loading(name: str, version: int | None) -> ModserveError:
-    """UNAVAILABLE, unlike in Triton, so that clients try again. Triton's text, but that it calls the model unknown."""
+    """Return UNAVAILABLE, unlike Triton, so that clients try again. Triton's text, without calling it unknown."""
     failure = no_available_versions(name, STILL_LOADING) if version is None else not_ready(name, version, STILL_LOADING)
     return unavailable(failure.message.replace("Request for unknown model: ", "model ", 1))
 
 
 def _because(why: str) -> str:
-    """The reason to put behind Triton's text, which clients may search for; a long reason is cut."""
+    """Return the reason to append to Triton's text, which clients may search for; a long reason is cut."""
     if not why:
         return ""
     return f": {why}" if len(why) <= _MOST_REASON else f": {why[:_MOST_REASON]}…"

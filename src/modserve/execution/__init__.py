@@ -1,1 +1,1 @@
-"""How a batch runs: merged, executed on an instance's own thread, split, and handed back."""
+"""Execution of batches: merges requests, runs them on an instance's own thread, splits the outputs and returns them."""

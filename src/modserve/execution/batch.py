@@ -25,7 +25,7 @@ _SMALL = 16 * 1024
 
 
 def merge(members: Sequence[Inflight]) -> dict[str, Array]:
-    """The inputs of one execution: one request's arrays as they are, those of several joined on the first dimension."""
+    """Return an execution's inputs: one request's arrays as they are, several joined on the first dimension."""
     first = members[0]
     if len(members) == 1:
         arrays: dict[str, Array] = {}
@@ -36,7 +36,7 @@ def merge(members: Sequence[Inflight]) -> dict[str, Array]:
 
 
 def on_devices(inflight: Inflight, devices: Container[tuple[int, int]]) -> dict[str, Any] | None:
-    """The inputs of an execution for one request, those that are on one of `devices` as they are; None if none is."""
+    """Return the inputs of an execution for one request, inputs on one of `devices` as they are; None if none is."""
     tensors = inflight.inputs
     there = {name: one.source for name, one in tensors.items() if type(one) is DeviceTensor and one.device in devices}
     if not there:
@@ -45,7 +45,7 @@ def on_devices(inflight: Inflight, devices: Container[tuple[int, int]]) -> dict[
 
 
 def join(tensors: Sequence[Tensor]) -> Array:
-    """Tensors that differ in the first dimension only, as one array; that of a single one as it is."""
+    """Join tensors that differ in the first dimension only to one array; a single one's is not copied."""
     first = tensors[0]
     if len(tensors) == 1:
         return first.array
@@ -60,7 +60,7 @@ def join(tensors: Sequence[Tensor]) -> Array:
 def respond_with(
     columns: Mapping[str, Sequence[Tensor]], members: Sequence[Inflight], config: ModelConfig, version: int
 ) -> list[InferenceResponse]:
-    """One response a request, in the requests' order, of outputs that have a part for each."""
+    """Return one response per request, in the requests' order, from outputs that have a part for each."""
     return [
         InferenceResponse(
             config.name, version, {name: columns[name][index] for name in inflight.output_names}, inflight.request.id
@@ -70,7 +70,7 @@ def respond_with(
 
 
 def checked(outputs: object, config: ModelConfig) -> Values:
-    """What an engine returned, if it is a mapping. Raises INTERNAL for anything else."""
+    """Return an engine's result if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
         raise internal(
             f"model '{config.name}' returned an object of type {type(outputs).__name__}, expected a dict of arrays by "
@@ -80,17 +80,17 @@ def checked(outputs: object, config: ModelConfig) -> Values:
 
 
 def on_host(outputs: Values) -> Mapping[str, Array]:
-    """The outputs of an engine as arrays, those that are tensors too."""
+    """Return the outputs of an engine as arrays, even if some are tensors."""
     return {name: value.array if isinstance(value, Tensor) else value for name, value in outputs.items()}
 
 
 def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
-    """The outputs of an engine that uses their memory again. Raises as `checked`."""
+    """Copy the outputs of an engine that uses their memory again. Raises as `checked`."""
     return {name: as_array(name, value, config).copy() for name, value in checked(outputs, config).items()}
 
 
 def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
-    """The outputs that at least one of the requests must have."""
+    """Return the outputs that at least one of the requests must have."""
     names = members[0].output_names
     for inflight in members:
         if inflight.output_names != names:
@@ -99,7 +99,7 @@ def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
 
 
 def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, version: int) -> list[InferenceResponse]:
-    """One response a request, each with its own rows of `outputs`, in the requests' order.
+    """Return one response per request, in the requests' order, each with its own rows of `outputs`.
 
     Raises INTERNAL if a requested output is missing, and when an output's type or number of rows is not what the
     configuration promises.
@@ -133,7 +133,7 @@ def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, ver
 
 
 def take_rows(name: str, outputs: Values, sizes: Sequence[int], config: ModelConfig) -> list[Tensor]:
-    """One output, cut into parts of so many rows; without a batch dimension all of it, for each. Raises as `split`."""
+    """Cut one output into parts of `sizes` rows; without a batch dimension each gets all of it. Raises as `split`."""
     rows = sum(sizes)
     datatype, item, raw, row_bytes, whole = _column(name, outputs, rows, config)
     if not config.batching:
@@ -151,7 +151,7 @@ def take_rows(name: str, outputs: Values, sizes: Sequence[int], config: ModelCon
 
 
 def as_array(name: str, output: object, config: ModelConfig) -> Array:
-    """An output as a plain array. Raises INTERNAL where there is none."""
+    """Return an output as a plain array. Raises INTERNAL where there is none."""
     if type(output) is np.ndarray:
         return output
     if isinstance(output, Tensor):
@@ -170,7 +170,7 @@ def as_array(name: str, output: object, config: ModelConfig) -> Array:
 
 
 def check_output(spec: TensorSpec, output: Array | Tensor | None, config: ModelConfig) -> Array:
-    """The engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
+    """Return the engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
     array = as_array(spec.name, output, config)
     if spec.datatype.size and array.dtype != spec.datatype.numpy:
         raise _of_type(array.dtype, spec, config)
@@ -184,10 +184,10 @@ def single(
     version: int,
     parameters: Mapping[str, ParameterValue],
 ) -> InferenceResponse:
-    """One of the responses to one request. Raises INTERNAL as `split` does, but for outputs that are not there.
+    """Return one of the responses to one request. Raises INTERNAL as `split` does, but not for missing outputs.
 
     Models that respond to each request may leave outputs out, as Triton's may; decoupled ones may give any number of
-    rows. What comes as a tensor is handed on with the type and the rows that it has.
+    rows. A tensor is passed on with the type and the rows that it has.
     """
     rows = None if config.decoupled else member.batch_size
     tensors: dict[str, Tensor] = {}
@@ -209,14 +209,14 @@ def single(
 
 
 def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
-    """An output on the host, unless who gets it takes it on a device."""
+    """Return an output on the host, unless its receiver takes it on a device."""
     if name in member.device_outputs:
         return output
     return Tensor.from_array(output.array, output.datatype)
 
 
 def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
-    """An output that comes as a tensor, in its raw form perhaps. Raises INTERNAL as `split` does."""
+    """Return an output that comes as a tensor, in its raw form perhaps. Raises INTERNAL as `split` does."""
     spec = config.outputs_by_name[name]
     if output.datatype is not spec.datatype:
         raise _of_type(output.datatype.name, spec, config)
@@ -225,7 +225,7 @@ def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) 
 
 
 def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
-    """As `_as_it_is`, but as in Triton what the configuration does not promise goes to the client: the log says so."""
+    """Return `_as_it_is`, but pass on and log what the configuration does not promise, as Triton does."""
     spec = config.outputs_by_name[name]
     shape = output.shape
     fits = _has_dims(shape, rows, spec, config)
@@ -244,7 +244,7 @@ def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig)
 
 
 def _has_dims(shape: Shape, rows: int | None, spec: TensorSpec, config: ModelConfig) -> bool:
-    """Whether an output has the configured dimensions, and the rows; others than those count if it is reshaped."""
+    """True if an output has the configured dimensions and `rows`. With a reshape, only the rows are checked."""
     at = 0
     if config.max_batch_size:
         if not shape or (rows is not None and shape[0] != rows):
@@ -262,7 +262,7 @@ def _has_dims(shape: Shape, rows: int | None, spec: TensorSpec, config: ModelCon
 
 
 def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelConfig) -> Tensor:
-    """A tensor in the shape that the configuration promises. Raises INTERNAL where its bytes do not fit its shape."""
+    """Return a tensor in the configured shape. Raises INTERNAL where its bytes do not fit its shape."""
     shape = output.shape
     received = output.received
     if received is not None:
@@ -279,7 +279,7 @@ def _as_clients_see(name: str, output: Tensor, spec: TensorSpec, config: ModelCo
 
 
 class _Column(NamedTuple):
-    """One output of an execution, checked, from which requests take their rows.
+    """Checked output of an execution, from which requests take their rows.
 
     `row_bytes` is 0 where rows cannot be cut out of `raw`: BYTES, and empty items.
     """
@@ -308,9 +308,9 @@ def _whole(
     config: ModelConfig,
     alone: Inflight | None = None,
 ) -> Tensor:
-    """One output of an execution, checked. Raises INTERNAL as `split` does.
+    """Return one output of an execution, checked. Raises INTERNAL as `split` does.
 
-    `rows` None: any number of them. `alone` is a request that runs alone: what is on a device may stay there.
+    `rows` None: any number of them. `alone` is a request that runs alone: its outputs on a device may stay there.
     """
     spec = config.outputs_by_name[name]
     datatype = spec.datatype
@@ -358,7 +358,7 @@ def _check_rows(name: str, shape: Shape, rows: int | None, config: ModelConfig) 
 
 
 def _as_configured(spec: TensorSpec, item: Shape, full: Shape, config: ModelConfig) -> Shape:
-    """The shape clients see of an output that the configuration reshapes: variable dimensions keep their order."""
+    """Return the shape that clients see of a reshaped output: variable dimensions keep their order."""
     assert spec.reshape is not None, "only called for reshaped outputs: this is a bug"
     if len(item) != len(spec.reshape) or any(w not in (-1, g) for w, g in zip(spec.reshape, item, strict=True)):
         raise internal(

@@ -1,4 +1,4 @@
-"""Notices instances whose executions take too long, by the event loop's clock."""
+"""Detection of instances with executions that take too long, by the event loop's clock."""
 
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
@@ -10,7 +10,7 @@ from .revival import RevivalClock, Timer
 
 _TASK = "execution_limit"
 _AGAIN_NS = 1_000_000_000
-"""Until an instance that could not be given up is looked at again."""
+"""Time until the next check of an instance that could not be given up."""
 GUARD_NS = 600_000_000_000
 """A limit from here on is a guard against engines that hang, and no reason to keep short executions off the event
 loop's thread, where no limit can end them."""
@@ -55,15 +55,15 @@ class ExecutionLimit(Generic[InstanceT]):
             self._timer = self._clock.call_at(self._clock.now_ns() + self.limit_ns, self._look)
 
     def ended(self, job: Job) -> bool:
-        """A job is over, as its instance says. False if it was over before, since it took too long."""
+        """Record that a job is over. False if it was over before, since it took too long."""
         return self._jobs.pop(job, None) is not None
 
     def of(self, instance: InstanceT) -> list[Job]:
-        """The jobs of an instance that are not over, in the order in which they were started."""
+        """Return the jobs of an instance that are not over, in the order in which they were started."""
         return [job for job, its in self._jobs.items() if its is instance]
 
     def end(self) -> None:
-        """The pool is closed: nothing is to be noticed any more."""
+        """Stop watching; the pool is closed."""
         if self._timer is not None:
             self._timer.cancel()
 

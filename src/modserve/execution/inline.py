@@ -14,13 +14,13 @@ from modserve.core.configuration.model_config import InstanceKind, ModelConfig
 _QUICK_NS = 150_000
 """An execution this short may run on the event loop."""
 LONG_NS = 400_000
-"""On the event loop, a second execution of this length among `_WINDOW` sends the instance back to its thread."""
+"""Execution time on the event loop; a second one this long among `_WINDOW` returns the instance to its thread."""
 _TOO_LONG_NS = 1_000_000
-"""On the event loop, one execution of this length does so at once."""
+"""Execution time on the event loop that returns the instance to its thread at the first occurrence."""
 _WAIT_NS = 20_000_000
-"""So long may an execution have waited for the interpreter or a processor, which says nothing of the engine."""
+"""Longest wait of an execution for the interpreter or a processor, which says nothing about the engine."""
 _WAITS = 4
-"""On the event loop, more such executions among `_WINDOW` send the instance back to its thread."""
+"""Number of such executions; more among `_WINDOW` on the event loop return the instance to its thread."""
 _FRESH_NS = 1_000_000
 _WINDOW = 32
 _FIRST_PAUSE = 1024
@@ -30,7 +30,7 @@ _MOST_BYTES = 64 * 1024
 
 
 def may_run_inline(config: ModelConfig) -> bool:
-    """Whether executions are likely to be much alike.
+    """True if the run times of executions are likely to be similar.
 
     All inputs are of fixed and small size, and all instances run on the CPU, or wherever the model puts them.
     """
@@ -63,7 +63,7 @@ class InlineRule:
         self._next_pause = _FIRST_PAUSE
 
     def ran_on_thread(self, ns: int, cpu_ns: int) -> None:
-        """An execution on the instance's thread took `ns`, and `cpu_ns` of a processor's time."""
+        """Record an execution on the instance's thread of `ns`, and `cpu_ns` of CPU time."""
         if self._pause:
             self._pause -= 1
             return
@@ -76,7 +76,7 @@ class InlineRule:
             self._restart()
 
     def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
-        """An execution on the event loop's thread took `ns`, and at least `cpu_ns` of a processor's time."""
+        """Record an execution on the event loop's thread of `ns`, and at least `cpu_ns` of CPU time."""
         self._seen += 1
         if ns > LONG_NS:
             waited = cpu_ns < ns // 2 and ns <= _WAIT_NS
@@ -100,13 +100,13 @@ class InlineRule:
 
 @dataclass(slots=True)
 class _Collector:
-    """When Python's garbage collector ran last, and for how long: that is no engine's time."""
+    """Start and duration of the latest garbage collection, which is not counted as the engine's time."""
 
     began_ns: int = 0
     took_ns: int = 0
 
     def observe(self, phase: str, info: object) -> None:
-        """As `gc.callbacks` has it."""
+        """Record the start or the end of a collection; a callback for `gc.callbacks`."""
         now_ns = time.monotonic_ns()
         if phase == "start":
             self.began_ns = now_ns
@@ -119,9 +119,9 @@ _collector = _Collector()
 
 
 class LoopThreadTime:
-    """What the event loop's thread has had of the processor's time, asked for so rarely that it costs next to nothing.
+    """CPU time of the event loop's thread, queried so rarely that it costs next to nothing.
 
-    `look` before an execution; `cpu_ns` then tells how much of it was at least the processor's, for the engine.
+    Call `look` before an execution; `cpu_ns` then returns the least CPU time that the engine had.
     """
 
     __slots__ = ("_cpu_ns", "_looked_ns")
@@ -139,6 +139,6 @@ class LoopThreadTime:
             self._cpu_ns = time.thread_time_ns()
 
     def cpu_ns(self, start_ns: int) -> int:
-        """Of an execution that began at `start_ns` and has just ended, without the garbage collector's."""
+        """Return the CPU time since `start_ns`, without garbage collection, of an execution that has just ended."""
         collected_ns = _collector.took_ns if _collector.began_ns >= start_ns else 0
         return time.thread_time_ns() - self._cpu_ns - (start_ns - self._looked_ns) - collected_ns

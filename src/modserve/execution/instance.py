@@ -33,30 +33,30 @@ class Instance(ABC):
 
     name: str
     number: int
-    """Its place among the instances of the pool."""
+    """Index among the instances of the pool."""
     max_in_flight: int = 1
     max_ahead: int = 0
-    """How many more it takes that wait for their turn inside the engine, while executions are short."""
+    """Number of further jobs that may wait inside the engine while executions are short."""
     places: int = 1
-    """How many jobs it takes now. Kept by the pool."""
+    """Number of jobs it takes now. Kept by the pool."""
     takes_early: bool = False
-    """It may get a job before the one under way is over, beyond its places."""
+    """True if it may get a job, beyond its places, before the one under way is over."""
     prefetched: int = 0
-    """How many of its places were given out before their executions were over. Kept by the pool."""
+    """Number of places lent before their executions were over. Kept by the pool."""
     ahead: deque[Job]
     """The jobs in those places that have not begun, if it `takes_early`. Kept by the pool."""
     inline_rule: InlineRule | None = None
-    """Whether batches may run on the event loop's thread; None for never."""
+    """Rule that lets batches run on the event loop's thread; None for never."""
     job: Job | None = None
-    """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
+    """Job in execution or about to be: the latest, if there are several. Kept by the pool."""
     gone: bool = False
-    """It takes nothing: it is new, leaves, or was lost. Kept by the pool."""
+    """True if it takes no jobs: it is new, leaves, or was lost. Kept by the pool."""
     open: dict[RequestProgress, None]
     """The requests without a final response, of an engine that responds to each by itself."""
     heard_ns: int = 0
     """Time at which the engine of a decoupled model last responded; 0 for never, and for other models."""
     typical_ns: int = 2_000_000
-    """How long an execution takes, by the latest ones. Kept by instances with `max_ahead`."""
+    """Typical duration of the latest executions. Kept by instances with `max_ahead`."""
 
     @property
     @abstractmethod
@@ -65,18 +65,18 @@ class Instance(ABC):
 
     @abstractmethod
     def give_up(self, error: InstanceLostError) -> bool:
-        """What it executes takes too long: it is lost, by this error. Returns at once.
+        """Give the instance up as lost, by this error, because its execution takes too long. Returns at once.
 
         True if it tells the pool of its jobs and its loss itself, now or soon. False if it is silent from now on.
         """
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for what it does, or it must not be closed before that is done."""
+        """True if requests wait for its work, or it must not be closed before that is done."""
         return self.job is not None or bool(self.open)
 
     def silent_ns(self, now_ns: int) -> int | None:
-        """For how long the oldest execution has run, a decoupled model's without a response. None if it does nothing.
+        """Return how long the oldest execution has run, or has sent no response if decoupled. None if it is idle.
 
         An execution lasts until each of its requests has its final response.
         """
@@ -86,7 +86,7 @@ class Instance(ABC):
 
     @abstractmethod
     def _timings(self) -> list[ExecutionTiming]:
-        """Of the executions that the engine is at."""
+        """Return the timings of the executions that the engine is at."""
 
     @abstractmethod
     def start(self, job: Job) -> None:
@@ -98,12 +98,12 @@ class Instance(ABC):
 
     @property
     def most_places(self) -> int:
-        """How many jobs it should take, going by its latest executions."""
+        """Number of jobs it should take, going by its latest executions."""
         return self.max_in_flight + (self.max_ahead if self.typical_ns < _SHORT_NS else 0)
 
     @abstractmethod
     def end(self) -> None:
-        """Nothing more is started. Does not wait; the engine's instance stays open."""
+        """Start no more executions. Does not wait; the engine's instance stays open."""
 
     @abstractmethod
     def close(self) -> None:
@@ -114,13 +114,13 @@ Done: TypeAlias = Callable[["Instance", Job], None]
 
 
 def most_ahead(config: ModelConfig, engine: Executor) -> int:
-    """How many executions may wait inside the engine: none where batches would be larger in the scheduler's queue."""
+    """Return how many executions may wait inside the engine: 0 where the scheduler would form larger batches."""
     ahead = config.sequence_batching is None and config.dynamic_batching is None and not reuses_outputs(engine)
     return int(getattr(engine, "max_ahead", 0)) if ahead else 0
 
 
 def takes_early(config: ModelConfig, engine: Executor) -> bool:
-    """Whether the next batch may lie ready at the instance: not where one depends on the one before it."""
+    """True if the next batch may already be at the instance: not where a batch depends on the one before it."""
     return bool(getattr(engine, "takes_early", False)) and config.sequence_batching is None and not config.decoupled
 
 
@@ -181,7 +181,7 @@ class ThreadInstance(Instance):
         self._jobs.put(None)
 
     def give_up(self, error: InstanceLostError) -> bool:
-        """Python cannot end a thread. This one closes the engine if it ever comes back."""
+        """Give up the thread, which Python cannot end. It closes the engine if it ever comes back."""
         self._given_up = True
         try:
             while True:
@@ -251,4 +251,4 @@ class InstanceThread(threading.Thread):
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(target=work, name=f"instance-{name}", daemon=True)
         self.job: Job | None = None
-        """What runs on it: calls to other models that name no parent belong to that."""
+        """Job that runs on it; calls to other models without a parent belong to that job."""

@@ -7,7 +7,7 @@ holds is a place that was taken from `_free`; `run` or `release` returns it. Onl
 instances between the states, all on the event loop's thread.
 
 Instances may be added and removed while others run (`change`). A removed instance is gone as well, but finishes its
-executions: it is in `leaving` until nobody waits for it, and then the owner closes it. Its number is not used again. An
+executions: it is in `leaving` until none waits for it, and then the owner closes it. Its number is not used again. An
 instance that is being warmed up is in `_warming`; if it is lost meanwhile, the warm-up handles that.
 """
 
@@ -48,7 +48,7 @@ class InstanceSet:
         make_samples: MakeSamples | None,
     ) -> None:
         self.trouble: ModserveError | None = None
-        """Why nothing can run, while no instance is left."""
+        """Reason that nothing can run, while no instance is left."""
         self._model = model
         self._statistics = statistics
         self._owner = owner
@@ -59,9 +59,9 @@ class InstanceSet:
         if make is not None and clock is not None:
             self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._revived, self._revival_failed)
         self._instances: dict[int, Instance] = {}
-        """By number."""
+        """Instances by number."""
         self._once_lost: set[int] = set()
-        """Numbers of instances that were lost; they may have been made anew since, and warm up by themselves then."""
+        """Numbers of instances that were lost; they may have been revived since, and then warm up by themselves."""
         self._next_number = 0
         self._free: deque[Instance] = deque()
         self.leaving: list[Instance] = []
@@ -84,7 +84,7 @@ class InstanceSet:
 
     @property
     def executors(self) -> list[tuple[str, Executor]]:
-        """Those of the engine that are up, by the names of their instances."""
+        """Engine instances that are up, with their names."""
         return [(instance.name, instance.engine) for instance in self._instances.values() if not instance.gone]
 
     @property
@@ -94,7 +94,7 @@ class InstanceSet:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for what the instances do. False also where nobody does any more, and they go on."""
+        """True if requests wait for the instances. False also while they run for abandoned requests."""
         return any(instance.awaited for instance in (*self._instances.values(), *self.leaving))
 
     @property
@@ -103,7 +103,7 @@ class InstanceSet:
 
     @property
     def most_places(self) -> int:
-        """How many batches run at a time when all instances are up."""
+        """Number of batches that run at a time when all instances are up."""
         return sum([instance.max_in_flight for instance in self._instances.values()])
 
     def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
@@ -125,14 +125,14 @@ class InstanceSet:
         on_end(ran)
 
     def lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
-        """Data that was made up has been too much for an instance: others are made, and serve without it."""
+        """Handle instances lost to generated warm-up data: others are made, and serve without it."""
         self._make_samples = None
         self._lose(self._instances[number], error)
 
     # Instances are added and removed
 
     def new_instance(self, name: str, engine: Executor) -> Instance:
-        """An instance that takes nothing until it is in service: by `change`, or `dismiss` ends it."""
+        """Return an instance that takes nothing until `change` puts it in service, or `dismiss` ends it."""
         number = self._next_number
         self._next_number += 1
         instance = self._instances[number] = self._instance(number, name, engine)
@@ -160,7 +160,7 @@ class InstanceSet:
         return self._settlement.learner
 
     def learn(self, learner: Learner | None, make_samples: MakeSamples | None) -> None:
-        """Replace what learns from executions, and what instances run that are made anew."""
+        """Replace the learner from executions, and the samples that revived instances run."""
         self._settlement.learner, self._make_samples = learner, make_samples
 
     def _put_in_service(self, instance: Instance) -> None:
@@ -190,7 +190,7 @@ class InstanceSet:
         self.see_off()
 
     def see_off(self) -> None:
-        """Hand over those of the leaving that have nothing left to do. Called when requests were settled, too."""
+        """Hand over the leaving instances that have nothing left to do. Also called when requests were settled."""
         if self.leaving:
             for instance in [each for each in self.leaving if not each.awaited]:
                 self.leaving.remove(instance)
@@ -199,7 +199,7 @@ class InstanceSet:
     # Instances are lost and made anew
 
     def _lose(self, instance: Instance, error: InstanceLostError) -> None:
-        """An instance is gone: what it still owes fails, and another one is made."""
+        """Take a lost instance out of service: fail what it still owes, and start a revival."""
         if (warming := self._warming.get(instance)) is not None:
             warming.lost(error)
             return
@@ -229,7 +229,7 @@ class InstanceSet:
                 self._settlement.fail_open(running, error)
 
     def _tell_of_loss(self, number: int, error: ModserveError, *, again: bool) -> None:
-        """An instance was lost, or could not be made anew once more."""
+        """Report that an instance was lost, or that another revival failed."""
         if all(each.gone for each in self._instances.values()):
             self._set_trouble(error)
         try:
@@ -307,7 +307,7 @@ class InstanceSet:
             self._settlement.misbehaved("notifying its scheduler of a free instance")
 
     def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
-        """On any thread: one hop to the event loop for each batch, and for each response of a request by itself."""
+        """Run `callback` on the event loop from any thread: one hop per batch, or per response of a single request."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
@@ -323,7 +323,7 @@ class InstanceSet:
             instance.end()
 
     def stop_reviving(self) -> None:
-        """No instance is made anew any more. Before `close`, which may be called on another thread."""
+        """Stop all revivals. Call before `close`, which may be called on another thread."""
         if self._revival is not None:
             self._revival.end()
 

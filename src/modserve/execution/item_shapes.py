@@ -10,7 +10,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Shape
 
 _MOST: Final = 256
-"""Request shapes whose output shapes are remembered."""
+"""Most request shapes with cached output shapes."""
 
 
 class UnprovenError(ModserveError):

@@ -1,4 +1,4 @@
-"""One batch on its way through an instance, and the work on it that is the same for all kinds of instance."""
+"""Batches on their way through an instance, and the work on them that all kinds of instance share."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
 
 
 def layout_of(config: ModelConfig) -> PaddedLayout | RaggedLayout | None:
-    """What merges and splits batches in place of `batch.merge` and `batch.split`; None where rows alone matter."""
+    """Return the layout that replaces `batch.merge` and `batch.split`; None where rows alone matter."""
     if config.fills_up:
         return PaddedLayout(config)
     if config.batch_inputs or config.batch_outputs or any(spec.ragged for spec in config.inputs):
@@ -33,12 +33,12 @@ def layout_of(config: ModelConfig) -> PaddedLayout | RaggedLayout | None:
 
 
 class Job:
-    """One batch on its way through an instance.
+    """Batch on its way through an instance.
 
     When it is done, `error` or one of the others is set: `responses` in the order of `members`, or `running` for
     engines that respond to each request by itself. `rows` are the members with the fillers that keep them in their
-    rows. `on_done` takes it when it is over, in place of the pool: a warm-up, whose members count nowhere. `again`: its
-    one member runs for the second time, after a batch that the engine refused; `more` such jobs follow.
+    rows. `on_done`, if set, receives the finished job in place of the pool: for a warm-up, whose members count nowhere.
+    `again`: its one member runs for the second time, after a batch that the engine refused; `more` such jobs follow.
     """
 
     __slots__ = (
@@ -69,9 +69,9 @@ class Job:
         self.again = False
         self.more = False
         self.expected_ns = 0
-        """How long it is likely to take; only known where a place may be given out early."""
+        """Expected duration; only known where a place may be prefetched."""
         self.cpu_ns = 0
-        """The processor's time that it took on the instance's thread; 0 if nobody needs to know."""
+        """CPU time that it took on the instance's thread; 0 if it is not needed."""
         self.refused = False
         """The engine did not take the whole, and may take the members one by one."""
         self.rows = members if rows is None else rows
@@ -81,15 +81,15 @@ class Job:
         self.timing = ExecutionTiming(batch_size, close_reason)
         self.running: list[RequestProgress] = []
         self.requests: list[RunningRequest] = []
-        """What the engine has of `running`."""
+        """Running requests that the engine has of `running`."""
         self.responses: list[InferenceResponse] = []
         self.late: list[Inflight] = []
-        """Those that were to be members, and whose deadline or queue limit had passed when the execution began."""
+        """Intended members that had passed their deadline or queue limit when the execution began."""
         self.error: ModserveError | None = None
         self.on_done = on_done
 
     def drop_late(self, now_ns: int) -> None:
-        """What is too late is not worth an execution. Not for jobs whose rows are kept."""
+        """Move members that are too late from the batch to `late`. Not for jobs whose rows are kept."""
         for inflight in self.members:
             if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns:
                 self.late.append(inflight)
@@ -99,13 +99,13 @@ class Job:
             self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in self.late])
 
     def of_members(self, rows: list[InferenceResponse]) -> list[InferenceResponse]:
-        """The responses to the members, of those to all rows."""
+        """Select the members' responses from the responses to all rows."""
         members = set(self.members)
         return [response for row, response in zip(self.rows, rows, strict=True) if row in members]
 
 
 class Work:
-    """What is done with the jobs of one instance before and after the engine runs them. Any thread may use it."""
+    """Preparation and completion of one instance's jobs, around the engine's execution. Any thread may use it."""
 
     def __init__(self, model: ModelId, name: str, config: ModelConfig, engine: Executor) -> None:
         stateless = config.sequence_batching is None
@@ -125,7 +125,7 @@ class Work:
         self._memory = None if allocate is None else EngineMemory(allocate, model.name)
 
     def begin(self, job: Job) -> bool:
-        """The job's turn has come; whether there is anything left to run."""
+        """Begin the job's turn; return whether there is anything left to run."""
         timing = job.timing
         timing.compute_start_ns = time.monotonic_ns()
         if self._drops_late and job.rows is job.members:
@@ -133,7 +133,7 @@ class Work:
         return bool(job.members) and not (job.again and job.members[0].settled)
 
     def inputs(self, job: Job) -> tuple[dict[str, Array], tuple[str, ...]]:
-        """The merged inputs of the execution, and the outputs that it must have."""
+        """Return the merged inputs of the execution, and the outputs that it must have."""
         rows, config = job.rows, self._config
         if (
             self._devices
@@ -178,7 +178,7 @@ class Work:
         job.responses = responses if rows is job.members else job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
-        """The members as an engine gets them that responds to each by itself."""
+        """Return the members in the form for an engine that responds to each by itself."""
         job.running = [RequestProgress(inflight, self.open) for inflight in job.rows]
         if job.rows is not job.members:
             members = set(job.members)
@@ -194,7 +194,7 @@ class Work:
         return job.requests
 
     def respond(self, job: Job, finals: Sequence[FinalResponse]) -> None:
-        """The engine has the final responses to all requests at once: together where that is possible."""
+        """Take the engine's final responses to all requests at once: together where that is possible."""
         if len(finals) != len(job.requests):
             raise internal(f"{self._who} returned {len(finals)} responses for {len(job.requests)} requests")
         if self._responds_at_once and job.rows is job.members and not [each for each in job.running if each.ended]:
@@ -217,13 +217,13 @@ class Work:
             request.respond(final.outputs, parameters=final.parameters, final=True, wait=False)
 
     def lost(self, error: InstanceLostError) -> InstanceLostError:
-        """The same, with the instance's name."""
+        """Return the same error, with the instance's name."""
         if error.message.startswith(self._who):
             return error
         return InstanceLostError(f"{self._who} was lost: {error.message}")
 
     def failed(self, job: Job, error: BaseException) -> None:
-        """Whatever an engine raises ends here, as its requests' failure."""
+        """Fail the job's requests with the error that an engine raised."""
         job.error = self.lost(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
         if error is not job.error:
             job.error.__cause__ = error

@@ -1,4 +1,4 @@
-"""The pool of a model whose instances need resources: an instance is lent only when its resources are free."""
+"""Pool of a model with instances that need resources: an instance is lent only when its resources are free."""
 
 from collections.abc import Collection, Mapping
 
@@ -18,23 +18,23 @@ class LimitedPool:
     """
 
     def __init__(self, pool: InstancePool, limiter: RateLimiter, turns: Mapping[int, ResourceTurn]) -> None:
-        """Raises INVALID_ARG if an instance needs more of a resource than there is."""
+        """Add the turns to the limiter. Raises INVALID_ARG if an instance needs more of a resource than there is."""
         limiter.add(list(turns.values()))
         self._pool = pool
         self._limiter = limiter
         self._turns = dict(turns)
         self._leaving: dict[int, ResourceTurn] = {}
-        """Of instances that were removed, and finish what they have."""
+        """Turns of instances that were removed and finish their jobs."""
 
     def close(self) -> None:
-        """The model needs nothing any more."""
+        """Give up all turns; the model needs nothing any more."""
         self._limiter.remove(self._all())
 
     def _all(self) -> list[ResourceTurn]:
         return [*self._turns.values(), *self._leaving.values()]
 
     def change(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """These instances need something else from now on, or are new, all at once; `promise` came before.
+        """Change the needs of these instances, or add new ones, all at once; `promise` came before.
 
         An execution keeps what it has until it is over.
         """
@@ -48,7 +48,7 @@ class LimitedPool:
         self._limiter.replace(former, self._all())
 
     def remove(self, numbers: Collection[int]) -> None:
-        """Instances need nothing any more, but for what they are running."""
+        """Remove the needs of instances, except for what they are running."""
         former = self._all()
         for number in numbers:
             turn = self._turns.pop(number, None)
@@ -61,11 +61,11 @@ class LimitedPool:
         self._limiter.promise(list(turns.values()), self._all())
 
     def break_promise(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """There will be no `change`."""
+        """Withdraw a promise: there will be no `change`."""
         self._limiter.break_promise(list(turns.values()))
 
     def left(self, number: int) -> None:
-        """A removed instance has nothing left to do."""
+        """Give up the turn of a removed instance that has nothing left to do."""
         turn = self._leaving.pop(number, None)
         if turn is not None:
             self._limiter.remove([turn])
@@ -117,7 +117,7 @@ class LimitedPool:
                 self._limiter.end(turn)
 
     def _is_idle(self, number: int) -> bool:
-        """Whether all places of an instance are free."""
+        """True if all places of an instance are free."""
         slots: list[Instance] = []
         while (slot := self._pool.reserve_number(number)) is not None:
             slots.append(slot)

@@ -44,7 +44,7 @@ _LONGEST_DETACH_S = 10.0
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 Outcome: TypeAlias = Values | Sequence[FinalResponse] | BaseException | None
-"""What an engine ends an execution with."""
+"""Values, responses or error with which an engine ends an execution."""
 
 
 class LoopInstance(Instance):
@@ -193,7 +193,7 @@ class LoopInstance(Instance):
             self._starting = False
 
     def done(self, execution: "_Execution", outcome: "Outcome") -> None:
-        """The engine has ended an execution, on any thread."""
+        """Report, on any thread, that the engine has ended an execution."""
         self._post(partial(self._ended, execution, outcome, time.monotonic_ns()))
 
     def _ended(self, execution: "_Execution", outcome: "Outcome", now_ns: int) -> None:
@@ -230,7 +230,7 @@ class LoopInstance(Instance):
             self._over(execution)
 
     def _over(self, execution: "_Execution") -> None:
-        """An execution leaves, unless it has left already."""
+        """Remove an execution, unless it has left already."""
         if execution not in self._executions:
             return
         del self._executions[execution]
@@ -250,7 +250,7 @@ class LoopInstance(Instance):
         self._start_waiting()
 
     def _is_large(self, job: Job) -> bool:
-        """Whether merging takes long. A single request's arrays are taken as they are, unless the engine has memory."""
+        """True if merging takes long. A single request's arrays are not copied, unless the engine has memory."""
         if len(job.rows) == 1 and not hasattr(self._engine, "allocate"):
             return False
         return sum([tensor.size for inflight in job.rows for tensor in inflight.inputs.values()]) > LARGE_BYTES
@@ -310,7 +310,7 @@ class LoopInstance(Instance):
 
 
 class _Execution:
-    """One execution, and the callback that the engine ends it with."""
+    """Execution of one job, with the callback by which the engine ends it."""
 
     __slots__ = ("instance", "job")
 
@@ -323,5 +323,5 @@ class _Execution:
 
 
 def _size(outputs: Values) -> int:
-    """Bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
+    """Return the bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
     return sum([getattr(output, "nbytes", 0) for output in outputs.values()])

@@ -22,7 +22,7 @@ class EngineMemory:
         self._model = model
 
     def merge(self, members: Sequence[Inflight]) -> dict[str, Array]:
-        """As `batch.merge`. Raises INTERNAL if the engine offers memory that cannot be used."""
+        """Merge the inputs as `batch.merge` does. Raises INTERNAL if the engine offers memory that cannot be used."""
         inputs: dict[str, Array] = {}
         for name, first in members[0].inputs.items():
             tensors = [inflight.inputs[name] for inflight in members]
@@ -38,7 +38,7 @@ class EngineMemory:
         return inputs
 
     def moved(self, merged: Mapping[str, Array]) -> dict[str, Array]:
-        """Inputs that were merged elsewhere, copied. Raises as `merge`."""
+        """Copy inputs that were merged elsewhere. Raises as `merge`."""
         inputs = dict(merged)
         for name, array in merged.items():
             datatype = dtypes.from_numpy(array.dtype)

@@ -14,38 +14,38 @@ class PoolOwner(Protocol):
     """Implemented by `models.serving.model.Model`. All methods run on the event loop's thread and never wait."""
 
     def settled(self, count: int) -> None:
-        """So many requests have just been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
+        """Record that `count` requests have been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
 
     def slot_free(self) -> None:
-        """A place to run a batch may have become free."""
+        """Called when a place to run a batch may have become free."""
 
     def batch_done(self, members: list[Inflight]) -> None:
-        """The execution of these is over in every respect, before their slot is free. Models with sequences only."""
+        """Called when the execution of these is over, before their slot is free. Models with sequences only."""
 
     def run_again(self, inflight: Inflight) -> None:
-        """The engine wants to execute a request once more. Models with sequences only."""
+        """Called when the engine wants to execute a request once more. Models with sequences only."""
 
     def mixes_rows(self) -> None:
-        """A batch that nobody has configured gave other rows than its requests alone: they are to run alone."""
+        """Run requests alone from now on: a batch that was not configured gave other rows than they do."""
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
-        """An instance is lost; `in_vain`: no attempt to replace it has helped, or none is made."""
+        """Called when an instance is lost; `in_vain`: no attempt to replace it has helped, or none is made."""
 
     def instance_left(self, instance: Instance) -> None:
-        """An instance that was removed has nothing left to do, and is to be closed on another thread."""
+        """Called when a removed instance has nothing left to do, and is to be closed on another thread."""
 
     def engine_left(self, close: Callable[[], None], name: str) -> None:
-        """An engine's instance is of no use, and `close`, which blocks, is to be called on another thread."""
+        """Called when an engine's instance is of no use; `close`, which blocks, is to be called on another thread."""
 
     def health_changed(self) -> None:
-        """`InstancePool.trouble` may have changed."""
+        """Called when `InstancePool.trouble` may have changed."""
 
 
 class Learner(Protocol):
     """Learns from executions how long the next ones take."""
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
-        """An execution has succeeded."""
+        """Observe an execution that has succeeded."""
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""
+        """Return how long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""

@@ -73,7 +73,7 @@ class PaddedLayout:
         return self._padding.padded(max([inflight.length for inflight in members]))
 
     def _mask(self, members: Sequence[Inflight], length: int, rows: int) -> Array:
-        """Ones for the elements of requests that give no mask, theirs for the others, and zeros for the padding."""
+        """Return ones for elements of requests without a mask, the masks of the others, and zeros for the padding."""
         padding = self._padding
         spec = self._config.inputs_by_name[padding.mask]
         axis = 1 + padding.axes[padding.mask]
@@ -92,7 +92,7 @@ class PaddedLayout:
         return out
 
     def _cut(self, name: str, column: Sequence[Tensor], members: Sequence[Inflight]) -> list[Tensor]:
-        """Without what stands for the padding. An output is as long as the batch was."""
+        """Cut the padding off the parts of an output, which are as long as the batch was."""
         axis = 1 + self._padding.unpad[name]
         length = self._length(members)
         cut: list[Tensor] = []
@@ -109,7 +109,7 @@ class PaddedLayout:
 
 
 def fill_value(text: str, datatype: Datatype) -> object:
-    """The value that a datatype's elements are filled up with; nothing stands for zero."""
+    """Return the value that a datatype's padding has; an empty text stands for zero."""
     if not datatype.size:
         return text.encode()
     kind = datatype.json_kind
@@ -119,7 +119,7 @@ def fill_value(text: str, datatype: Datatype) -> object:
 
 
 def pad(tensors: Sequence[Tensor], axis: int, length: int, rows: int, value: object) -> Array:
-    """The rows of `tensors`, as long as `length` in dimension `axis` (1 or more), the last repeated up to `rows`."""
+    """Pad the rows of `tensors` to `length` in dimension `axis` (1 or more), and repeat the last up to `rows`."""
     first = tensors[0]
     shape: Shape = (rows, *first.shape[1:axis], length, *first.shape[axis + 1 :])
     if first.datatype.size:
@@ -137,7 +137,7 @@ def pad(tensors: Sequence[Tensor], axis: int, length: int, rows: int, value: obj
 
 
 def _up_to(axis: int, length: int) -> tuple[slice, ...]:
-    """What indexes the dimensions from 1 on, the one called `axis` up to `length`."""
+    """Return the index of dimensions 1 to `axis` that limits `axis` to `length`."""
     return (*([slice(None)] * (axis - 1)), slice(length))
 
 

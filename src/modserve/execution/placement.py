@@ -1,4 +1,4 @@
-"""Where instances run, and how many CPU threads each may use."""
+"""Placement of instances on devices, and the number of CPU threads that each may use."""
 
 import os
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from modserve.core.errors import invalid
 
 
 def available_cores(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """The CPU cores this process may use: its affinity mask, cut down to the cgroup's CPU quota (rounded up)."""
+    """Return the CPU cores this process may use: its affinity mask, cut down to the cgroup's CPU quota (rounded up)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(cgroup_root)
     return max(1, min(cores, quota)) if quota else cores
 
 
 def _cgroup_quota(root: Path) -> int:
-    """Whole cores of the CPU quota, rounded up; 0 if there is none. Reads cgroup v2, then v1."""
+    """Return the whole cores of the CPU quota, rounded up; 0 if there is none. Reads cgroup v2, then v1."""
     try:
         limit, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def _cgroup_quota(root: Path) -> int:
 
 
 def placements(model: str, groups: Iterable[InstanceGroup], gpu_count: int) -> list[tuple[str, Placement]]:
-    """A name and a place for each instance. Raises INVALID_ARG for a GPU that is not there."""
+    """Return a name and a place for each instance. Raises INVALID_ARG for a GPU that is not there."""
     instances: list[tuple[str, Placement]] = []
     for group in groups:
         kind = group.kind
@@ -56,5 +56,5 @@ def placements(model: str, groups: Iterable[InstanceGroup], gpu_count: int) -> l
 
 
 def thread_share(cores: int, cpu_instances: int) -> int:
-    """The CPU threads of one instance when `cores` are shared out over all CPU instances of the server; at least 1."""
+    """Return the CPU threads of one instance if all CPU instances of the server share `cores`; at least 1."""
     return max(1, cores // max(1, cpu_instances))

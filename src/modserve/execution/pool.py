@@ -35,7 +35,7 @@ _REFUSED = "refused"
 class InstancePool(InstanceSet):
     """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
-    If it `may_inline`, batches run on the event loop's own thread on those instances whose rule says that they are
+    If it `may_inline`, batches run on the event loop's own thread on instances with a rule that says that they are
     too short to be worth a hop. The `learner` observes each execution that succeeded; with one, and `prefetches`,
     places of long executions are given out before they are over.
 
@@ -106,7 +106,7 @@ class InstancePool(InstanceSet):
         return free.popleft()
 
     def free_places(self) -> int:
-        """How many more could be reserved."""
+        """Return the number of places that can still be reserved."""
         return len(self._free)
 
     def reserve_number(self, number: int) -> Instance | None:
@@ -156,7 +156,7 @@ class InstancePool(InstanceSet):
         settlement.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
-        """How long each instance is likely to be busy, by `run_ns`, which tells it of a batch size; 0 for free ones."""
+        """Return how long each instance is likely to be busy, 0 if free; `run_ns` predicts a batch size's run time."""
         timings = [None if instance.job is None else instance.job.timing for instance in self._instances.values()]
         return [
             0 if timing is None else max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns)
@@ -195,7 +195,7 @@ class InstancePool(InstanceSet):
         settlement.settle(job)
 
     def _set_free(self, instance: Instance, job: Job | None = None) -> None:
-        """One of the instance's executions is over. Of one that is gone no place is free."""
+        """Release the place of an execution that is over. An instance that is gone has no free place."""
         if job is None or instance.job is job:
             instance.job = None
         if job is not None and isinstance(job.error, InstanceLostError):
@@ -217,7 +217,7 @@ class InstancePool(InstanceSet):
                 instance.places -= 1
 
     def _offer_prefetch(self, instance: Instance, job: Job) -> None:
-        """The instance has a place to give before `job` is over, unless nobody wants it now."""
+        """Offer a place of the instance before `job` is over; withdraw it if it is not taken."""
         if instance.gone or job.timing.compute_end_ns:
             return
         before = instance.job
@@ -233,7 +233,7 @@ class InstancePool(InstanceSet):
                 instance.prefetched -= 1
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
-        """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""
+        """Run the waiting requests of a batch that the engine refused one by one, on the same instance."""
         assert job.error is not None, "set when the engine refused: this is a bug"
         if job.late:
             self._settlement.refuse_late(job.late)
@@ -270,16 +270,16 @@ class InstancePool(InstanceSet):
         return [*[instance for instance in self._instances.values() if not instance.gone], *self.leaving]
 
     def oldest_execution_ns(self, now_ns: int) -> int:
-        """For how long an instance has been silent at most, as `Instance.silent_ns`; 0 if none is at work."""
+        """Return the longest `Instance.silent_ns` of all instances; 0 if none is at work."""
         return max([instance.silent_ns(now_ns) or 0 for instance in self._up()], default=0)
 
     def stop_watching(self) -> None:
-        """The pool is closed."""
+        """Stop watching executions; the pool is closed."""
         if self._limit is not None:
             self._limit.end()
 
     def _give_up(self, instance: Instance) -> None:
-        """An execution takes too long: the instance is lost, with all that it has at hand."""
+        """Give up an instance with an execution that takes too long; all that it has at hand is lost."""
         limit = self._limit
         assert limit is not None, "it has noticed: this is a bug"
         names = "'--execution-timeout-secs' or 'limits.execution_timeout_ms'"

@@ -30,7 +30,7 @@ class Prefetch:
         self._give_out = guarded("prefetch", give_out)
 
     def started(self, instance: Instance, job: Job, expected_ns: int) -> None:
-        """A job was started; if `opening`, another one of the instance comes before it."""
+        """Record that a job was started; if `opening`, another one of the instance comes before it."""
         job.expected_ns = expected_ns
         if instance is self.opening:
             instance.ahead.append(job)
@@ -38,7 +38,7 @@ class Prefetch:
             self._time(instance, job)
 
     def ended(self, instance: Instance) -> bool:
-        """An execution is over. Whether its place was given out before."""
+        """Record the end of an execution; True if its place was given out before."""
         if not instance.prefetched:
             return False
         instance.prefetched -= 1

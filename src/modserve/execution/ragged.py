@@ -28,7 +28,7 @@ def _counts(shapes: Sequence[Shape]) -> list[int]:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """A row for each item of each request. Where there is no batch dimension the first one counts as such."""
+    """Return a row for each item of each request. Without a batch dimension, the first one counts as such."""
     rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
     return np.array(rows, np.int64).reshape(len(rows), len(shapes[0]) - 1)
 
@@ -47,7 +47,7 @@ _CONTENTS: Mapping[BatchInputKind, Callable[[Sequence[Shape]], Numbers]] = {
 
 
 def batch_input(spec: BatchInput, shapes: Sequence[Shape]) -> Array:
-    """What tells the model of a batch; `shapes` are those of the source input, of each request, complete."""
+    """Return the input that describes a batch; `shapes` are the complete ones of each request's source input."""
     return np.asarray(_CONTENTS[spec.kind](shapes), dtype=spec.datatype.numpy)
 
 
@@ -84,7 +84,7 @@ class RaggedLayout:
         return self._scattered(name, outputs, [inflight.inputs[source] for inflight in members], source)
 
     def _scattered(self, name: str, outputs: Values, sources: Sequence[Tensor], source: str) -> list[Tensor]:
-        """The elements in order, each request's as many as its shape has."""
+        """Return the elements in order, each request's as many as its shape has."""
         config = self._config
         spec = config.outputs_by_name[name]
         flat = check_output(spec, outputs.get(name), config).reshape(-1)
@@ -107,9 +107,9 @@ class RaggedLayout:
 
 
 def _filled_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
-    """The shape of an output whose variable dimensions are those that the source has in their place.
+    """Return the shape of an output with its variable dimensions taken from the source.
 
-    They are those of the shape the model sees; the client then sees the configured dims, as of any output.
+    The dimensions are those that the model sees; the client sees the configured ones, as of any output.
     """
     model = spec.dims if spec.reshape is None else spec.reshape
     full = (-1, *model) if batching else model

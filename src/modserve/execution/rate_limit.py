@@ -2,7 +2,7 @@
 
 An execution begins when all resources that its instance needs are free. Waiting instances take turns: an instance of
 priority 2 gets half as many as one of priority 1, counted from when it began to wait, so that a new or idle model
-neither waits for long nor holds back the others to catch up. An instance whose turn it is but that cannot begin yet is
+neither waits for long nor holds back the others to catch up. The next instance in turn that cannot begin yet is
 not overtaken by later ones that need one of the same resources; otherwise an instance that needs much could wait
 forever.
 """
@@ -30,7 +30,7 @@ class TurnState(enum.Enum):
     IDLE = "idle"
     WAITING = "waiting"
     GRANTED = "granted"
-    """It has its resources, and may begin."""
+    """Turn with its resources, which may begin."""
     RUNNING = "running"
 
 
@@ -42,18 +42,18 @@ class ResourceTurn:
     weight: int = 1
     """The priority: larger numbers get fewer turns."""
     on_grant: Callable[[], None] = lambda: None
-    """Called when it may begin. If it is still GRANTED afterwards, nobody wants it now."""
+    """Called when it may begin. If it is still GRANTED afterwards, it is not needed now."""
     state: TurnState = TurnState.IDLE
     clock: int = 0
-    """It advances by the weight with each turn; who is behind comes first."""
+    """Virtual time, advanced by the weight with each turn; the lowest comes first."""
     since: int = field(default=0)
-    """Among those with the same clock, who came first."""
+    """Order of arrival, among turns with the same clock."""
     held: Mapping[_Key, int] = field(default_factory=dict)
     """Resources held while GRANTED or RUNNING: the needs of that time, which may have changed meanwhile."""
 
 
 def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> list[ResourceTurn]:
-    """One for each instance of a model, in their order. Empty if none of them needs anything."""
+    """Return one turn for each instance of a model, in their order. Empty if none of them needs anything."""
     made = []
     for group in config.instance_groups:
         devices = group.gpus if group.kind is InstanceKind.GPU else (0,)
@@ -66,11 +66,11 @@ def turns(config: ModelConfig, on_grant: Callable[[], None] = lambda: None) -> l
 
 
 class RateLimiter:
-    """What there is of each resource, and who has it. For the event loop's thread.
+    """Available and held resources of all instances. For the event loop's thread.
 
-    `available` is what the server's options say, by name and device, None for all devices; of a resource that is for
-    the whole server the device does not matter. Without any, there is as much of each as the instance needs that needs
-    the most. `soon` calls back in the next turn of the event loop.
+    `available` is from the server's options, by name and device, None for all devices; the device does not matter for
+    resources of the whole server. Without it, the available amount of each resource is the largest need of one
+    instance. `soon` calls back in the next turn of the event loop.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RateLimiter:
     # Models come and go
 
     def add(self, turns: Sequence[ResourceTurn]) -> None:
-        """The instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
+        """Add the instances of a version that loads. Raises INVALID_ARG if one of them could never run."""
         self._check_all(turns, self._turns)
         self._turns += turns
         self._most = self._limits(self._turns)
@@ -109,12 +109,12 @@ class RateLimiter:
         self._promised += turns
 
     def break_promise(self, turns: Sequence[ResourceTurn]) -> None:
-        """The change does not happen, or has."""
+        """Withdraw a promise, as the change does not happen, or has happened."""
         gone = set(map(id, turns))
         self._promised = [turn for turn in self._promised if id(turn) not in gone]
 
     def replace(self, former: Sequence[ResourceTurn], now: Sequence[ResourceTurn]) -> None:
-        """Turns of a version go and come, all at once. Those in both may have other needs than before."""
+        """Replace turns of a version, all at once. Turns in both may have other needs than before."""
         staying = set(map(id, now))
         gone = [turn for turn in former if id(turn) not in staying]
         known = set(map(id, former))
@@ -129,7 +129,7 @@ class RateLimiter:
                 self._check(name, device, count, most)
 
     def _check(self, name: str, device: int, count: int, most: Mapping[_Key, int]) -> None:
-        """With Triton's texts."""
+        """Check the limit of one resource. Raises INVALID_ARG with Triton's texts if it is below `count`."""
         limit = most[name, device]
         if limit < count:
             raise invalid(
@@ -161,7 +161,7 @@ class RateLimiter:
         )
 
     def remove(self, turns: Sequence[ResourceTurn]) -> None:
-        """They run no more."""
+        """Remove turns that run no more."""
         gone = set(map(id, turns))
         for turn in turns:
             self.end(turn)
@@ -173,7 +173,7 @@ class RateLimiter:
     # Executions
 
     def begin(self, turn: ResourceTurn) -> bool:
-        """Whether it may run now; then it is RUNNING. Otherwise it waits for its turn."""
+        """Return True and set the turn to RUNNING if it may run now. Otherwise it waits."""
         if turn.state is TurnState.GRANTED:
             turn.state = TurnState.RUNNING
             return True
@@ -190,7 +190,7 @@ class RateLimiter:
         return False
 
     def end(self, turn: ResourceTurn) -> None:
-        """Its execution is over, or does not begin after all; or it waits no more."""
+        """End a turn: its execution is over or does not begin after all, or it no longer waits."""
         if turn.state is TurnState.WAITING:
             self._waiting.remove(turn)
         elif turn.state is not TurnState.IDLE:
@@ -218,7 +218,7 @@ class RateLimiter:
             (self._soon or asyncio.get_running_loop().call_soon)(self._look)
 
     def _look(self) -> None:
-        """Give the resources that are free to those whose turn it is."""
+        """Grant the free resources to the waiting turns, in order."""
         self._due = False
         held: set[_Key] = set()
         granted = []

@@ -18,11 +18,11 @@ from modserve.core.runtime.failures import count_failure, guarded
 FIRST_WAIT_NS = 1_000_000_000
 LONGEST_WAIT_NS = 60_000_000_000
 STEADY_NS = 60_000_000_000
-"""An instance that has lived so long begins anew with the shortest wait."""
+"""Lifetime after which an instance starts again from the shortest wait."""
 _TASK = "revival"
 
 Make: TypeAlias = Callable[[int, Callable[[], None]], Future[Executor]]
-"""Makes the instance with a number anew on a loading thread, after it has called a function there that may block."""
+"""Makes a new instance with a number on a loading thread, after it has called a function there that may block."""
 
 
 class Timer(Protocol):
@@ -30,17 +30,17 @@ class Timer(Protocol):
 
 
 class RevivalClock(Protocol):
-    """As `scheduling.scheduler.RevivalClock`."""
+    """Clock with timers, as `scheduling.scheduler.RevivalClock`."""
 
     def now_ns(self) -> int: ...
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer: ...
 
 
 class Revival:
-    """Of the instances of one pool. Lives on the event loop's thread, which `on_loop` reaches from any other.
+    """Revival of the instances of one pool. Lives on the event loop's thread; `on_loop` reaches it from any other.
 
-    `take` puts a new engine in the place of the lost one with that number, or closes it and raises. `failed` is told of
-    each attempt that did not help, by number, with the nanoseconds until the next one.
+    `take` puts a new engine in the place of the lost one with that number, or closes it and raises. `failed` is called
+    after each failed attempt with the number and the nanoseconds until the next one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Revival:
         self._waits: dict[int, int] = {}
         """The wait before the next attempt, by number."""
         self._since: dict[int, int] = {}
-        """When each instance was made anew."""
+        """Time of each instance's latest revival."""
         self._timers: dict[int, Timer] = {}
         self._attempts: dict[int, Future[Executor]] = {}
         self._forgotten: set[int] = set()
@@ -69,13 +69,13 @@ class Revival:
         return f"Revival({len(self._timers)} waiting, {len(self._attempts)} under way)"
 
     def lost(self, number: int, close: Callable[[], None]) -> int:
-        """An instance is gone, which `close` closes, blocking. The nanoseconds until the first attempt."""
+        """Revive a lost instance, which `close` closes, blocking. Returns the nanoseconds until the first attempt."""
         if number in self._since and self._clock.now_ns() - self._since[number] >= STEADY_NS:
             self._waits.pop(number, None)
         return self._try_later(number, close)
 
     def forget(self, number: int) -> bool:
-        """A lost instance is no longer wanted. Whether it is still to be closed.
+        """Give up the revival of an instance. Returns whether it is still to be closed.
 
         If not, `close` of it was called or is about to be; what comes of an attempt under way goes to `take`.
         """
@@ -86,14 +86,14 @@ class Revival:
         return timer is not None
 
     def end(self) -> None:
-        """No further attempts; what comes of one that is under way is closed by `close`."""
+        """Stop further attempts; `close` closes what comes of one that is under way."""
         self._ended = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
     def close(self) -> None:
-        """After `end`: wait for attempts under way and close what they make. Blocks; any thread."""
+        """Wait, after `end`, for attempts under way and close what they make. Blocks; any thread."""
         for attempt in self._attempts.values():
             try:
                 engine = attempt.result()
@@ -123,7 +123,7 @@ class Revival:
         attempt.add_done_callback(lambda attempt: self._tell(number, attempt))
 
     def _tell(self, number: int, attempt: "Future[Executor]") -> None:
-        """On the loading thread."""
+        """Report a finished attempt to the event loop, from the loading thread."""
         with suppress(RuntimeError):  # the event loop has closed
             self._on_loop(partial(guarded(_TASK, self._made), number, attempt))
 

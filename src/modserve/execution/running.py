@@ -43,7 +43,7 @@ class Stamp(NamedTuple):
 
 
 class RequestReport(NamedTuple):
-    """What an engine says of a request. Stamps as for statistics.
+    """Report of an engine about a request, with stamps for statistics.
 
     A response, a failure, None for the end alone, or AGAIN for the end of this execution only.
     """
@@ -56,7 +56,7 @@ class RequestReport(NamedTuple):
 
 
 class RequestProgress:
-    """The event loop's side: how far a request has come. `home` has those that the engine may still respond to."""
+    """The event loop's side: how far a request has come. `home` has the requests that the engine may still answer."""
 
     def __init__(self, inflight: Inflight, home: "dict[RequestProgress, None]") -> None:
         self.inflight = inflight
@@ -67,13 +67,13 @@ class RequestProgress:
         self.ended = False
         """The engine has given its final response."""
         self.error: ModserveError | None = None
-        """What it ended with, if that was a failure."""
+        """Failure of the request, if it ended with one."""
         self.again = False
         """The engine asked for another execution in place of a final response."""
         self.trace_id = ""
-        """Of a traced request, from its first response on: the trace itself is let go of with the final one."""
+        """ID of a traced request's trace, from its first response on: the trace is released with the final one."""
         self.filler = False
-        """No client's request: it counts nowhere. Only a warm-up hears of it."""
+        """True if it is no client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
 Deliver: TypeAlias = Callable[[RequestProgress, RequestReport | Stamp], None]
@@ -249,7 +249,7 @@ class RunningRequest:
             self._say(None, True, time.monotonic_ns())
 
     def end(self) -> None:
-        """Its final response has gone another way."""
+        """Mark the request as ended; its final response has gone another way."""
         self._ended = True
         if self._cancellation is not None:
             self._cancellation.callbacks.clear()

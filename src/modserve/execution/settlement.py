@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _AT_ONCE = 64
 """A larger batch gets its responses in parts."""
 _TELL_NS = 1_000_000
-"""How long a part may take, so that the event loop is not held for longer."""
+"""Longest time for one part, so that the event loop is not held for longer."""
 
 
 class Settlement:
@@ -50,9 +50,9 @@ class Settlement:
         self._has_sequences = config.sequence_batching is not None
         self._decoupled = config.decoupled
         self.log_limit = LogLimit(time.monotonic)
-        """For failures that bad requests may cause; the metrics count all of them."""
+        """Log limit for failures that bad requests may cause; the metrics count all of them."""
         self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
-        """Those of very large batches whose responses are still to be given, in order."""
+        """Requests of very large batches that still await their responses, in order."""
 
     def settle(self, job: Job) -> None:
         timing = job.timing
@@ -77,7 +77,7 @@ class Settlement:
             self._respond(job)
 
     def _settle_running(self, job: Job) -> None:
-        """The execution is over; requests that have had their final response are, too."""
+        """Settle an execution that is over, and its requests that have had their final response."""
         if job.error is None:
             try:
                 self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
@@ -95,7 +95,7 @@ class Settlement:
                 self.fail_open(running, job.error, job.timing.compute_start_ns)
 
     def fail_open(self, running: RequestProgress, error: ModserveError, start_ns: int = 0) -> None:
-        """The engine will not respond to a request any more."""
+        """Fail a request to which the engine will not respond any more."""
         now_ns = time.monotonic_ns()
         self.deliver(running, RequestReport(error, True, start_ns or now_ns, now_ns, now_ns))
 
@@ -144,7 +144,7 @@ class Settlement:
             self._ended(running)
 
     def _ended(self, running: RequestProgress) -> None:
-        """The engine says no more of a request."""
+        """Record that the engine reports no more on a request."""
         running.ended = True
         running.home.pop(running, None)
         if running.executed:
@@ -217,13 +217,13 @@ class Settlement:
         self._owner.settled(count)
 
     def refuse_late(self, late: list[Inflight]) -> None:
-        """Those that did not run because it was too late when their batch began."""
+        """Refuse requests that did not run because it was too late when their batch began."""
         for inflight in late:
             inflight.timing = None
         self._fail(late, unavailable("Request timeout expired"), FailureReason.REJECTED)
 
     def count_cancelled(self, members: list[Inflight]) -> None:
-        """Those that were settled before they ran, or ran again."""
+        """Count requests that were settled before they ran, or ran again."""
         self._fail(members, cancelled())
 
     def _fail(
@@ -240,7 +240,7 @@ class Settlement:
         self._owner.settled(len(members))
 
     def misbehaved(self, doing: str) -> None:
-        """Something raised that must not: whoever has part in it, the requests go on."""
+        """Log an exception that must not be raised; the requests go on."""
         _log.exception("model '%s': %s failed", self._model.name, doing)
 
     def _log_failure(self, error: ModserveError, members: list[Inflight]) -> None:

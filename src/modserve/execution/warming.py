@@ -25,9 +25,9 @@ CLOSE_REASON = "warm-up"
 
 
 class Sample(NamedTuple):
-    """Requests that are executed together, `times` times. `requests` makes them anew, for a sink.
+    """Requests that are executed together, `times` times. `requests` makes them again, for a sink.
 
-    What is `made_up` for a model that has no samples of its own may not be what the model takes: its failure is no more
+    A sample that is `made_up`, for a model without its own, may not fit the model: its failure is no more
     than a warning.
     """
 
@@ -38,13 +38,13 @@ class Sample(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What became of a sample on one instance."""
+    """Result of a warm-up sample on one instance."""
 
     sample: str
     times: int
     ns: int
     error: ModserveError | None = None
-    """What its last execution failed with; then the samples after it did not run."""
+    """Error of its last execution; the samples after it did not run."""
     made_up: bool = False
 
 
@@ -80,7 +80,7 @@ class WarmUpRun:
         self._next()
 
     def lost(self, error: InstanceLostError) -> None:
-        """The instance is gone."""
+        """Fail the warm-up; the instance is gone."""
         self._fail(error)
 
     def _next(self) -> None:
@@ -104,7 +104,7 @@ class WarmUpRun:
         self._instance.start(job)
 
     def _done(self, job: Job) -> None:
-        """The engine has executed a job; engines that respond to each request by itself may still be at it."""
+        """Go on after an executed job, unless an engine that responds to each request by itself is still at it."""
         if self._ended:
             return
         self._executed = True
@@ -117,7 +117,7 @@ class WarmUpRun:
             self._go_on()
 
     def settled(self, round_: int, outcome: Outcome, final: bool) -> None:
-        """A request has had a response."""
+        """Record the outcome of a request."""
         if round_ != self._round or self._ended:
             return
         if isinstance(outcome, ModserveError) and self._error is None:
@@ -173,7 +173,7 @@ class _Sink:
 
 
 def failure_of(ran: Sequence[Ran]) -> ModserveError | None:
-    """Why an instance is not fit to serve after its warm-up; None if it is. Warns of data that was made up in vain."""
+    """Return why an instance is unfit after its warm-up; None if it is fit. Warns if generated data failed."""
     error = ran[-1].error if ran else None
     if error is None or not ran[-1].made_up:
         return error

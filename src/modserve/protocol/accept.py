@@ -2,7 +2,7 @@
 
 
 def weights(header: str) -> dict[str, float]:
-    """By value in lower case, in the order of the header: 1 without a weight, 0 for one that is no number."""
+    """Return the weights by lower-case value, in the header's order: 1 without a weight, 0 for an invalid number."""
     by_value: dict[str, float] = {}
     for item in header.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))

@@ -14,16 +14,16 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Array, Tensor
 
 _MOST_ELEMENTS = 1_000_000
-"""For each row of the batch."""
+"""Most elements for each row of the batch."""
 
 _SPELL: dict[str, Callable[[Any], str]] = {"int": str, "float": "{:f}".format}
-"""How C++'s ``std::to_string`` writes a value, by the datatype's JSON kind."""
+"""Functions that format a value as C++'s ``std::to_string`` does, by the datatype's JSON kind."""
 
 _RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - {dtypes.FP16, dtypes.BF16})
 
 
 def classified(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
-    """The response with the outputs that `counts` names replaced by their best classes, at most that many.
+    """Return the response with the outputs that `counts` names replaced by their best classes, at most that many.
 
     Raises INVALID_ARG for an output that cannot be ranked.
     """
@@ -38,7 +38,7 @@ def classified(response: InferenceResponse, counts: Mapping[str, int], servable:
 
 
 def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: bool) -> Tensor:
-    """The `count` highest elements as BYTES ``<value>:<index>[:<label>]``, best first: of each row if `batching`.
+    """Return the `count` highest elements as BYTES ``<value>:<index>[:<label>]``, best first; per row if `batching`.
 
     Equal values stand in the order of their indices; NaN ranks as -Infinity. Elements without a label, or with an
     empty one, go without. Raises INVALID_ARG for datatypes that Triton does not rank, and for too many elements.
@@ -66,7 +66,7 @@ def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: boo
 
 
 def _best(values: Array, count: int) -> Array:
-    """The indices of the `count` highest of `values`, best first, equal ones in ascending order."""
+    """Return the indices of the `count` highest of `values`, best first, equal ones in ascending order."""
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -np.inf, values)
     candidates = np.arange(len(values))

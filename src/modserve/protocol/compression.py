@@ -24,7 +24,7 @@ _MEMBER = b"\x1f\x8b"
 
 
 class UnsupportedEncodingError(ModserveError):
-    """A request body in a coding that is not read; the response has those that are in ``Accept-Encoding``."""
+    """Request body in an unsupported coding; the response lists the supported ones in ``Accept-Encoding``."""
 
     def __init__(self) -> None:
         super().__init__(Code.UNSUPPORTED, "Unsupported compression type")
@@ -34,7 +34,7 @@ class Inflater:
     """Decompresses a request body step by step, as the result may be a thousand times as long."""
 
     def __init__(self, body: bytes, name: str, limit: int, too_long: Callable[[], ModserveError] | None = None) -> None:
-        """`too_long`: the error for what becomes longer than `limit`, if it is not the one of HTTP."""
+        """Set up inflating. `too_long`: the error for a body longer than `limit`, if it is not the one of HTTP."""
         self._rest = memoryview(body)
         self._name = name
         self._limit = limit
@@ -46,7 +46,7 @@ class Inflater:
         self._chunk = _CHUNK
 
     def read(self, most: int) -> bytes | None:
-        """The whole, if it has at most `most` bytes; None for more, of which as many have been inflated.
+        """Return the whole body, if it has at most `most` bytes; None for more, of which as many have been inflated.
 
         Raises INVALID_ARG for a body that is not what it claims to be, or becomes longer than the limit.
         """
@@ -94,7 +94,7 @@ class Inflater:
         return True
 
     def read_all(self, take: Callable[[int], None] = lambda size: None) -> bytes:
-        """The whole. `take` is called with the bytes that come next, before they are inflated.
+        """Return the whole body. `take` is called with the bytes that come next, before they are inflated.
 
         Raises as `read` does.
         """
@@ -108,7 +108,7 @@ class Inflater:
 
 
 def begin(body: bytes, encoding: str, limit: int) -> bytes | Inflater:
-    """A request body, or what makes it what it was before its ``Content-Encoding``, of at most `limit` bytes.
+    """Return a request body, or the `Inflater` for its ``Content-Encoding``, of at most `limit` bytes.
 
     Raises UNSUPPORTED for codings other than gzip, deflate and identity.
     """
@@ -121,13 +121,13 @@ def begin(body: bytes, encoding: str, limit: int) -> bytes | Inflater:
 
 
 def decode(body: bytes, encoding: str, limit: int) -> bytes:
-    """A request body as it was before its ``Content-Encoding``. Raises as `begin` and `Inflater.read` do."""
+    """Decode a request body from its ``Content-Encoding``. Raises as `begin` and `Inflater.read` do."""
     begun = begin(body, encoding, limit)
     return begun.read_all() if isinstance(begun, Inflater) else begun
 
 
 def choose(accepted: str | None) -> str | None:
-    """The coding for a response by the request's ``Accept-Encoding``: the highest weight, the first listed of equals.
+    """Choose a response's coding by the request's ``Accept-Encoding``: the highest weight, the first of equals.
 
     None stands for identity, which is also the response to what is not understood.
     """
@@ -139,6 +139,6 @@ def choose(accepted: str | None) -> str | None:
 
 
 def encode(parts: Iterable[Buffer], encoding: str) -> bytes:
-    """The parts of a response, joined and compressed."""
+    """Join and compress the parts of a response."""
     writer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
     return b"".join([*(writer.compress(part) for part in parts), writer.flush()])

@@ -28,14 +28,14 @@ _COUNTING: Mapping[str, Callable[[int], object]] = {
     "float": lambda index: index % 100,
     "string": lambda index: f"text {index}",
 }
-"""By `Datatype.json_kind`: an element of the first input by its index."""
+"""Functions from an index to an element of the first input, by `Datatype.json_kind`."""
 
 ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one"}
-"""By `Datatype.json_kind`: all elements of the other inputs."""
+"""Elements of the other inputs, by `Datatype.json_kind`."""
 
 
 def infer(config: ModelConfig, models: Models) -> JsonObject:
-    """The body of an ``infer`` or ``infer_stream`` call."""
+    """Return the body of an ``infer`` or ``infer_stream`` call."""
     tensors = [
         {"name": spec.name, "datatype": spec.datatype.name, "shape": shape(config, spec), "data": _data(config, spec)}
         for spec in needed(config)
@@ -45,7 +45,7 @@ def infer(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def generate(config: ModelConfig, models: Models) -> JsonObject:
-    """The body of a ``generate`` or ``generate_stream`` call."""
+    """Return the body of a ``generate`` or ``generate_stream`` call."""
     body: JsonObject = dict(parameters(config, models))
     for spec in needed(config):
         data = _data(config, spec)
@@ -54,12 +54,12 @@ def generate(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def predict(config: ModelConfig) -> JsonObject:
-    """The body of a v1 ``:predict`` call, in the column format."""
+    """Return the body of a v1 ``:predict`` call, in the column format."""
     return {"inputs": {spec.name: nested(config, spec) for spec in needed(config)}}
 
 
 def bodies(config: ModelConfig, models: Models) -> JsonObject:
-    """By the name of the call, bodies that the model responds to; a `note` says why there are fewer than calls."""
+    """Return request bodies that the model responds to, by call; a `note` gives the reason for missing calls."""
     if elements(config) > MOST_ELEMENTS:
         count = elements(config)
         return {"note": f"An example would have {count} elements, too many to show. See the model's metadata."}
@@ -75,23 +75,23 @@ def bodies(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def elements(config: ModelConfig) -> int:
-    """How many elements the inputs of an example have."""
+    """Return the number of elements in the inputs of an example."""
     return sum(math.prod(shape(config, spec)) for spec in config.inputs)
 
 
 def decoupled(config: ModelConfig, models: Models) -> bool:
-    """Whether a request may have any number of responses, so that only calls that stream are of use."""
+    """True if a request may have any number of responses, so that only streaming calls are of use."""
     return any(each.decoupled for each in composing(config, models))
 
 
 def sequences(config: ModelConfig, models: Models) -> list[SequenceBatching]:
-    """What is said of sequences by those models that take no request without one."""
+    """Return the sequence settings of the models that require each request to belong to a sequence."""
     batchings = [each.sequence_batching for each in composing(config, models)]
     return [batching for batching in batchings if batching is not None and not batching.iterative]
 
 
 def composing(config: ModelConfig, models: Models) -> list[ModelConfig]:
-    """A model, and all that an ensemble is made of."""
+    """Return a model, and all models that an ensemble is made of."""
     if config.ensemble is None:
         return [config]
     steps = [models[step.model] for step in config.ensemble.steps if step.model in models]
@@ -99,7 +99,7 @@ def composing(config: ModelConfig, models: Models) -> list[ModelConfig]:
 
 
 def parameters(config: ModelConfig, models: Models) -> JsonObject:
-    """Those of a request that is a sequence of its own, where the model takes no others."""
+    """Return the parameters of a request that is a whole sequence, where the model takes no others."""
     batchings = sequences(config, models)
     if not batchings:
         return {}
@@ -108,18 +108,18 @@ def parameters(config: ModelConfig, models: Models) -> JsonObject:
 
 
 def needed(config: ModelConfig) -> Sequence[TensorSpec]:
-    """The inputs of an example: those that the model cannot do without, or the first one if it needs none."""
+    """Return the inputs of an example: the model's required ones, or the first one if it requires none."""
     return [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
 
 
 def nested(config: ModelConfig, spec: TensorSpec) -> object:
-    """The elements of an input of an example, in lists as deep as its shape."""
+    """Return the elements of an input of an example, in lists as deep as its shape."""
     values: object = np.array(_data(config, spec), object).reshape(shape(config, spec)).tolist()
     return values
 
 
 def shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
-    """The shape of an input of an example: 1 for every size that may vary."""
+    """Return the shape of an input of an example: 1 for every size that may vary."""
     return [abs(size) for size in config.full_dims(spec)]
 
 

@@ -1,4 +1,4 @@
-"""What says a failure beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
+"""Failure details besides the message: statuses and headers over HTTP, codes and metadata over gRPC."""
 
 import re
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class DeadlinePassedError(ModserveError):
 
 
 class NoModelMemoryError(ModserveError):
-    """There is no memory for a model or its work, said to a platform that can unload others."""
+    """Lack of memory for a model or its work, reported to a platform that can unload others."""
 
 
 _NO_MEMORY_TEXT = re.compile(
@@ -61,16 +61,16 @@ _NO_MEMORY_TEXT = re.compile(
     r"|CUD\w+_STATUS_NOT_INITIALIZED|No space left on device|no memory for model|--model-memory-limit allows",
     re.IGNORECASE,
 )
-"""As engines, the system and the server say it."""
+"""Texts of memory failures from engines, the system and the server."""
 
 
 def is_memory_failure(error: ModserveError) -> bool:
-    """Whether a load or an inference has failed for want of memory, as far as its message tells."""
+    """True if a load or an inference has failed for lack of memory, as far as its message tells."""
     return isinstance(error, MemoryExhaustedError) or _NO_MEMORY_TEXT.search(error.message) is not None
 
 
 def spelling(error: ModserveError) -> Spelling:
-    """Its status over HTTP and its code over gRPC."""
+    """Return the error's HTTP status and gRPC code."""
     if isinstance(error, DeadlinePassedError):
         return DEADLINE
     if isinstance(error, MemoryExhaustedError):
@@ -89,7 +89,7 @@ def grpc_name(error: ModserveError) -> str:
 
 
 def headers(error: ModserveError) -> Mapping[str, str]:
-    """The headers of its response over HTTP.
+    """Return the headers of its response over HTTP.
 
     Retry-After (RFC 9110, section 10.2.3) counts whole seconds; it is rounded up.
     """
@@ -101,14 +101,14 @@ def headers(error: ModserveError) -> Mapping[str, str]:
 
 
 def trailers(error: ModserveError) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata of its response over gRPC: when clients that retry by themselves do so (gRFC A6)."""
+    """Return the trailing metadata of its response over gRPC: when clients that retry by themselves do so (gRFC A6)."""
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return (("grpc-retry-pushback-ms", str(-(-error.retry_after_ns // 10**6))),)
     return ()
 
 
 def public_message(error: ModserveError) -> str:
-    """The message as clients get it: at most 4 KiB of UTF-8, or 2 KiB where it is not printable ASCII alone.
+    """Return the message as clients get it: at most 4 KiB of UTF-8, or 2 KiB where it is not printable ASCII alone.
 
     Messages repeat what the client sent, which may be megabytes. Of longer ones the middle is left out.
     """

@@ -17,7 +17,7 @@ _RESERVED = frozenset(
 
 
 def matching(pattern: re.Pattern[str] | None, headers: Iterable[tuple[str, str]]) -> Forwarded:
-    """The headers in whose names the pattern occurs. What was sent several times is one value, joined by commas."""
+    """Return the headers with names that contain the pattern. Repeated ones become one value, joined by commas."""
     if pattern is None:
         return ()
     values: dict[str, str] = {}
@@ -28,14 +28,14 @@ def matching(pattern: re.Pattern[str] | None, headers: Iterable[tuple[str, str]]
 
 
 def from_metadata(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]] | None) -> Forwarded:
-    """As `matching`, of gRPC metadata. Binary values (keys that end in ``-bin``) are no text, and stay behind."""
+    """Return the `matching` gRPC metadata. Binary values (keys that end in ``-bin``) are not text and are left out."""
     if pattern is None:
         return ()
     return matching(pattern, [(key, value) for key, value in metadata or () if isinstance(value, str)])
 
 
 def with_headers(request: InferenceRequest, forwarded: Forwarded) -> InferenceRequest:
-    """`request` with the headers among its parameters; a header replaces a parameter of its name.
+    """Return `request` with the headers among its parameters; a header replaces a parameter of its name.
 
     Raises INVALID_ARG for names of the protocol's own.
     """

@@ -1,4 +1,4 @@
-"""What a request may have at most, whatever its model is; checked before anything is made of it."""
+"""Limits on requests, whatever their model is; checked before anything is made of a request."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ class MessageLimits:
     tensors: int = 4096
     """Inputs, and requested outputs."""
     parameters: int = 1000
-    """Of a request."""
+    """Most parameters of a request."""
     other_json: int = 1024 * 1024
     """Bytes of JSON that are not the `data` of an input. The parsed document takes up to thirty times as many."""
     parsed_parts: int = 500_000
     """Commas, colons and opening brackets of JSON that is parsed in one go, in which no other thread runs.
 
-    That of the generate extension, and of KServe v1 beside whole tensors of numbers.
+    For JSON of the generate extension, and of KServe v1 besides whole tensors of numbers.
     """
     control_json_parts: int = 100_000
-    """Commas and brackets in the JSON of a call other than inference, whose long texts have few of them."""
+    """Commas and brackets in the JSON of a call other than inference, with few of them in long texts."""
 
 
 LIMITS = MessageLimits()
@@ -37,28 +37,28 @@ _SIZES = (120, 100, 250)
 
 
 def too_many_dimensions(name: str, rank: int) -> ModserveError:
-    """INVALID_ARG, for an input of more than `MessageLimits.rank`: to multiply its dimensions would take minutes."""
+    """Return INVALID_ARG for an input above `MessageLimits.rank`: to multiply its dimensions would take minutes."""
     return invalid(f"invalid shape for input '{name}': it has {rank} dimensions, a tensor has at most {LIMITS.rank}")
 
 
 def too_many_tensors(kind: str, count: int) -> ModserveError:
-    """INVALID_ARG, for more than `MessageLimits.tensors`; `kind` is ``inputs`` or ``outputs``."""
+    """Return INVALID_ARG for more than `MessageLimits.tensors`; `kind` is ``inputs`` or ``outputs``."""
     return invalid(f"the request has {count} {kind}, at most {LIMITS.tensors} are possible")
 
 
 def check_parameters(count: int) -> None:
-    """Raises INVALID_ARG for too many parameters."""
+    """Check the count. Raises INVALID_ARG for too many parameters."""
     if count > LIMITS.parameters:
         raise invalid(f"the request has {count} parameters, at most {LIMITS.parameters} are possible")
 
 
 def count_parts(text: bytes) -> int:
-    """How many commas, colons and opening brackets there are in JSON, those in its texts included."""
+    """Count the commas, colons and opening brackets in JSON, including those in its strings."""
     return sum(_counted(text, b",:[{"))
 
 
 def check_parts(parts: int, besides: str = "") -> None:
-    """Raises INVALID_ARG for JSON of too many parts; `besides` is what does not count."""
+    """Check the size. Raises INVALID_ARG for JSON of too many parts; `besides` names parts that do not count."""
     if parts > LIMITS.parsed_parts:
         raise invalid(
             f"the request has {parts} values, keys, lists and objects{besides}, at most {LIMITS.parsed_parts} are "
@@ -67,12 +67,12 @@ def check_parts(parts: int, besides: str = "") -> None:
 
 
 def parsed_size(text: bytes) -> int:
-    """About how many bytes the Python objects of a JSON document take, text and bytes of its elements included."""
+    """Estimate the bytes of a JSON document's Python objects, including text and bytes of its elements."""
     return len(text) + sum(count * size for count, size in zip(_counted(text, b",[{"), _SIZES, strict=True))
 
 
 def _counted(text: bytes, marks: bytes) -> list[int]:
-    """How often each of the marks is in it."""
+    """Count each of the marks in a text."""
     whole = np.frombuffer(text, np.uint8)
     counts = [0] * len(marks)
     for start in range(0, len(text), _AT_A_TIME):

@@ -8,7 +8,7 @@ _MAX_INTEGER = 2**63 - 1
 
 
 def check_name(name: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Raises INVALID_ARG for the reserved names that start with ``triton_``, but for the `allowed` ones."""
+    """Check a name. Raises INVALID_ARG for reserved names that start with ``triton_``, except the `allowed` ones."""
     if name.startswith("triton_") and name not in allowed:
         if allowed:
             raise invalid(
@@ -21,7 +21,7 @@ def check_name(name: str, allowed: frozenset[str] = frozenset()) -> None:
 
 
 def custom(key: str, element: object) -> ParameterValue:
-    """A parameter that only the model knows. Raises INVALID_ARG for a value that is none."""
+    """Return a parameter that only the model knows. Raises INVALID_ARG for a value that is none."""
     if not isinstance(element, bool | int | float | str):
         raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
     if type(element) is int and not -_MAX_INTEGER - 1 <= element <= _MAX_INTEGER:

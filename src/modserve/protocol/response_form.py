@@ -1,4 +1,4 @@
-"""How a client wants the response to an inference request, on either wire."""
+"""Form that a client requests for an inference response, over HTTP or gRPC."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from modserve.protocol import classification, shared_memory
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """Which outputs are binary data: those in `binary`, or all. Over HTTP the others are JSON.
+    """Selection of binary outputs: those in `binary`, or all. Over HTTP the others are JSON.
 
     `classes` has the outputs of which only the best classes are sent, and how many of them; `places` the outputs that
     go into shared memory.
@@ -23,7 +23,7 @@ class ResponseForm:
     places: Mapping[str, RegionSlice] = field(default_factory=dict)
 
     def apply(self, response: InferenceResponse, servable: Servable, lease: RegionLease | None) -> InferenceResponse:
-        """The response with its outputs written to shared memory, or replaced by their best classes.
+        """Return the response with its outputs written to shared memory, or replaced by their best classes.
 
         Raises INVALID_ARG for outputs that do not fit into their place, or that cannot be ranked.
         """

@@ -1,7 +1,7 @@
-"""Which calls belong to which category of restricted APIs, over both protocols, and who may make them.
+"""Restricted APIs: the calls of each category, over both protocols, and who may make them.
 
-The categories and what is said to those who may not are Triton's (``--http-restricted-api``,
-``--grpc-restricted-protocol``); the paths and RPCs it does not have stand with the ones they are like.
+The categories and the refusals are Triton's (``--http-restricted-api``, ``--grpc-restricted-protocol``); paths and RPCs
+that Triton lacks belong to the category of similar ones.
 """
 
 import hmac
@@ -14,19 +14,19 @@ CategoryT = TypeVar("CategoryT", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """RPCs by name, and path templates; those of models are also served below ``/versions/{version}``,
-    those of v1 models below ``/labels/{label}`` as well."""
+    """RPCs by name, and path templates; paths of models are also served below ``/versions/{version}``,
+    paths of v1 models below ``/labels/{label}`` as well."""
 
     rpcs: tuple[str, ...]
     paths: tuple[str, ...] = ()
     model_paths: tuple[str, ...] = ()
-    """What follows ``/v2/models/{model}``."""
+    """Rest of the path after ``/v2/models/{model}``."""
     v1_paths: tuple[str, ...] = ()
-    """What follows ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
+    """Rest of the path after ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
     admin_paths: tuple[str, ...] = ()
     """More paths, of pages for operators."""
     for_operators: bool = False
-    """Beside an admin port, the other ports do not serve these calls."""
+    """True if other ports do not serve these calls when there is an admin port."""
 
 
 DRAIN = "/v2/health/drain"
@@ -127,10 +127,10 @@ ADMIN_PATHS = OPEN_PATHS | {
     for calls in CATEGORIES.values()
     for template in (_templates(calls) if calls.for_operators else calls.admin_paths)
 }
-"""Path templates that only the admin port serves, if there is one: what changes the server or its models, Triton's
-groups as a whole, and pages for operators. Shared memory is registered by those who infer with it."""
+"""Path templates that only the admin port serves, if there is one: changes of the server or its models, Triton's
+groups as a whole, and pages for operators. Clients that infer with shared memory register it."""
 ADMIN_RPCS = frozenset(rpc for calls in CATEGORIES.values() if calls.for_operators for rpc in calls.rpcs)
-"""The same for gRPC, which the admin port does not serve."""
+"""RPCs that are not served if there is an admin port, which does not serve gRPC."""
 
 GRPC_PREFIX = "triton-grpc-protocol-"
 
@@ -148,19 +148,19 @@ class Restriction:
         return f"This {self.word} is restricted, expecting header '{self.name}'"
 
     def granted(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
-        """Whether the headers, whose names are in lower case, open the call. Time tells nothing of the value."""
+        """True if the headers, with lower-case names, permit the call. Timing reveals nothing about the value."""
         name, value = self.name.lower().encode(), self.value.encode()
         values = [_bytes(text) for key, text in headers if _bytes(key) == name]
         return len(values) == 1 and hmac.compare_digest(values[0], value)
 
 
 def http_restrictions(settings: Mapping[CategoryT, tuple[str, str]]) -> dict[str, Restriction]:
-    """By category, what a setting of header names and values by category asks of HTTP requests."""
+    """Return HTTP restrictions by category, from settings of header names and values by category."""
     return {category: Restriction(name, value, "API") for category, (name, value) in settings.items()}
 
 
 def grpc_restrictions(settings: Mapping[CategoryT, tuple[str, str]]) -> dict[str, Restriction]:
-    """The same for gRPC, where the header's name has a prefix."""
+    """Return gRPC restrictions as `http_restrictions` does; the header's name gets a prefix."""
     return {
         category: Restriction(GRPC_PREFIX + name, value, "protocol") for category, (name, value) in settings.items()
     }

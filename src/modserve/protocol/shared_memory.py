@@ -19,7 +19,7 @@ _HIGHEST = 2**64 - 1
 
 
 def input_tensor(datatype: Datatype, shape: Shape, place: RegionSlice, lease: RegionLease) -> Tensor:
-    """An input that is in a region. Raises as `RegionLease.read` does.
+    """Read an input from a region. Raises as `RegionLease.read` does.
 
     BYTES are copied: their lengths are checked first and followed later, and the client could change them in between.
     """
@@ -50,12 +50,12 @@ def moved(response: InferenceResponse, places: Mapping[str, RegionSlice], lease:
 
 
 def refused(kind: str, name: str) -> ModserveError:
-    """Where a request came by a way that leads to no regions."""
+    """Return the error for a request from a transport without access to regions."""
     return unsupported(f"{kind} '{name}': shared memory is not supported by this call")
 
 
 def json_place(options: JsonObject) -> RegionSlice:
-    """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
+    """Return the place that a tensor's parameters name. Raises INVALID_ARG; the size defaults to 0, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
         raise mistyped(REGION, "string", region)
@@ -70,7 +70,7 @@ def _json_number(options: JsonObject, key: str) -> int:
 
 
 def message_place(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]]) -> RegionSlice | None:
-    """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG.
+    """Return the place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG.
 
     A parameter is the name of a field of ``InferParameter``, and its value.
     """

@@ -1,7 +1,7 @@
 """Programs that send a model the request of `examples`: with curl, with our client and with NVIDIA's.
 
-They call ``http://localhost:8000``, and ``localhost:8001`` for what NVIDIA's client can do over gRPC only. Whoever
-shows them replaces that by the address of the server.
+They call ``http://localhost:8000``, and ``localhost:8001`` for what NVIDIA's client can do over gRPC only. Callers
+replace that by the address of the server.
 """
 
 import json
@@ -28,7 +28,7 @@ _COUNTING: Mapping[str, str] = {
     "float": "(np.arange({count}) % 100).reshape({shape}).astype({dtype})",
     "string": 'np.array([f"text {{index}}" for index in range({count})], object).reshape({shape})',
 }
-"""By `Datatype.json_kind`: what computes the elements of the first input of an example."""
+"""Expressions for the elements of the first input of an example, by `Datatype.json_kind`."""
 
 _DTYPES: Mapping[str, str] = {"BYTES": "object", "BF16": "ml_dtypes.bfloat16"}
 """The types of arrays that are none of numpy's numbers, by datatype."""
@@ -44,7 +44,7 @@ for name, (datatype, array) in values.items():
 
 
 def snippets(config: ModelConfig, models: Models) -> dict[str, str]:
-    """By the name of the client, a command or a program to copy."""
+    """Return a command or a program to copy, by the name of the client."""
     return {
         "curl": curl(config, models),
         "python": python(config, models),
@@ -53,7 +53,7 @@ def snippets(config: ModelConfig, models: Models) -> dict[str, str]:
 
 
 def curl(config: ModelConfig, models: Models) -> str:
-    """A command for a shell."""
+    """Return a command for a shell."""
     stream = examples.decoupled(config, models)
     path = f"/v2/models/{quote(config.name, safe='')}/{'infer_stream' if stream else 'infer'}"
     command = f"curl{' -N' if stream else ''} {shlex.quote(f'http://localhost:8000{path}')}"
@@ -73,7 +73,7 @@ def curl(config: ModelConfig, models: Models) -> str:
 
 
 def python(config: ModelConfig, models: Models) -> str:
-    """A program with this package's client."""
+    """Return a program with this package's client."""
     values = {spec.name: _client_value(config, spec) for spec in examples.needed(config)}
     inputs = "".join(f"        {json.dumps(name)}: {value},\n" for name, value in values.items())
     parameters = examples.parameters(config, models)
@@ -87,7 +87,7 @@ def python(config: ModelConfig, models: Models) -> str:
 
 
 def tritonclient(config: ModelConfig, models: Models) -> str:
-    """A program with NVIDIA's client: over HTTP, and over gRPC for a model that streams its responses."""
+    """Return a program with NVIDIA's client: over HTTP, and over gRPC for a model that streams its responses."""
     stream = examples.decoupled(config, models)
     kind, module = ("grpc", "grpcclient") if stream else ("http", "httpclient")
     values = "".join(
@@ -133,7 +133,7 @@ def _printed(config: ModelConfig, line: str) -> str:
 
 
 def _body(body: JsonObject) -> str:
-    """JSON with a line for each tensor."""
+    """Return JSON with a line for each tensor."""
     tensors = body["inputs"]
     assert isinstance(tensors, list), "the body of an inference: this is a bug"
     rest = "".join(f"{json.dumps(key)}: {json.dumps(value)}, " for key, value in body.items() if key != "inputs")
@@ -151,14 +151,14 @@ def _described(config: ModelConfig, spec: TensorSpec) -> JsonObject:
 
 
 def _client_value(config: ModelConfig, spec: TensorSpec) -> str:
-    """A list, from which the client makes what the model takes; an array of more elements."""
+    """Return a list, from which the client makes what the model takes; an array of more elements."""
     if math.prod(examples.shape(config, spec)) <= MOST_LISTED:
         return repr(examples.nested(config, spec))
     return _array(config, spec)
 
 
 def _array(config: ModelConfig, spec: TensorSpec) -> str:
-    """An expression for a numpy array."""
+    """Return an expression for a numpy array."""
     shape, numpy = examples.shape(config, spec), spec.datatype.own_numpy
     dtype = _DTYPES.get(spec.datatype.name) or f"np.{numpy}"
     count = math.prod(shape)

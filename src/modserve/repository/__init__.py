@@ -1,1 +1,1 @@
-"""Where models come from, which of their versions should be served, and which are."""
+"""Repositories of models, the versions of them to serve, and the versions served."""

@@ -1,4 +1,4 @@
-"""Which models should be served: the start, polling and explicit calls each say so, and the manager makes it so."""
+"""Selection of the models to serve: by the start, polling and explicit calls; the manager carries it out."""
 
 import asyncio
 import dataclasses
@@ -33,20 +33,20 @@ SeenT = TypeVar("SeenT")
 
 class ControlMode(enum.Enum):
     NONE = "none"
-    """All models are loaded at the start, and no others later."""
+    """Loading of all models at the start, and of no others later."""
     EXPLICIT = "explicit"
-    """Some models are loaded at the start, others when a client requests them."""
+    """Loading of some models at the start, and of others when a client requests them."""
     POLL = "poll"
-    """All models are loaded at the start, and the repositories are looked through for changes."""
+    """Loading of all models at the start, and scans of the repositories for changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
     mode: ControlMode = ControlMode.NONE
     load: tuple[str, ...] = ()
-    """In mode explicit, the models to load at the start; `ALL` alone stands for all."""
+    """Models to load at the start in mode explicit; `ALL` alone stands for all."""
     poll_seconds: float = 15
-    """In mode poll, the time between two looks; 0 for never."""
+    """Time between two scans in mode poll; 0 for never."""
 
 
 class ModelControl:
@@ -61,11 +61,11 @@ class ModelControl:
         self._repositories = tuple(repositories)
         self._options = options
         self._targets: dict[str, Blueprint] = {}
-        """What should be served."""
+        """Blueprints of the models to serve."""
         self._by_name: set[str] = set()
-        """The models that somebody requested by name, or by requesting all."""
+        """Models that a client requested by name, or by requesting all."""
         self._seen: dict[str, Listing | None] = {}
-        """What polling saw the last time; None for a model that has to be looked at again."""
+        """Listings of the latest poll; None for a model to scan again."""
         self.outages = Outages()
         self._keeping = asyncio.Lock()
         self._table.routings.keep = self._keep_soon
@@ -137,7 +137,7 @@ class ModelControl:
         await self._keeps.settle()
 
     async def stop(self) -> None:
-        """The same, and then unload everything."""
+        """Finish as `finish` does, and then unload everything."""
         await self.finish()
         self._targets.clear()
         await self._manager.reconcile(self._targets)
@@ -145,7 +145,7 @@ class ModelControl:
     # Explicit calls
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """As `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
+        """Load a model as `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
         self._check_explicit()
         overrides.check_model_name(name)
         if files and config is None:
@@ -153,7 +153,7 @@ class ModelControl:
         await self._operate(self._load(name, config, files or {}))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """As `Server.unload_model`, after the operations on the model that have begun."""
+        """Unload a model as `Server.unload_model`, after the operations on the model that have begun."""
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
 
@@ -208,7 +208,7 @@ class ModelControl:
             self._targets.pop(gone, None)
 
     async def _composing(self, targets: Mapping[str, Blueprint]) -> dict[str, Blueprint]:
-        """The other models to load for these: all that they are made of, directly or not, and that is to be found.
+        """Return the other models to load for these: all existing ones that they are made of, directly or not.
 
         A model that was loaded with a configuration or files of its own stays as it is.
         """
@@ -229,7 +229,7 @@ class ModelControl:
         return name in self._targets and self._targets[name].listing.config is not None
 
     async def _operate(self, operation: Coroutine[None, None, None]) -> None:
-        """Run an operation to its end, whatever becomes of the caller."""
+        """Run an operation to its end, even if the caller is cancelled."""
         await _end_of(self._tasks.start(operation))
 
     def _check_explicit(self) -> None:
@@ -266,7 +266,7 @@ class ModelControl:
             await self.keep_rollback(name)
 
     async def _look(self, look: Callable[[], Awaitable[SeenT]]) -> SeenT:
-        """Look at repositories while nobody decides what is rolled back: they may not have what is being written."""
+        """Look at repositories while no rollback is decided: they may not have what is being written."""
         routings = self._table.routings
         while True:
             await self._keeps.idle()
@@ -345,7 +345,7 @@ class ModelControl:
     # What there is
 
     async def index(self) -> list[IndexEntry]:
-        """The index of the models, with those in the repositories that were never loaded."""
+        """Return the index of the models, including models in the repositories that were never loaded."""
         counts: Counter[str] = Counter()
         try:
             counts = await self._names()
@@ -357,7 +357,7 @@ class ModelControl:
         return sorted(entries, key=lambda entry: (entry.name, entry.version or 0))
 
     async def _names(self) -> Counter[str]:
-        """In how many repositories each model is."""
+        """Count the repositories that have each model."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
 
 

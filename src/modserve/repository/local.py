@@ -44,7 +44,7 @@ class LocalRepository:
         self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
         self._outside_links = outside_links
         self._inside = path
-        """What links must not leave."""
+        """Directory that links must not leave."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -81,7 +81,7 @@ class LocalRepository:
         return await asyncio.to_thread(self._remarks)
 
     def _names(self) -> list[str]:
-        """The folders, but for those with names that clients could not call: bytes that are not UTF-8."""
+        """List the folders, except names that clients could not call: bytes that are not UTF-8."""
         return [
             path.name for path in self._entries() if may_be_model(path.name) and is_unicode(path.name) and path.is_dir()
         ]
@@ -93,7 +93,7 @@ class LocalRepository:
             raise invalid(f"cannot read model repository '{self.path}': {error.strerror}") from error
 
     def read(self, name: str) -> Listing:
-        """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
+        """Read one model: directories named by a positive integer without leading zeros are its versions. Blocking."""
         path = self.path / name
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
         weights: dict[int | None, list[object]] = {None: []}
@@ -137,11 +137,11 @@ class LocalRepository:
         )
 
     def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
-        """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""
+        """Return the identity of a file, or with an empty mark of a directory. `inode`: of the file itself."""
         return path, below, mark, inode if mark else 0
 
     def _refusal(self, name: str, links: Iterable[Path]) -> ModserveError | None:
-        """Why a model is not loaded that has these links; None if all of them stay inside."""
+        """Return the error for a model with these links; None if all of them stay inside."""
         root = os.path.realpath(self._inside)
         for link in links:
             target = os.path.realpath(link)
@@ -174,7 +174,7 @@ class LocalRepository:
 
 
 def _is_interpreter(link: Path, target: str) -> bool:
-    """Whether a link is that of a virtual environment to its Python, which models in Python may have beside them."""
+    """True if a link leads from a virtual environment to its Python, which Python models may include."""
     in_environment = link.parent.name == "bin" and (link.parents[1] / "pyvenv.cfg").is_file()
     return in_environment and bool(_PYTHON.fullmatch(os.path.basename(target))) and os.access(target, os.X_OK)
 
@@ -189,13 +189,13 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
 
 
 def _known(listing: Listing, version: int) -> dict[str, Mark]:
-    """The files of a version, and of all versions, with their marks as a look has seen them; not the configuration."""
+    """Return the files of a version, and of all versions, with their marks from a look; not the configuration."""
     entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
     return {below: tuple(mark) for below, *mark in entries if mark and below not in (CONFIG_FILE, listing.config_file)}
 
 
 def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
-    """The present marks of some files; an empty one for a file that has gone."""
+    """Return the present marks of some files; an empty one for a file that has gone."""
     marks: dict[str, Mark] = {}
     for file in files:
         try:
@@ -208,7 +208,7 @@ def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _COMPILED = "__pycache__"
-"""What Python writes beside a model's own modules is no change of the model."""
+"""Directory that Python writes next to a model's own modules; it does not count as a change of the model."""
 
 
 VERSION = 1
@@ -220,7 +220,7 @@ class FileModel:
 
     path: Path
     folder: Path
-    """Source of the version's directory: weights may lie beside the file."""
+    """Source of the version's directory: weights may lie next to the file."""
     content: bytes
     """The text of its configuration."""
 
@@ -265,9 +265,9 @@ class FileRepository:
 
 
 def _marks(model: FileModel) -> tuple[tuple[str, int, int], ...]:
-    """The state of the file, of what is below it, and of files beside it whose names begin alike, such as its weights.
+    """Return the state of the file, of what is below it, and of its neighbours with similar names, such as weights.
 
-    All that lies beside it is too much: the folder may be anybody's.
+    Other files are left out: the folder may be used for anything else.
     """
     stem = model.path.name.partition(".")[0]
     files: list[tuple[str, os.stat_result]] = []
@@ -279,7 +279,7 @@ def _marks(model: FileModel) -> tuple[tuple[str, int, int], ...]:
 
 
 def _link(name: str, folder: Path) -> "tempfile.TemporaryDirectory[str]":
-    """A repository with a link in place of the model's one version. Raises INTERNAL."""
+    """Make a repository with a link in place of the model's one version. Raises INTERNAL."""
     try:
         temporary = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         model = Path(temporary.name) / name
@@ -291,7 +291,7 @@ def _link(name: str, folder: Path) -> "tempfile.TemporaryDirectory[str]":
 
 
 class DirectoryRepository(LocalRepository):
-    """A directory of one model; `path` is the directory around it, whose others do not count."""
+    """Directory of one model; `path` is the directory around it. Other directories there do not count."""
 
     def __init__(self, directory: Path, *, outside_links: bool = False) -> None:
         super().__init__(directory.parent, outside_links=outside_links)

@@ -1,4 +1,4 @@
-"""What is in use: the names of models that are being changed, and servables that are lent."""
+"""Names of models that are being changed, and servables that are lent."""
 
 import asyncio
 from collections.abc import Callable
@@ -45,14 +45,14 @@ class NameLocks:
 
 
 class Loans:
-    """Counts the handles of each servable: whoever closes one waits until all of them are released.
+    """Counts the handles of each servable: closing one waits until all of them are released.
 
     What stands before a model may change while it is lent; it is the model that counts.
     """
 
     def __init__(self) -> None:
         self._handles: dict[int, int] = {}
-        """How many there are, by the id of the model."""
+        """Number of handles, by the id of the model."""
         self._returned: asyncio.Event | None = None  # there while somebody waits
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Loans:
             self._returned = None
 
     async def returned(self, servable: Servable) -> None:
-        """Wait until no handle is left. Called once nobody can borrow the servable again."""
+        """Wait until no handle is left. Called once the servable can no longer be borrowed."""
         while self.lent(servable):
             if self._returned is None:
                 self._returned = asyncio.Event()

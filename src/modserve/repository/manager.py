@@ -119,7 +119,7 @@ class ModelManager:
                     await each.idle()
 
     async def unload(self, name: str, dependents: bool, keep: Container[str] = ()) -> list[str]:
-        """Retire a model, with `dependents` also those that only it needed, but `keep`; returns the names of all."""
+        """Retire a model, with `dependents` also models only it needed, except `keep`; returns the names of all."""
         if name not in self.table.models and name not in self.table.locks.busy:
             return []
         links = plan.graph(self.table.models, {})
@@ -186,7 +186,7 @@ class ModelManager:
         return failures
 
     async def _act(self, action: Action, requested: bool) -> ModserveError | None:
-        """Do what the plan says; returns what whoever requested it hears."""
+        """Carry out an action of the plan; returns the error for the client that requested it."""
         name = action.model
         model = self.table.models[name]
         level = logging.DEBUG if action.failure is None else logging.ERROR if requested else logging.INFO

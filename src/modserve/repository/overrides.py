@@ -22,10 +22,10 @@ _MOST_SHOWN = 100
 
 
 class TemporaryRepository(LocalRepository):
-    """A directory that is deleted when nobody holds it any more: neither whoever made it nor a fetched version."""
+    """Directory that is deleted when it is no longer held, neither by its maker nor by a fetched version."""
 
     def __init__(self, digests: Mapping[str, bytes] | None = None) -> None:
-        """`digests` are those of the files, by path; without them each of these repositories is another."""
+        """Make a directory. `digests` are the files', by path; without them each of these repositories is another."""
         self._digests = {} if digests is None else digests
         self._directory = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         self._holders = 1
@@ -54,7 +54,7 @@ class TemporaryRepository(LocalRepository):
 
 
 def check_model_name(name: str) -> None:
-    """Raises INVALID_ARG, with Triton's texts, for a name that no directory in a repository can have."""
+    """Check a name. Raises INVALID_ARG, with Triton's texts, if no directory in a repository can have it."""
     trimmed = name.strip()
     if not trimmed:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -67,7 +67,7 @@ def check_model_name(name: str) -> None:
 
 
 def normalized(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files by their paths below the model's directory, which Triton takes a path to be, whatever it begins with.
+    """Return the files by path below the model's directory; Triton takes any path as one, whatever its beginning.
 
     Raises INVALID_ARG for a path that leaves that directory or names no file in it, for two that are the same file, and
     for one that is the directory of another.
@@ -89,7 +89,7 @@ def normalized(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _below_the_model(name: str) -> PurePosixPath:
-    """Raises INVALID_ARG."""
+    """Return the path below the model's directory. Raises INVALID_ARG."""
     parts: list[str] = []
     for part in name.split("/"):
         if part == ".." and parts and parts[-1] != "..":
@@ -103,7 +103,7 @@ def _below_the_model(name: str) -> PurePosixPath:
 
 
 def _check_size(path: str) -> None:
-    """Raises INVALID_ARG for a path that no file system takes, or that takes too long to walk."""
+    """Check a path. Raises INVALID_ARG if no file system takes it, or it takes too long to walk."""
     what = f"invalid path '{_shown(path)}' of a file override"
     try:
         size = len(path.encode())
@@ -130,7 +130,7 @@ def _shown(text: str) -> str:
 
 
 def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
-    """A repository with one model of `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
+    """Write a repository of a model's `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
     files = normalized(files)
     repository = None
     try:

@@ -17,9 +17,9 @@ The rules for a model in its turn:
 - Otherwise all selected versions are loaded that are not in service as the repository has them, all of them if the
   model is renewed. If it is not, a version may be changed in place of which only the configuration differs. When all
   have succeeded, the versions that are not selected are retired.
-- *Together*: all loaded versions are taken or none. It is always so beside versions that serve.
+- *Together*: all loaded versions are taken or none. This always holds where other versions serve.
 
-Dependencies between models: pure rules over a graph from each model to those that it is made of.
+Dependencies between models: pure rules over a graph from each model to its parts.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -37,7 +37,7 @@ Graph: TypeAlias = Mapping[str, Iterable[str]]
 
 
 def needed(names: Iterable[str], graph: Graph) -> set[str]:
-    """All that `names` need, directly or not."""
+    """Return all models that `names` need, directly or not."""
     needs: set[str] = set()
     pending = list(names)
     while pending:
@@ -49,7 +49,7 @@ def needed(names: Iterable[str], graph: Graph) -> set[str]:
 
 
 def dependents(names: Iterable[str], graph: Graph) -> set[str]:
-    """All that need one of `names`, directly or not."""
+    """Return all models that need one of `names`, directly or not."""
     reverse: dict[str, list[str]] = {}
     for name, needs in graph.items():
         for need in needs:
@@ -58,12 +58,12 @@ def dependents(names: Iterable[str], graph: Graph) -> set[str]:
 
 
 def find_circle(name: str, graph: Graph) -> str:
-    """A model through which `name` needs itself; empty if there is none."""
+    """Find a model through which `name` needs itself; empty if there is none."""
     return next((other for other in sorted({name} | needed([name], graph)) if name in graph.get(other, ())), "")
 
 
 def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
-    """The models that each one waits for when many change in one go; none of them waits in a circle.
+    """Return the models that each one waits for when many change in one go; none of them waits in a circle.
 
     A model waits for what it is to be made of (`targets`), unless that leads back to it, and for what it is made of now
     (`served`), unless that waits for it.
@@ -77,7 +77,7 @@ def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
 
 
 def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
-    """The models that no other needs when `name` is gone, but `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
+    """Return the models not needed without `name`, except `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
     gone = [name]
     for model in gone:  # which grows
         for need in sorted(graph.get(model, ())):
@@ -101,14 +101,14 @@ class Update:
 
     requested: Mapping[str, Blueprint | None]
     together: bool
-    """Whether a client waits for the one model that it has requested, and hears why it failed."""
+    """True if a client waits for the one model that it requested, and receives the reason for its failure."""
     names: set[str]
     """The models that the update may change or read: what is requested, all dependents, and all that these need."""
     before: Mapping[str, Before]
     needs: Graph
-    """What each of these models is to be made of."""
+    """Models that each of these models is to be made of."""
     turns: Mapping[str, set[str]]
-    """The models that the update may concern, each with those of them that have their turn before it."""
+    """Models that the update may concern, each with the ones among them that have their turn before it."""
 
     def blueprint(self, name: str) -> Blueprint | None:
         return self.requested[name] if name in self.requested else self.former(name).blueprint
@@ -119,24 +119,24 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do with one model. The parts are done in the order of the fields."""
+    """Actions on one model, executed in the order of the fields."""
 
     model: str
     reason: str = ""
-    """Why, for the log."""
+    """Reason, for the log."""
     problem: str | None = None
-    """What the index says of the model from now on; None if that stays."""
+    """Problem that the index shows for the model from now on; None to keep the present one."""
     failure: ModserveError | None = None
-    """What whoever requested the change hears."""
+    """Failure for the client that requested the change."""
     blueprint: Blueprint | None = None
-    """What to load `load` from; None for an action that loads nothing."""
+    """Blueprint from which to load `load`; None for an action that loads nothing."""
     load: tuple[int, ...] = ()
     together: bool = False
-    """Whether all versions of `load` are taken or none; otherwise each is taken as soon as it is loaded."""
+    """True if all versions of `load` are taken or none; otherwise each is taken as soon as it is loaded."""
     anew: bool = False
-    """Whether nothing may be changed in place, since what the model needs has changed."""
+    """True if nothing may be changed in place, since what the model needs has changed."""
     stale: bool = False
-    """Whether all versions are retired if a load fails."""
+    """True if all versions are retired when a load fails."""
     retire: tuple[int, ...] = ()
     """The versions to take out of service, after all loads have succeeded."""
     state_reason: str = UNLOADED
@@ -144,7 +144,7 @@ class Action:
 
 
 def graph(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None]) -> Graph:
-    """What each model needs once the request is met, and what the versions in service are made of."""
+    """Return each model's needs once the request is met, and the parts of the versions in service."""
     links = {name: set(needs) for name, needs in _needs(models, requested).items()}
     for name, model in models.items():
         if model.made_of:
@@ -170,7 +170,7 @@ def begin(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | No
 
 
 def retirements(update: Update, models: Mapping[str, ModelRow]) -> list[Action]:
-    """Before models go, their dependents go."""
+    """Return the actions that retire the dependents of models before these are retired."""
     gone = {name for name in update.turns if update.blueprint(name) is None}
     links = graph(models, update.requested)
     actions = []
@@ -189,7 +189,7 @@ def decide(
     waiting: Container[str],
     failures: Mapping[str, ModserveError],
 ) -> Action:
-    """What to do with a model: `waiting` have not had their turn, `failures` is what others have failed with."""
+    """Return the action on a model: `waiting` have not had their turn, `failures` are the errors of other models."""
 
     def is_renewed(needs: Iterable[str]) -> bool:
         return any(
@@ -240,7 +240,7 @@ def decide(
 def _unmet(
     name: str, needs: Needs, models: Mapping[str, ModelRow], failures: Mapping[str, ModserveError]
 ) -> ModserveError | None:
-    """Why a model cannot be loaded because of the models that it needs, in Triton's words."""
+    """Return the reason that the models it needs prevent a model's load, in Triton's words."""
     rows = {need: models.get(need, ModelRow()) for need in needs}
     reasons = {
         need: row.failure or (failures[need].message.strip() if need in failures else "")
@@ -269,6 +269,6 @@ def _unusable(blueprint: Blueprint, error: ModserveError) -> ModserveError:
 
 
 def load_failed(name: str, failures: Mapping[int, ModserveError]) -> ModserveError:
-    """What whoever requested a load hears of the versions that failed."""
+    """Return the error for the client that requested a load, from the versions that failed."""
     lines = [f"version {version} is at UNAVAILABLE state: {error.reason};\n" for version, error in failures.items()]
     return invalid(f"load failed for model '{name}': {''.join(lines)}")

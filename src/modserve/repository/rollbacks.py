@@ -1,6 +1,6 @@
-"""The file in a model's directory that says which of its versions were rolled back: a restart keeps to it.
+"""File in a model's directory with the versions that were rolled back: a restart keeps to it.
 
-All servers of a repository read it, and one writes it: as a whole, so that nobody reads half of it.
+All servers of a repository read it, and one writes it: as a whole, so that no reader gets half of it.
 """
 
 import json
@@ -33,7 +33,7 @@ def is_file(below: str) -> bool:
 
 
 def read(directory: Path) -> tuple[Rollbacks, str]:
-    """Versions that were rolled back, and the reason for which the file is ignored if it is no such file. Blocking."""
+    """Read the versions that were rolled back, and the reason if the file has to be ignored. Blocking."""
     path = directory / FILE
     try:
         with regular_file.open_regular(path) as file:
@@ -45,7 +45,7 @@ def read(directory: Path) -> tuple[Rollbacks, str]:
 
 
 def parsed(content: bytes, path: object) -> tuple[Rollbacks, str]:
-    """The same of what the file at `path` has."""
+    """Parse the content of the file at `path`, with the same result as `read`."""
     try:
         if len(content) > MOST_BYTES:
             raise ValueError(f"it is larger than {MOST_BYTES} bytes")
@@ -76,13 +76,13 @@ def _rolled_back(name: str, value: Any) -> RolledBack:
 
 
 def changed(before: Rollbacks, version: int, rolled_back: RolledBack | None) -> Rollbacks:
-    """Rollbacks with that of one version, or without it; for version 0, there are none any more."""
+    """Return rollbacks with that of one version, or without it; for version 0, there are none any more."""
     others = {each: of for each, of in before.items() if version and each != version}
     return others if rolled_back is None else {**others, version: rolled_back}
 
 
 def content_of(versions: Rollbacks) -> bytes:
-    """The file's content."""
+    """Return the file's content."""
     document = {str(each): {"reason": of.reason, "at_ms": of.at_ms} for each, of in sorted(versions.items())}
     return f"{json.dumps(document, indent=2)}\n".encode()
 

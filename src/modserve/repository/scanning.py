@@ -34,9 +34,9 @@ class Outages:
         return f"Outages({len(self._said)} of {len(self._last)} repositories)"
 
     async def look(self, repositories: Sequence[Repository], *, patient: bool = True) -> list[Mapping[str, Listing]]:
-        """All models of each repository. Raises what `Repository.look` raises, if `patient` only before a first look.
+        """List all models of each repository. Raises as `Repository.look`, if `patient` only before a first look.
 
-        None of them keeps the others from being looked at.
+        No repository keeps the others from being listed.
         """
         looks = []
         for repository in repositories:
@@ -64,7 +64,7 @@ def repositories_at(
     config_name: str = "",
     outside_links: bool = False,
 ) -> list[Repository]:
-    """A repository for each place; one that is named twice is one repository.
+    """Make a repository for each place; one that is named twice is one repository.
 
     `cache` is the directory for the files of remote ones, `timeout_s` how long these wait for a store's next byte.
     """
@@ -115,7 +115,7 @@ def together(looks: Sequence[Mapping[str, Listing]]) -> Scan:
 
 
 def changes(before: Mapping[str, Listing | None], now: Mapping[str, Listing]) -> dict[str, Listing | None]:
-    """The models that are new or different, with their present listing; None for those that are gone.
+    """Return the models that are new or different, with their present listing; None for removed ones.
 
     A file counts as different by its mark, anywhere in the model's directory. A model for which `before` has None is
     different in any case.

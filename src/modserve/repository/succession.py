@@ -1,4 +1,4 @@
-"""A version that has replaced others whose sequences continue: each request goes to the owner of its sequence.
+"""Version that has replaced others with open sequences: each request goes to the owner of its sequence.
 
 Servables that are unloaded together: their engines may call each other until none of them has anything to do.
 """
@@ -33,7 +33,7 @@ class Companions:
         return f"Companions({len(self._groups)} groups)"
 
     def leave(self, servables: Iterable[Servable]) -> None:
-        """Some servables are about to be retired. Those that keep sequences stay out, for they would begin new ones."""
+        """Add a group about to be retired, without keepers of sequences, which would begin new ones."""
         group = [each for each in servables if not isinstance(each, SequenceKeeper)]
         if len(group) > 1:
             self._groups.append(group)
@@ -42,7 +42,7 @@ class Companions:
         return [group for group in self._groups if servable in group]
 
     def left(self, group: list[Servable]) -> None:
-        """None of a group is busy any more. May be called again."""
+        """Remove a group that is no longer busy. May be called again."""
         if group in self._groups:
             self._groups.remove(group)
 
@@ -119,7 +119,7 @@ class Succession:
 
 
 def in_front(heir: Servable | None, others: Iterable[Servable]) -> Servable | None:
-    """`heir`, or what stands in front of it and of those of the others that have open sequences."""
+    """Return `heir`, or a `Succession` in front of it and of the others with open sequences."""
     keepers = [each for each in others if isinstance(each, SequenceKeeper) and each.open_sequences]
     if not keepers:
         return heir

@@ -1,4 +1,4 @@
-"""In-memory table of models and versions with their states. All methods are synchronous.
+"""Table of models and versions with their states, in memory. All methods are synchronous.
 
 The rows of the table: a model, its versions, and what each of these is loaded from.
 """
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     lease: DirectoryLease
     load_ns: int
     change: InPlaceChange | None = None
-    """To be applied to the servable, which is in service then."""
+    """Change to apply to the servable, which is in service then."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class ModelRow:
     front: Servable | None = None
     """Servable for requests that name no version: `latest`, or the routing between the READY versions."""
     failed_loads: dict[int, int] = field(default_factory=dict)
-    """Failed loads by version; 0: of the model, none of whose versions could be tried."""
+    """Failed loads by version; 0: of the model, if no version could be tried."""
     finishing: list[Servable] = field(default_factory=list)
     """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
 
@@ -98,7 +98,7 @@ class ModelRow:
         return "" if self.blueprint is None else self.blueprint.unserved
 
     def absence(self, version: int) -> str:
-        """Reason why there is no such version; empty if the repository does not have it."""
+        """Return the reason why there is no such version; empty if the repository does not have it."""
         if self.problem and self.latest is None:
             return first_paragraph(self.problem)
         present = () if self.blueprint is None else self.blueprint.listing.versions
@@ -111,7 +111,7 @@ class ModelRow:
         return self.versions[version].loaded if version in self.versions else None
 
     def folder(self, version: int) -> Path | None:
-        """The directory of a version that is in service."""
+        """Return the directory of a version that is in service."""
         loaded = self.in_service(version)
         return None if loaded is None else loaded.lease.path / str(version)
 
@@ -126,13 +126,13 @@ def _unavailable(version: int, why: str) -> str:
 
 
 MOST_REMEMBERED = 10_000
-"""How many models may be listed of which nothing is loaded and nobody wants anything: the oldest ones go first."""
+"""Most models listed that have nothing loaded and are not wanted: the oldest ones are dropped first."""
 
 
 class ModelTable:
     """The models of one server. Lives on the event loop's thread.
 
-    A version that loads or has failed beside others of its model, which were there before, keeps the server from being
+    A version that loads or has failed after others of its model were there keeps the server from being
     ready only if it is `strict`, as in Triton: the new version takes nothing away.
     """
 
@@ -142,7 +142,7 @@ class ModelTable:
         self.models: dict[str, ModelRow] = {}
         self.loans = Loans()
         self.locks = NameLocks()
-        """Of the models that are being changed."""
+        """Locks on the models that are being changed."""
         self.changes = Changes()
         """Notified after everything that may change which versions are READY."""
         self.companions = Companions()
@@ -156,7 +156,7 @@ class ModelTable:
     # Questions about one model
 
     def get(self, name: str, version: int | None) -> Servable:
-        """The READY version `version`, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts.
+        """Return the READY version `version`, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts.
 
         Requests of sequences go to the servables where these have begun, also after they were retired.
         """
@@ -174,7 +174,7 @@ class ModelTable:
         return servable
 
     def _refusal(self, name: str, version: int | None) -> ModserveError:
-        """Why no servable responds."""
+        """Return the error that states why no servable responds."""
         model = self.models.get(name)
         if model is None and self._expected is None:
             return unavailable(
@@ -195,7 +195,7 @@ class ModelTable:
         return not_ready(name, version, why)
 
     def state(self, name: str, version: int | None) -> VersionState:
-        """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
+        """Return the state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
         model = self.models.get(name)
         if model is None or (self._is_coming(name) and version is not None and version not in model.versions):
             if self._is_coming(name) and self._expected is not None:
@@ -214,7 +214,7 @@ class ModelTable:
         )
 
     def ready(self, name: str, version: int | None) -> Servable | None:
-        """A version, the latest for None, if it is READY and healthy. Raises NOT_FOUND."""
+        """Return a version, the latest for None, if it is READY and healthy. Raises NOT_FOUND."""
         if self.state(name, version).state is not LifecycleState.READY:
             return None
         model = self.models[name]
@@ -222,26 +222,26 @@ class ModelTable:
         return servable if servable is not None and servable.unready_reason is None else None
 
     def is_ready(self, name: str, version: int | None) -> bool:
-        """Whether `ready` has one. Raises NOT_FOUND."""
+        """True if `ready` returns a servable. Raises NOT_FOUND."""
         return self.ready(name, version) is not None
 
     def ready_versions(self, name: str) -> list[Servable]:
-        """The READY versions in ascending order; none for an unknown model."""
+        """Return the READY versions in ascending order; none for an unknown model."""
         return list(self.models[name].served.values()) if name in self.models else []
 
     def folder(self, id: ModelId) -> Path | None:
-        """The files of a version that is in service, which stay as long as it is, or is lent."""
+        """Return the files of a version that is in service, which stay as long as it is, or is lent."""
         return self.models[id.name].folder(id.version) if id.name in self.models else None
 
     def check_routing(self, name: str, document: object) -> None:
-        """Raises INVALID_ARG for a routing to versions that are neither READY nor loading. Raises as `latest` does."""
+        """Check a routing. Raises INVALID_ARG for versions neither READY nor loading. Raises as `latest` does."""
         self.latest(name)
         rows = self.models[name].versions.items()
         present = [number for number, row in rows if row.servable or row.state.state is LifecycleState.LOADING]
         self.routings.check_versions(name, document, present, self.models[name].unserved)
 
     def finishing(self, name: str, version: int | None) -> Servable | None:
-        """The servables that have open sequences, READY or not, as one; of one version, or of all for None."""
+        """Return the servables that have open sequences, READY or not, as one; of one version, or of all for None."""
         model = self.models.get(name)
         if model is None:
             return None
@@ -249,16 +249,16 @@ class ModelTable:
         return in_front(None, [each for each in servables if version in (None, each.id.version)])
 
     def continuing(self, name: str, version: int | None) -> Servable | None:
-        """Like `finishing`, and what would begin a sequence is refused. For a server that is stopping."""
+        """Return a servable as `finishing`, but refuse to begin sequences. For a server that is stopping."""
         servable = self.finishing(name, version)
         return None if servable is None else Succession(servable, (), takes_new=False)
 
     def borrow(self, name: str, version: int | None) -> Handle:
-        """Like `get`, but the servable is not drained until the handle is released."""
+        """Return `get` as a handle: the servable is not drained until the handle is released."""
         return self.lend(self.get(name, version))
 
     def borrower(self, caller: ModelId) -> Borrow:
-        """As `borrow`, for the engine of a model version, which may also borrow what is unloaded together with it."""
+        """Return `borrow` for the engine of a model version; it may also borrow what is unloaded together with it."""
 
         def borrow(name: str, version: int | None) -> Handle:
             try:
@@ -272,14 +272,14 @@ class ModelTable:
         return borrow
 
     def lend(self, servable: Servable) -> Handle:
-        """Like `borrow`, for a servable that `get` or `continuing` returned in this turn of the event loop."""
+        """Lend as `borrow` does, a servable that `get` or `continuing` returned in this turn of the event loop."""
         lent = servable
         while isinstance(lent, Succession):
             lent = lent.heir
         return self.loans.lend(servable, *(lent.parts if isinstance(lent, Routed) else (lent,)))
 
     def latest(self, name: str) -> Servable:
-        """The highest READY version that was not rolled back. Raises as `get` does."""
+        """Return the highest READY version that was not rolled back. Raises as `get` does."""
         model = self.models.get(name)
         if model is None or model.latest is None:
             raise self._refusal(name, None)
@@ -288,29 +288,30 @@ class ModelTable:
     # Questions about all models
 
     def servables(self) -> list[Servable]:
-        """All that are not closed, READY or not."""
+        """Return all servables that are not closed, READY or not."""
         return [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
 
     def names(self) -> list[str]:
         return sorted(self.models)
 
     def keepers(self) -> list[Servable]:
-        """All servables that have open sequences, READY or not."""
+        """Return all servables that have open sequences, READY or not."""
         return [each for each in self.servables() if isinstance(each, SequenceKeeper) and each.open_sequences]
 
     def index(self) -> list[IndexEntry]:
-        """Every version of every model, by name and version."""
+        """Return every version of every model, by name and version."""
         return [entry for entry, _ in self._entries()]
 
     def unready(self) -> list[IndexEntry]:
-        """What keeps the server from being ready.
+        """Return the entries that keep the server from being ready.
 
-        All versions but the healthy ones, those unloaded on purpose, and those that came later, beside others.
+        All versions except the healthy ones, those unloaded on purpose, and those added later to versions already
+        there.
         """
         return [entry for entry, is_ready in self._entries() if not is_ready]
 
     def _entries(self) -> Iterator[tuple[IndexEntry, bool]]:
-        """The lines of the index, each with whether it allows the server to be ready."""
+        """Yield the lines of the index, each with whether it allows the server to be ready."""
         for name, model in sorted(self.models.items()):
             if model.problem and model.latest is None:
                 yield (
@@ -327,7 +328,7 @@ class ModelTable:
                 yield entry, ailment is None and (beside or not state.holds_up_readiness)
 
     def failed_loads(self) -> dict[tuple[str, int | None], int]:
-        """How often versions of the index failed to load; None stands for a model none of whose versions was tried."""
+        """Count failed loads of versions of the index; None stands for a model with no version tried."""
         counts: dict[tuple[str, int | None], int] = {}
         for name, model in self.models.items():
             for version in model.versions.keys() | model.failed_loads.keys():
@@ -337,11 +338,11 @@ class ModelTable:
     # What is about to be loaded
 
     def expect(self, names: Iterable[str] | None) -> None:
-        """Some models will be loaded, and count as loading until then; None while nobody knows which models."""
+        """Count models as loading that will be loaded; None while they are unknown."""
         self._expected = None if names is None else set(names)
 
     def announce(self, names: Collection[str]) -> None:
-        """An update begins to load some models. For each of them, `arrived` is called when its state is final."""
+        """Announce models that an update loads. For each of them, `arrived` is called when its state is final."""
         self._coming.update(names)
         if self._expected is not None:
             self._expected.difference_update(names)
@@ -352,7 +353,7 @@ class ModelTable:
             del self._coming[name]
 
     def _is_coming(self, name: str) -> bool:
-        """Whether a model without a READY version is being loaded, or is about to be."""
+        """True if a model without a READY version is being loaded, or is about to be."""
         model = self.models.get(name)
         if model is not None and model.latest is not None:
             return False
@@ -387,7 +388,7 @@ class ModelTable:
             self.models.setdefault(name, ModelRow()).blueprint = blueprint
 
     def begin(self, name: str, versions: Iterable[int]) -> None:
-        """Some versions are being loaded. Those that serve remain READY."""
+        """Mark versions as being loaded. Serving versions remain READY."""
         model = self.models[name]
         for version in versions:
             row = model.versions.setdefault(version, VersionRow(added=model.latest is not None))
@@ -418,7 +419,7 @@ class ModelTable:
         return _finish(model, replaced)
 
     def changed(self, loaded: Loaded) -> None:
-        """The servable of a version has another configuration, or another object stands before it."""
+        """Record that a version's servable has another configuration, or another object before it."""
         name, version = loaded.servable.id
         row = self.models[name].versions[version]
         row.servable, row.loaded = loaded.servable, loaded
@@ -445,7 +446,7 @@ class ModelTable:
         return retired
 
     def rank(self, name: str) -> None:
-        """Other versions of a model are READY, or they have another routing."""
+        """Rank a model's versions after a change of the READY ones, or of their routing."""
         model, served = self.models[name], self.models[name].served
         model.latest = self.routings.latest(name, served)
         model.front = self.routings.front(name, served, model.latest)
@@ -453,7 +454,7 @@ class ModelTable:
             model.made_of = {}
 
     def closed(self, servable: Servable) -> bool:
-        """A retired servable is closed. Returns whether its version is now unloaded."""
+        """Record that a retired servable is closed. Returns whether its version is now unloaded."""
         model = self.models[servable.id.name]
         model.finishing.remove(servable)
         row = model.versions.get(servable.id.version)
@@ -470,7 +471,7 @@ class ModelTable:
             del rows[version]
 
     def tidy(self, names: Iterable[str]) -> None:
-        """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
+        """Drop the given models with nothing to list, and the oldest ones if too many are idle."""
         for name in names:
             model = self.models.get(name)
             if model is None or name in self.locks.busy:
@@ -487,7 +488,7 @@ class ModelTable:
 
 
 def _presence(servable: Servable) -> str:
-    """Whether the model of a READY version is in memory, if that varies."""
+    """Return the residency of a READY version's model, if that varies."""
     report = residency(servable)
     return "" if report is None else report.text
 

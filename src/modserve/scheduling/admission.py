@@ -14,7 +14,7 @@ _OFF = Admission()
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """Why a queue has no room for a request. `most` is the size of the queue of which a tenant's limit is its share."""
+    """Reason that a queue has no room for a request. `most` is the queue size that tenants share as limits."""
 
     tenant: str = ""
     waiting: int = 0
@@ -47,13 +47,13 @@ class Gate:
         self._remaining_ns = remaining_ns
         self._limit = limit
         self.predicts = options.by_deadline
-        """Whether `check` may refuse anything."""
+        """True if `check` may refuse requests."""
 
     def check(self, inflight: Inflight, count: int, size: int, now_ns: int) -> None:
-        """Raises `OverloadedError` if the request would come too late behind `count` others, whose sizes sum to `size`.
+        """Raise `OverloadedError` if the request would come too late behind `count` others with a total of `size`.
 
         Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. A
-        request may always come in while a slot is free and nobody waits: the prediction may be wrong, and would stay so
+        request may always come in while a slot is free and none waits: the prediction may be wrong, and would stay so
         if nothing ran any more.
         """
         allowed_ns = self._options.latency_goal_ns
@@ -94,7 +94,7 @@ class Gate:
     def full(
         self, inflight: Inflight, count: int, size: int, now_ns: int, limit: QueueLimit = WHOLE_QUEUE
     ) -> OverloadedError:
-        """The refusal of a request for which the queue has no room. `count` and `size` are of those before it."""
+        """Return the refusal of a request when the queue is full. `count` and `size` are of the requests before it."""
         text, wait_ns = f"{inflight.request.label}Exceeds maximum queue size", self._wait_ns(count, size, now_ns)
         if not limit.tenant:
             return OverloadedError(text, wait_ns, too_many=self._options.too_many)

@@ -1,4 +1,4 @@
-"""How a model without sequences forms its batches: its rule, what bounds it, and the run times that it predicts by."""
+"""Batch policy of a model without sequences: its rule, its limits, and the run times that it predicts by."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -25,17 +25,17 @@ class Slots(Protocol):
 
     @property
     def most_places(self) -> int:
-        """How many batches run at a time when all instances are up."""
+        """Number of batches that run at a time when all instances are up."""
 
     def free_places(self) -> int:
-        """How many batches could begin at once."""
+        """Return how many batches could begin at once."""
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
-        """How long each slot is likely to be busy, by `run_ns`, which predicts the run time of a batch size."""
+        """Return how long each slot is likely to be busy; `run_ns` predicts the run time of a batch size."""
 
 
 def adapts(config: ModelConfig) -> bool:
-    """Whether a model asks for batches by what it has seen of its own traffic: `adaptive.adaptation` is its policy."""
+    """True if a model's configuration asks to adapt to its traffic: `adaptive.adaptation` is its policy then."""
     policy, padding = config.dynamic_batching, config.padding
     if policy is None:
         return False
@@ -45,7 +45,7 @@ def adapts(config: ModelConfig) -> bool:
 
 
 def learns_ranges(config: ModelConfig) -> bool:
-    """Whether only requests of similar lengths share a batch, by ranges that are learnt."""
+    """True if only requests of similar lengths share a batch, by ranges that are learnt."""
     padding = config.padding
     return padding is not None and padding.policy is PaddingPolicy.ALWAYS and padding.buckets > 1
 
@@ -66,17 +66,17 @@ class BatchPolicy:
         self.tuner: TunerStatistics | None = None
         self.choice: ChoiceStatistics | None = None
         self.padded: Callable[[int], int] | None = None
-        """For rules that choose by length: the length that counts for a request's own."""
+        """Function from a request's own length to the length that counts, for rules that choose by length."""
         self.range_of: Callable[[Inflight], object] | None = None
-        """For models that `learns_ranges`: the range of a request's length."""
+        """Function from a request to the range of its length, for models with `learns_ranges`."""
 
         policies = (self.bounds.default_policy, *self.bounds.level_policies.values())
         predicts = self.bounds.max_queue_delay_ns or config.admission.by_deadline
         self._least_ns = 0 if predicts or any(each.max_queue_size for each in policies) else _LONG_NS
-        """Shorter executions are not observed: nobody decides by them."""
+        """Shortest execution to observe; shorter ones decide nothing."""
 
     def use(self, slots: Slots) -> None:
-        """These run the batches."""
+        """Use these slots to run the batches."""
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         ns = timing.compute_end_ns - timing.compute_start_ns
@@ -84,11 +84,11 @@ class BatchPolicy:
             self._run_times.observe(timing.batch_size, ns)
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch is likely to take, in nanoseconds; 0 if nothing is known."""
+        """Return how long a batch is likely to take, in nanoseconds; 0 if nothing is known."""
         return self._run_times(sum([inflight.batch_size or 1 for inflight in members]))
 
     def cost(self, inflight: Inflight) -> float:
-        """What a request costs its tenant, in rows of a common length."""
+        """Return the cost of a request to its tenant, in rows of a common length."""
         return rows(inflight)
 
     def gate(self, slots: Slots) -> Gate:
@@ -98,5 +98,5 @@ class BatchPolicy:
         return Gate(admission, run_times.at_best, lambda now_ns: slots.remaining_ns(now_ns, run_times), limit)
 
     def dynamic(self, policy: DynamicBatching, max_batch_size: int) -> Rule:
-        """The dynamic batcher's rule, by the run times so far."""
+        """Return the dynamic batcher's rule, by the run times so far."""
         return batching.dynamic(policy, max_batch_size, self._run_times, batching.element_cost(self._config))

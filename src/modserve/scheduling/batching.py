@@ -18,32 +18,32 @@ FAR_NS = 1 << 62
 
 
 class Reason(enum.Enum):
-    """Why a batch did not grow any more."""
+    """Reason that a batch stopped growing."""
 
     FULL = "full"
-    """It has the largest size, or the next request does not fit."""
+    """Largest size reached, or the next request does not fit."""
     PREFERRED = "preferred"
-    """It has a preferred size."""
+    """Preferred size reached."""
     DELAY = "delay"
     """The oldest of it has waited for the queue delay."""
     IDLE_INSTANCE = "idle_instance"
     """An instance was free, and there is no queue delay to wait for."""
     SHAPE = "shape"
-    """The same, and the other requests that waited cannot share a batch with these."""
+    """Instance free as above, and the other requests that waited cannot share a batch with these."""
     DEADLINE = "deadline"
     """A request of it would otherwise be too late, or have waited too long."""
     SINGLE = "single"
     """The model runs each request on its own."""
     NO_GAIN = "no_gain"
-    """By measured run times a larger batch would gain nothing, or these requests run better without the others.
-    The first batches are small for it, until run times are known."""
+    """Larger batch without gain by measured run times, or these requests run better without the others. The first
+    batches are small for it, until run times are known."""
     REFUSED = "refused"
     """The engine refused the batch that this request was in, which ran once more by itself."""
 
 
 @dataclass(init=False, slots=True)
 class Dispatch:
-    """Run the first `count` requests as one batch, or the `members`, if it has any, which are so many."""
+    """Decision to run the first `count` requests as one batch, or the `members`, if any, which are `count`."""
 
     count: int
     reason: Reason
@@ -57,7 +57,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """There is nothing to run before `when_ns`, unless more requests arrive."""
+    """Decision to run nothing before `when_ns`, unless more requests arrive."""
 
     when_ns: int
 
@@ -76,7 +76,7 @@ class Together:
     right unless `stale`: call `renew` then. Most rules without a delay or a limit of elements never read the extremes,
     and queues for such rules leave them stale.
 
-    `whole` is False if iterating leaves out some of those that are in the sums. `closed` is True if no request that
+    `whole` is False if iterating leaves out some requests that are in the sums. `closed` is True if no request that
     arrives from now on can join the next batch. `lengths` has the same requests by length, if the rule chooses by that.
     """
 
@@ -129,7 +129,7 @@ Rule: TypeAlias = Callable[[Together, int], Decision]
 
 
 def direct(together: Together, now_ns: int) -> Decision:
-    """Each request runs on its own: models without dynamic batching."""
+    """Run each request on its own: the rule of models without dynamic batching."""
     return _ALONE
 
 
@@ -144,7 +144,7 @@ ElementCost: TypeAlias = Callable[[int, int, int], int]
 
 
 def element_cost(config: ModelConfig) -> ElementCost:
-    """What ``scheduling.max_batch_elements`` limits: all that is executed with padding, else the requests' own."""
+    """Return the cost for ``scheduling.max_batch_elements``: all elements with padding, else the requests' own."""
     padding, batch_sizes = config.padding, config.batch_sizes
     if padding is None:
         return lambda size, longest, total: total
@@ -158,7 +158,7 @@ def dynamic(
     run_ns: Callable[[int], int] = lambda batch_size: 0,
     cost: ElementCost = lambda size, longest, total: total,
 ) -> Rule:
-    """The dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
+    """Return the dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
 
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
     once, with the largest such size; so does a request that leaps over all of them, with what came before it.
@@ -255,5 +255,5 @@ def dynamic(
 
 
 def ripe_size(policy: DynamicBatching, max_batch_size: int) -> int:
-    """The size from which on requests may be run without waiting for the queue delay."""
+    """Return the size from which on requests may be run without waiting for the queue delay."""
     return min(policy.preferred_batch_sizes, default=max(1, max_batch_size))

@@ -21,19 +21,19 @@ SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 
 
 class Absence(enum.Enum):
-    """Why a tensor is known not to be there."""
+    """Reason that a tensor is known to be missing."""
 
     ABSENT = "absent"
     """The request left out an optional input, or a model one of its outputs."""
     SKIPPED = "skipped"
-    """No step that produces it ran, here or in the ensemble that is a step."""
+    """Produced by no step that ran, here or in the ensemble that is a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """A tensor of the ensemble. `batch_size` is that of the request it came with, 0 without a batch dimension.
 
-    `sequence` has the sequence parameters that go with it, if they are others than those of the request.
+    `sequence` has the sequence parameters that go with it, if they differ from the request's.
     """
 
     tensor: Tensor
@@ -52,7 +52,7 @@ class StepPlan:
         self.outputs = frozenset(outputs)
         self.steps = ensembling.steps
         self.most_inflight = ensembling.max_inflight_requests
-        """How many requests each step may have under way, of all requests to the ensemble; 0 = no limit."""
+        """Most requests that each step may have under way, over all requests to the ensemble; 0 = no limit."""
         self.needed = _needed(ensembling.steps, self.outputs)
         tensors = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
         consumers: dict[str, list[int]] = {}
@@ -61,12 +61,12 @@ class StepPlan:
                 consumers.setdefault(tensor, []).append(index)
         self.consumers: Mapping[str, Sequence[int]] = consumers
         self.uses = Counter({tensor: len(indices) for tensor, indices in consumers.items()})
-        """How often each tensor is read."""
+        """Number of reads of each tensor."""
         self.uses.update(self.outputs)
         self.writers = Counter(
             tensor for index in self.needed for tensor in self.steps[index].outputs.values() if tensor in tensors
         )
-        """How many steps may give each tensor: one, unless they have conditions."""
+        """Number of steps that may give each tensor: one, unless they have conditions."""
         self.requested: Mapping[int, tuple[str, ...]] = {
             index: tuple(name for name, tensor in self.steps[index].outputs.items() if tensor in tensors)
             for index in self.needed
@@ -85,7 +85,7 @@ class StepPlan:
 
 
 def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
-    """Backwards from the outputs."""
+    """Find the needed steps, backwards from the outputs."""
     needed: set[int] = set()
     tensors = set(outputs)
     while writers := {i for i, step in enumerate(steps) if not tensors.isdisjoint(step.outputs.values())} - needed:
@@ -95,7 +95,7 @@ def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
 
 
 class Wave:
-    """The tensors that belong together: those of a request, or those that follow from one response of a decoupled step.
+    """Tensors that belong together: of a request, or derived from one response of a decoupled step.
 
     `order` is the place of its response among all responses to the request: that of the wave it came from, and the
     number of the response in it. `held` is how many of its steps wait until their limit lets them begin.
@@ -141,7 +141,7 @@ class Wave:
         return all(name in self._entries and not self._writers.get(name) for name in names)
 
     def take(self, index: int) -> tuple[dict[str, Entry], Entry | None]:
-        """The inputs of a ready step, by their names in its model, and the tensor of its condition."""
+        """Take the inputs of a ready step, by their names in its model, and the tensor of its condition."""
         step = self._plan.steps[index]
         inputs = {name: self._entries[tensor] for name, tensor in step.inputs.items()}
         condition = self._entries[step.when.tensor] if step.when else None
@@ -150,12 +150,12 @@ class Wave:
         return inputs, condition
 
     def waited_ns(self, names: Iterable[str]) -> int:
-        """How long the steps that led to these tensors waited, one after the other; of branches, the longest counts."""
+        """Return how long the steps that led to these tensors waited in sequence; of branches, the longest counts."""
         return max([self._waited.get(name, 0) for name in names], default=0)
 
     @property
     def complete(self) -> bool:
-        """Whether all outputs that the client requested are known."""
+        """True if all outputs that the client requested are known."""
         return self._has(self._plan.outputs)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
@@ -169,7 +169,7 @@ class Wave:
 
 
 def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optional: Container[str]) -> bool:
-    """Whether a ready step runs, or is skipped.
+    """True if a ready step runs; False if it is skipped.
 
     It is skipped if its condition does not hold, if an input that its model needs comes from steps that were skipped,
     or if nothing is left of its inputs for that reason. Raises INVALID_ARG if the condition cannot be decided.
@@ -185,7 +185,7 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
 def follow_up(
     step: Step, response: InferenceResponse, requested: Iterable[str], batch_size: int, sequence: Sequenced
 ) -> dict[str, Entry]:
-    """The tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
+    """Return the tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
     outputs = response.outputs
     entries: dict[str, Entry] = {}
     for name in requested:
@@ -197,10 +197,10 @@ def follow_up(
 def wrong_input(
     plan: StepPlan, index: int, inputs: Mapping[str, Entry], config_of: Callable[[int], ModelConfig]
 ) -> str:
-    """Which of a refused step's inputs is not as the model that gave it is configured; empty if none is.
+    """Return which input of a refused step deviates from the configuration of its model of origin; empty if none does.
 
-    `config_of` has the configurations of the steps' models. Of a tensor that several steps may give, and one has,
-    nothing is said.
+    `config_of` returns the configurations of the steps' models. A tensor that several steps may give, and one has
+    given, is not checked.
     """
     step = plan.steps[index]
     for name, entry in inputs.items():
@@ -221,7 +221,7 @@ def wrong_input(
 
 
 def _difference(value: Value, output: str, config: ModelConfig) -> str:
-    """How an output of a model differs from its configuration; empty if it does not."""
+    """Describe how an output of a model differs from its configuration; empty if it does not."""
     spec, tensor = config.outputs_by_name[output], value.tensor
     if tensor.datatype is not spec.datatype:
         return f"of type {tensor.datatype.config_name}, but its configuration says {spec.datatype.config_name}"
@@ -233,9 +233,9 @@ def _difference(value: Value, output: str, config: ModelConfig) -> str:
 
 
 def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
-    """A tensor for one that takes `dims`, behind a batch dimension if `batching`.
+    """Fit a tensor to an input of `dims`, behind a batch dimension if `batching`.
 
-    Between those that batch and those that do not, a batch dimension of 1 is added or taken away where the shapes only
+    Between models with and without batching, a batch dimension of 1 is added or taken away where the shapes only
     fit so (core, EnsembleContext::ReshapeTensorDims).
     """
     shape = tensor.shape
@@ -247,7 +247,7 @@ def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tens
 
 
 def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
-    """An output of the ensemble as clients see it. Raises INTERNAL if it has not the shape it is reshaped from."""
+    """Return an ensemble's output as clients see it. Raises INTERNAL if its shape is not the one to reshape from."""
     tensor = fitted(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
     if spec.reshape is None:
         return tensor
@@ -265,6 +265,6 @@ def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
 def sequence_parameters(
     response: Mapping[str, ParameterValue], request: Mapping[str, ParameterValue]
 ) -> dict[str, ParameterValue]:
-    """The sequence parameters of a response that sets some; the id is otherwise that of the request."""
+    """Return the sequence parameters of a response that sets some; the id is otherwise that of the request."""
     defaults = (request.get("sequence_id", 0), False, False)
     return {name: response.get(name, default) for name, default in zip(SEQUENCE_PARAMETERS, defaults, strict=True)}

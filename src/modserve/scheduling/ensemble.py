@@ -96,7 +96,7 @@ class StepExecution:
         return (*self.wave.order, self._responses) if self.decoupled else self.wave.order
 
     def parameters(self) -> dict[str, ParameterValue]:
-        """Parameters of the ensemble's request, and the sequence parameters of the steps before."""
+        """Return the parameters of the ensemble's request, and the sequence parameters of the steps before."""
         return {**self.owner.inflight.request.parameters, **(self.sequence or {})}
 
     def next_wave(self) -> Wave:
@@ -107,7 +107,7 @@ class StepExecution:
         return wave
 
     def hold(self) -> None:
-        """It waits for the limit from now on, as long as the request may still wait."""
+        """Hold the step until the limit lets it begin, for as long as the request may still wait."""
         self._held_ns = now_ns = self.owner.clock.now_ns()
         timeout_ns = self.owner.inflight.request.timeout_ns
         if timeout_ns:
@@ -115,14 +115,14 @@ class StepExecution:
             self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
 
     def waited_until(self, response: InferenceResponse) -> int:
-        """Time that the steps up to a response of this one have waited. Execution time does not count."""
+        """Return the time that the steps up to a response of this one have waited. Execution time does not count."""
         inflight, in_queue_ns = self._inflight, 0
         if inflight is not None and inflight.timing is not None and inflight.timing.compute_start_ns:
             in_queue_ns = max(0, inflight.timing.compute_start_ns - inflight.queue_start_ns)
         return self.waited_ns + in_queue_ns + response.waited_ns
 
     def compute_ns(self) -> tuple[int, int, int]:
-        """Times until now: input, inference and output."""
+        """Return the times until now: input, inference and output."""
         timing = None if self._inflight is None else self._inflight.timing
         if timing is None or not timing.compute_start_ns:
             return 0, 0, 0
@@ -160,12 +160,12 @@ class StepExecution:
             inflight.flow = Flow(lambda waiting: None, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
 
     def passed_on(self) -> None:
-        """One of its responses has reached the steps behind it."""
+        """Record that one of its responses has reached the steps behind it."""
         if self._inflight is not None:
             self._inflight.sent()
 
     def cancel(self) -> None:
-        """Nobody wants its responses any more."""
+        """Cancel the step, since its responses are no longer wanted."""
         self._cancelled = True
         if self._inflight is not None:
             self._inflight.cancel()
@@ -183,7 +183,7 @@ class StepExecution:
         return submit_traced(trace.child(servable.id), servable, request, self, now_ns)
 
     def _request(self, now_ns: int) -> InferenceRequest:
-        """The request to the step's model: the ensemble's, with what is left of its time."""
+        """Return the request to the step's model: the ensemble's, with what is left of its time."""
         plan, whole, config = self.owner.plan, self.owner.inflight.request, self.handle.servable.config
         if self.begin_by_ns and now_ns >= self.begin_by_ns:
             raise unavailable("Request timeout expired")
@@ -225,7 +225,7 @@ class StepLimit:
         return False
 
     def leave(self, step: StepExecution) -> None:
-        """A step waits no longer, if it did."""
+        """Remove a step that waits, if it did."""
         self._waiting.pop(step, None)
 
     def clear(self) -> None:
@@ -271,7 +271,7 @@ class EnsembleScheduler:
         assert config.ensemble is not None, "only made for ensembles: this is a bug"
         most = config.ensemble.max_inflight_requests
         self.limits = [StepLimit(most) for _ in config.ensemble.steps] if most else []
-        """By step; none if the ensemble has no limit."""
+        """Limits by step; none if the ensemble has no limit."""
         self.config = config
         self.id = ModelId(config.name, version)
         self.borrow = borrow
@@ -295,7 +295,7 @@ class EnsembleScheduler:
         self.clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
 
     def hurry(self) -> None:
-        """No step waits for others."""
+        """Stop holding steps back for others."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -311,16 +311,17 @@ class EnsembleScheduler:
             run.end(error)
 
     def ended(self, run: "EnsembleRun", timing: ExecutionTiming, error: ModserveError | None) -> None:
-        """A request is over. Its client gets the last response afterwards."""
+        """Record that a request is over. Its client gets the last response afterwards."""
         self.runs.pop(run, None)
         self._on_done(run.inflight, timing, error)
 
 
 class EnsembleRun:
-    """One request to an ensemble: owns its steps, which call `begun` and `settled`; these never raise.
+    """Run of one request to an ensemble: owns its steps, which call `begun` and `settled`; these never raise.
 
     It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
-    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
+    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client receives nothing
+    more.
     """
 
     def __init__(self, ensemble: EnsembleScheduler, plan: StepPlan, inflight: Inflight) -> None:
@@ -341,18 +342,18 @@ class EnsembleRun:
         self._order: list[tuple[tuple[int, ...], int, StepExecution]] = []
         """A heap of the steps by the place of the next response that may follow from them, or an earlier one."""
         self._producers: dict[Wave, StepExecution] = {}
-        """Of waves in which a step waits for the limit: the decoupled step whose response they come from."""
+        """Decoupled steps behind the waves in which a step waits for the limit, by wave."""
         self._held: list[tuple[int, int, StepExecution]] = []
-        """A heap of those that had to wait for the limit, by when they have waited too long."""
+        """Heap of the steps held by the limit, by the time at which they have waited too long."""
         self._count = itertools.count()
         self._reads_inputs = False
         self._start_ns = 0
         self._response_ns = 0
-        """When a decoupled ensemble gave its latest response; 0 before the first."""
+        """Time of a decoupled ensemble's latest response; 0 before the first."""
         self._alarm = Alarm(self.clock, self._look)
 
     def device_outputs(self, index: int) -> frozenset[str]:
-        """The outputs of a step that may stay on a device: those for other steps, and for who takes them there.
+        """Return the outputs of a step that may stay on a device: for other steps, and for receivers on devices.
 
         None, where a model keeps its responses: it reads what it gets, on this thread.
         """
@@ -388,7 +389,7 @@ class EnsembleRun:
         self._flush()
 
     def cancelled(self, inflight: Inflight) -> None:
-        """The client cancels the request, and knows."""
+        """Finish the run, since the client has cancelled the request, and knows."""
         self._finish(cancelled())
 
     def fail(self, error: ModserveError) -> None:
@@ -406,14 +407,14 @@ class EnsembleRun:
     # What steps tell
 
     def begun(self, step: StepExecution) -> None:
-        """The step had to wait for the limit, and begins now."""
+        """Record that a step begins that had to wait for the limit."""
         wave = step.wave
         wave.held -= 1
         if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
             producer.passed_on()
 
     def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
-        """The step's model has given an outcome, the last one if `final`; or the step could not be submitted."""
+        """Take an outcome of a step's model, the last one if `final`; or the failure to submit the step."""
         if final:
             self._steps.pop(step, None)
             for index, ns in enumerate(step.compute_ns()):
@@ -434,7 +435,7 @@ class EnsembleRun:
         self._flush()
 
     def _cause(self, step: StepExecution, error: ModserveError) -> ModserveError:
-        """The error of a step, or that of a step before it, whose output is not what its configuration promises."""
+        """Return the error of a step, or of an earlier step with an output that contradicts its configuration."""
         if error.code is not Code.INVALID_ARG:
             return error
         text = dataflow.wrong_input(self.plan, step.index, step.inputs, self._config_of)
@@ -486,7 +487,7 @@ class EnsembleRun:
             self._collect(wave)
 
     def _hold(self, step: StepExecution) -> None:
-        """A step waits for the limit, and must not wait for ever."""
+        """Hold a step that waits for the limit, but not for ever."""
         step.wave.held += 1
         step.hold()
         if step.begin_by_ns:
@@ -494,7 +495,7 @@ class EnsembleRun:
             self._alarm.at(self._first_held_ns())
 
     def _first_held_ns(self) -> int:
-        """When the first of those that wait for the limit has waited too long; 0 for never."""
+        """Return the time at which the first step held by the limit has waited too long; 0 for never."""
         held = self._held
         while held and held[0][2].submitted:
             heapq.heappop(held)
@@ -510,7 +511,7 @@ class EnsembleRun:
     # Responses
 
     def _collect(self, wave: Wave) -> None:
-        """A response of the ensemble is there. What was not produced is left out."""
+        """Collect a complete response of the ensemble, without outputs that were not produced."""
         config, inflight = self._config, self.inflight
         entries = wave.outputs(inflight.output_names)
         if config.decoupled and all(entry is Absence.SKIPPED for entry in entries.values()):
@@ -527,7 +528,7 @@ class EnsembleRun:
         heapq.heappush(self._complete, (wave.order, response))
 
     def _flush(self) -> None:
-        """Give the client the responses whose turn it is. Re-entrancy: it may then cancel the request."""
+        """Give the client its next responses in order. Re-entrancy: it may then cancel the request."""
         while (response := self._due()) is not None:
             last = not self._config.decoupled or not (self._complete or self._steps)
             if self._config.decoupled:
@@ -546,7 +547,7 @@ class EnsembleRun:
             self.fail(invalid(f"{self.inflight.request.label}unexpected deadlock, {reason}"))
 
     def _due(self) -> InferenceResponse | None:
-        """The next response, if no other can come before it any more."""
+        """Return the next response, if no other can come before it any more."""
         if self.over or not self._complete:
             return None
         first = self._first()
@@ -554,7 +555,7 @@ class EnsembleRun:
         return None if blocked else heapq.heappop(self._complete)[1]
 
     def _first(self) -> tuple[int, ...] | None:
-        """The place of the first response that may still come."""
+        """Return the place of the first response that may still come."""
         order = self._order
         while order:
             first, number, step = order[0]
@@ -569,7 +570,7 @@ class EnsembleRun:
     # The end
 
     def _finish(self, error: ModserveError | None) -> None:
-        """It is over: give back all models, and let no step go on."""
+        """End the run: return all models, and let no step go on."""
         self.over = True
         self.inflight.on_cancel = None
         self._alarm.end()
@@ -587,7 +588,7 @@ class EnsembleRun:
         self._ensemble.ended(self, timing, error)
 
     def _timing(self) -> ExecutionTiming:
-        """As Triton counts an ensemble: what its steps took, as if they had run one after the other."""
+        """Return the timing as Triton counts an ensemble: its steps as if they had run one after the other."""
         timing = ExecutionTiming(self.inflight.batch_size or 1, Reason.SINGLE.value)
         input_ns, infer_ns, output_ns = self._compute_ns
         timing.compute_start_ns = self._start_ns or self.inflight.queue_start_ns

@@ -2,7 +2,7 @@
 
 Each tenant has a `LevelQueue` of its own, which says in what order its requests run, by priority and arrival. Above
 them is an account for each tenant, which says whose turn it is. The most urgent request of that tenant runs next, with
-those that may share its batch, of all tenants in their turns. So a batch fills across tenants, and everybody pays for
+those that may share its batch, of all tenants in their turns. So a batch fills across tenants, and each pays for
 what runs. Requests without a tenant share an account.
 
 What is counted for all tenants together: the sums of a group (the requests with the same `shape_key`), the order of
@@ -22,8 +22,8 @@ are skipped at once: the account enters the round in which it has credit again. 
 tenants as for one, for any weights and costs, and a tenant with large requests is served just as much as one with many
 small ones.
 
-A tenant that comes back does so in the present round: nobody saves up. But a debt stays until its rounds are over, so
-it does not help to leave and come back either. When nobody waits, everybody has had what they asked for, and all debts
+A tenant that comes back does so in the present round: none saves up. But a debt stays until its rounds are over, so
+it does not help to leave and come back either. When no request waits, each has had what it asked for, and all debts
 end.
 
     round 7:  a (credit 1)   c (credit 1)
@@ -82,11 +82,11 @@ class Calendar:
         return not self._rounds
 
     def first(self) -> Account:
-        """Whose turn it is. There is one."""
+        """Return the account with the next turn. There must be one."""
         return next(iter(self._accounts[self._rounds[0]]))
 
     def add(self, account: Account) -> None:
-        """An account whose round does not change while it is here, but by `Shares.charge`."""
+        """Add an account. Its round must not change while it is here, except by `Shares.charge`."""
         account.calendars[self] = None
         self.enter(account)
 
@@ -111,7 +111,7 @@ class Calendar:
     def in_turn(
         self, requests: Callable[[Account], Iterator[RequestT]], cost: Callable[[RequestT], float]
     ) -> Iterator[RequestT]:
-        """The requests of all accounts in the order in which they are served if nothing comes in between.
+        """Yield the requests of all accounts in the order in which they are served if nothing comes in between.
 
         `requests` are those of an account, the most urgent first. Nothing here may change while this is iterated over.
         """
@@ -131,7 +131,7 @@ class Calendar:
 
 
 class _Visit(Generic[RequestT]):
-    """An account while the order is being worked out: those of its requests that are left, and the credit."""
+    """Account while the order is being computed: its requests that are left, and its credit."""
 
     __slots__ = ("account", "credit", "requests")
 
@@ -147,7 +147,7 @@ def _turn(
     cost: Callable[[RequestT], float],
     later: dict[int, list[_Visit[RequestT]]],
 ) -> Iterator[RequestT]:
-    """The requests of an account in a round. The visit then goes to `later`, to the round in which it has credit."""
+    """Yield the requests of an account in a round, and add the visit to `later`, at its next round with credit."""
     credit = visit.credit
     for request in visit.requests:
         yield request
@@ -160,29 +160,29 @@ def _turn(
 
 
 def rounds_of_debt(credit: float, weight: float) -> int:
-    """After how many rounds an account without credit has some again."""
+    """Return the number of rounds after which an account without credit has some again."""
     return int(-credit / weight) + 1
 
 
 class Shares(Generic[AccountT]):
     """The accounts of all tenants at one model.
 
-    `make` opens an account. Those that are not active are kept while they have a debt.
+    `make` opens an account. Inactive accounts are kept while they have a debt.
     """
 
     def __init__(self, make: Callable[[str, float], AccountT]) -> None:
         self._make = make
         self.accounts: dict[str, AccountT] = {}
         self.calendar = Calendar()
-        """All that are active."""
+        """Calendar of all active accounts."""
         self.active = 0
         self.weight = 0.0
-        """The sum of the weights of those that are active."""
+        """Sum of the weights of the active accounts."""
         self.round = 0
         self._sweep_at = _SWEEP_FROM
 
     def account(self, tenant: Tenant | None) -> AccountT:
-        """The account of a tenant, which from now on has its present weight; requests without a tenant share one."""
+        """Return a tenant's account, updated to its present weight; requests without a tenant share one."""
         name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
         account = self.accounts.get(name)
         if account is None:
@@ -196,7 +196,7 @@ class Shares(Generic[AccountT]):
         return account
 
     def begin(self, account: Account) -> None:
-        """The first request of a tenant waits."""
+        """Activate the account of a tenant with its first waiting request."""
         if account.round < self.round:
             account.round = self.round
             account.credit = account.weight
@@ -205,7 +205,7 @@ class Shares(Generic[AccountT]):
         self.weight += account.weight
 
     def charge(self, account: Account, cost: float) -> None:
-        """A tenant has been served requests that cost so much."""
+        """Charge a tenant for requests served at `cost`."""
         account.credit -= cost
         if account.credit > 0:
             return
@@ -219,7 +219,7 @@ class Shares(Generic[AccountT]):
         self._advance()
 
     def end(self, account: Account) -> None:
-        """No request of a tenant waits any more. Call this after `charge` for the last of them."""
+        """Deactivate a tenant without waiting requests. Call this after `charge` for the last of them."""
         self.calendar.remove(account)
         self.active -= 1
         self.weight -= account.weight
@@ -242,7 +242,7 @@ class Shares(Generic[AccountT]):
 
 
 _LENGTHS_LOOKED_AT = 128
-"""A rule that chooses by length sees so many requests of a group, those whose turn comes first."""
+"""Number of a group's next requests that a rule that chooses by length sees."""
 
 
 class TenantAccount(Account):
@@ -256,7 +256,7 @@ class TenantAccount(Account):
         self.size = 0
         """The sum of their batch sizes."""
         self.groups: dict[object, int] = {}
-        """How many are in each group."""
+        """Number of requests in each group."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -277,9 +277,9 @@ class _Group(Together):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FairQueue(RequestQueue):
-    """Its calls are those of `LevelQueue`. A look costs no more because many tenants wait.
+    """Queue with the calls of `LevelQueue`, fair between tenants. A look costs no more when many tenants wait.
 
-    `cost` says what a request costs its tenant, in rows.
+    `cost` returns the cost of a request to its tenant, in rows.
     """
 
     def __init__(self, settings: QueueSettings, cost: Callable[[Inflight], float]) -> None:
@@ -293,7 +293,7 @@ class FairQueue(RequestQueue):
         self._groups: dict[object, _Group] = {}
         self._ripe: dict[_Group, None] = {}
         self._line: Line = OrderedDict()
-        """All in the order in which they came."""
+        """Requests in the order of arrival."""
         self._size = 0
         """The sum of their batch sizes."""
 
@@ -304,7 +304,7 @@ class FairQueue(RequestQueue):
         return next(iter(self._line)).queue_start_ns
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """Those of the tenant, and in the same time the others get their shares, if they have so many."""
+        """Return the tenant's requests ahead, with the others' shares in the same time, if they have as many."""
         account = self.shares.account(tenant)
         own, own_size = account.queue.ahead(level)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)
@@ -316,18 +316,18 @@ class FairQueue(RequestQueue):
         )
 
     def share(self, tenant: Tenant | None, most: int) -> int:
-        """How many of `most` places are a tenant's, by the weights of those that wait; one at least."""
+        """Return a tenant's share of `most` places, by the weights of the waiting tenants; one at least."""
         account = self.shares.account(tenant)
         weight = self.shares.weight + (0.0 if account.calendars else account.weight)
         return max(1, int(most * account.weight / weight))
 
     def waiting(self, tenant: Tenant | None) -> int:
-        """How many requests of a tenant wait."""
+        """Return how many requests of a tenant wait."""
         account = self.shares.accounts.get("" if tenant is None else tenant.name)
         return 0 if account is None else account.queue.count
 
     def waiting_by_tenant(self) -> dict[str, int]:
-        """The same for all tenants of which any wait."""
+        """Return how many requests wait, for all tenants with any."""
         return {name: each.queue.count for name, each in self.shares.accounts.items() if name and each.queue.count}
 
     # In and out
@@ -376,7 +376,7 @@ class FairQueue(RequestQueue):
         self._account(inflight).queue.move(inflight, level, now_ns)
 
     def promote(self, now_ns: int, ageing_ns: int) -> None:
-        """As `LevelQueue.promote`, for the tenant whose turn it is."""
+        """Promote requests as `LevelQueue.promote`, for the tenant with the next turn."""
         if self.count:
             self._first().queue.promote(now_ns, ageing_ns)
 
@@ -418,7 +418,7 @@ class FairQueue(RequestQueue):
             self._ripe[group] = None
 
     def _remove(self, account: TenantAccount, inflight: Inflight, group: _Group) -> None:
-        """A request has left its tenant's queue."""
+        """Remove a request that has left its tenant's queue from all sums."""
         size = inflight.batch_size or 1
         members = account.groups[group.key] - 1
         if members:
@@ -453,7 +453,7 @@ class FairQueue(RequestQueue):
                     yield group
 
     def _looked_at(self, group: _Group) -> bool:
-        """Whether any of a group may run now. The rule may read it then."""
+        """Prepare a group for the rule to read; True if any of it may run now."""
         group.whole = len(self._groups) == 1
         if group.lengths is not None:
             seen: Iterable[Inflight] = islice(group, _LENGTHS_LOOKED_AT)
@@ -475,5 +475,5 @@ def _all_of(account: Account) -> Iterator[Inflight]:
 
 
 def rows(inflight: Inflight) -> float:
-    """What a request costs its tenant where nothing is known of run times."""
+    """Return the cost of a request to its tenant where nothing is known of run times."""
     return float(inflight.batch_size or 1)

@@ -1,4 +1,4 @@
-"""The queue for models whose requests differ in urgency, or that may share a batch only with some others.
+"""Queue for models with requests of different urgency, or that may share a batch only with some others.
 
 Requests are ordered in two ways at once. `_Level`: the requests of one level of urgency, 0 being the most urgent, in
 the order in which they came there. `_Group`: the requests that may share a batch because they have the same
@@ -8,10 +8,10 @@ lane of its group with its level's number. Levels, groups and lanes exist while 
     level 2:  a1 b1 a2          group a:  lane 2: a1 a2    lane 4: a3
     level 4:  b2 a3             group b:  lane 2: b1       lane 4: b2
 
-The head of the first level runs next, with those of its group: all of the lanes in the order of their levels. A group
-must not overtake others for ever. So those that arrived more than `look_ahead` arrivals after the first of their group
+The head of the first level runs next, with its group: all of the lanes in the order of their levels. A group
+must not overtake others for ever. So requests more than `look_ahead` arrivals after the first of their group
 wait for a later batch; this ends a lane, since who is behind such a request in it came later or was moved there. If
-nobody else waits, there is nobody to overtake, and the limit does not apply. With a `look_ahead` of 0 nobody overtakes
+no other waits, there is none to overtake, and the limit does not apply. With a `look_ahead` of 0 none overtakes
 at all: the batch ends, as in Triton, before the first request of another group.
 
 Behind a batch that waits for its delay others may be due: the groups that are `ripe`, which have enough requests for a
@@ -35,10 +35,10 @@ from .prediction import LengthIndex
 from .queue import GONE, Line, QueueSettings, RequestQueue
 
 RIPE_LOOKED_AT = 8
-"""A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
+"""Most ripe groups that one look asks: a group with enough requests for a batch may still wait for a larger one."""
 
 _ORDERED_LOOKED_AT = 1024
-"""As many requests at most make up a batch that overtakes nobody."""
+"""Most requests in a batch that overtakes no other request."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Level:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Group(Together):
-    """Who joins the next batch: those that arrived by `last_arrival`, and no more than `run`, unless that is 0.
+    """Candidates for the next batch: arrivals up to `last_arrival`, and no more than `run`, unless that is 0.
 
     `candidates` keeps both up to date.
     """
@@ -91,19 +91,19 @@ class LevelQueue(RequestQueue):
         self._ripe: dict[_Group, None] = {}
         self._spare_level: _Level | None = None
         self._spare_group: _Group | None = None
-        """Empty ones, kept for the next request: making them takes as long as all the rest where few wait."""
+        """Empty objects for the next request: creating them takes as long as all else where few requests wait."""
 
     def __iter__(self) -> Iterator[Inflight]:
-        """Everything that waits, the most urgent first."""
+        """Iterate over the waiting requests, the most urgent first."""
         for _, level in sorted(self._levels.items()):
             yield from level.line
 
     def oldest_ns(self) -> int:
-        """Arrival of the first of those that wait. The queue must not be empty."""
+        """Return the arrival of the first waiting request. The queue must not be empty."""
         return min([inflight.queue_start_ns for level in self._levels.values() for inflight in level.line])
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """How many would run before a new request of a level, and the sum of their batch sizes.
+        """Return how many would run before a new request of a level, and the sum of their batch sizes.
 
         They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
         """
@@ -119,7 +119,7 @@ class LevelQueue(RequestQueue):
             self._remember(inflight, timeout_ns)
 
     def join(self, inflight: Inflight, level: int, arrival: int) -> None:
-        """Let a request wait that came as the one with this number, and that somebody else makes leave in time."""
+        """Queue a request with this arrival number; another queue makes it leave in time."""
         self._arrivals = inflight.arrival = arrival
         self._insert(inflight, level, inflight.queue_start_ns)
 
@@ -222,7 +222,7 @@ class LevelQueue(RequestQueue):
     # What may run
 
     def candidates(self) -> Iterable[Together]:
-        """The groups whose batch may be the next to run; the rule decides about them in this order.
+        """Return the groups that may form the next batch; the rule decides about them in this order.
 
         The queue must not be empty. A group is valid until the queue changes.
         """
@@ -238,7 +238,7 @@ class LevelQueue(RequestQueue):
                 yield self._looked_at(group)
 
     def _looked_at(self, group: _Group) -> _Group:
-        """A group that knows who joins its next batch."""
+        """Prepare a group with the members of its next batch."""
         alone = len(self._groups) == 1
         group.run = 0
         if alone:
@@ -254,7 +254,7 @@ class LevelQueue(RequestQueue):
         return group
 
     def _run_of(self, group: _Group) -> tuple[int, int]:
-        """How many run with the first of a group without overtaking any, and the latest arrival among them.
+        """Return how many run with the first of a group without overtaking any, and the latest arrival among them.
 
         They are the first of the group, too, since both are in the order of their levels.
         """
@@ -267,11 +267,11 @@ class LevelQueue(RequestQueue):
         return max(1, count), max(last, first.arrival)
 
     def head(self) -> Inflight:
-        """The most urgent of those that wait. There is one."""
+        """Return the most urgent waiting request. There must be one."""
         return next(iter(self._levels[min(self._levels)].line))
 
     def joining(self, key: object) -> Iterator[Inflight]:
-        """Those that may join a batch of a group which other queues have begun, without overtaking others for ever."""
+        """Yield requests that may join a group's batch from other queues, without overtaking others for ever."""
         group = self._groups.get(key)
         if group is None:
             return iter(())

@@ -13,7 +13,7 @@ class ResponseOrder:
         self._open: deque[_Held] = deque()
 
     def next(self, sink: ResponseSink) -> "_Held":
-        """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
+        """Make a sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
         held = _Held(self, sink)
         self._open.append(held)
         return held
@@ -22,7 +22,7 @@ class ResponseOrder:
         return self._open[0] is held
 
     def go_on(self) -> None:
-        """The first request is settled; those behind it get what was held back."""
+        """Release the held outcomes behind the first request, which is settled."""
         while self._open and self._open[0].ended:
             self._open.popleft()
             if self._open:

@@ -60,15 +60,15 @@ class LengthIndex:
         self._order = sorted(self._lines)
 
     def of(self, length: int) -> Iterator[Inflight]:
-        """Requests of one length, the most urgent first."""
+        """Yield requests of one length, the most urgent first."""
         levels = self._lines[length]
         for level in sorted(levels):
             yield from levels[level]
 
     def around(self, head: Inflight, most: int) -> tuple[list[Inflight], list[int], int]:
-        """`head` and those nearest to it in length, in the order of their lengths; these; and the place of `head`.
+        """Return `head` and its nearest in length, in the order of their lengths; these; and the place of `head`.
 
-        At most so many shorter ones, as many of its length, and as many longer ones, the most urgent of each length.
+        At most `most` shorter ones, as many of its length, and as many longer ones, the most urgent of each length.
         """
         order = self._order
         length = self.padded(head.length)
@@ -115,7 +115,7 @@ _SURE = 0.25  # the share of that time in which `at_best` has no doubt
 
 
 class RunTimes:
-    """How long executions run, by batch size: exponentially weighted means, and straight lines between them.
+    """Run times of executions by batch size: exponentially weighted means, and straight lines between them.
 
     The first execution of a size only counts until the second: engines often have something to prepare for it.
     """
@@ -131,7 +131,7 @@ class RunTimes:
         return f"RunTimes({', '.join(f'{size}: {self._means[size] / 1e6:.3g} ms' for size in self._sizes)})"
 
     def observe(self, batch_size: int, ns: int) -> None:
-        """A batch of `batch_size` took `ns`."""
+        """Observe a batch of `batch_size` that took `ns`."""
         self._count += 1
         size = _counted_as(batch_size)
         times = self._times.get(size, 0)
@@ -146,7 +146,7 @@ class RunTimes:
             self._forget()
 
     def __call__(self, batch_size: int) -> int:
-        """How long a batch of `batch_size` is likely to run, in nanoseconds; 0 while nothing is known.
+        """Return how long a batch of `batch_size` is likely to run, in nanoseconds; 0 while nothing is known.
 
         Sizes below the smallest known one take as long as that. Above the largest the line between the two largest goes
         on; with only one known size, time is in proportion to size.
@@ -165,7 +165,7 @@ class RunTimes:
         return int(means[below] + share * (means[above] - means[below]))
 
     def at_best(self, batch_size: int) -> int:
-        """Like a call, but low where the time is not known, or not sure any more: for refusing by a prediction.
+        """Return a prediction as a call does, but low where the time is unknown or no longer sure: for refusals.
 
         A refused request does not run. So a prediction that is too high would stay so, while the next execution
         corrects one that is too low. A batch above the largest known size is taken to cost no more than that size, and
@@ -185,7 +185,7 @@ class RunTimes:
         return int(below_ns + (batch_size - below) / (above - below) * (above_ns - below_ns))
 
     def _believed(self, place: int, sure: int) -> float:
-        """The mean of the size at a place, or less of it if the size is larger than the largest sure one, at `sure`.
+        """Return the mean of the size at a place, or less if the size is above the largest sure one, at `sure`.
 
         The longer such a size has not occurred, the less, down to the mean of the largest sure size. Batches then
         become larger step by step until one takes too long.
@@ -217,7 +217,7 @@ class RunTimes:
 
 
 def _counted_as(size: int) -> int:
-    """The size under which a batch is counted: bounded in number, whatever sizes come."""
+    """Return the size under which a batch is counted: bounded in number for any sizes."""
     if size <= _EXACT:
         return max(1, size)
     step = 1 << (size.bit_length() - 5)
@@ -225,6 +225,6 @@ def _counted_as(size: int) -> int:
 
 
 def wait_ns(batches: int, batch_ns: int, remaining_ns: Sequence[int]) -> int:
-    """How long a batch waits behind `batches` of `batch_ns` each, if each slot is busy for its `remaining_ns`."""
+    """Return the wait behind `batches` of `batch_ns` each, if each slot is busy for its `remaining_ns`."""
     rounds, left = divmod(batches, len(remaining_ns))
     return sorted(remaining_ns)[left] + rounds * batch_ns

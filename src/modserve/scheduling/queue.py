@@ -51,14 +51,14 @@ class QueueSettings:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
-    """What all queues have in common: `count` is how many requests wait, and those that have to leave at a time.
+    """Common part of all queues: `count` is how many requests wait; some of them have to leave at a time.
 
     `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `expired` and `timed_out` are worth
     a call.
     """
 
     def __init__(self, *, sums: bool) -> None:
-        """`sums`: the rule reads the elements and the extremes of `Together`, so keep them up to date."""
+        """Create a queue. `sums`: keep the elements and the extremes of `Together` up to date for the rule."""
         self.count = 0
         self.timed = False
         self._sums = sums
@@ -67,24 +67,24 @@ class RequestQueue:
         self._timeouts: _Times = []
 
     def next_time_ns(self) -> int:
-        """When the first of those that wait has waited too long, for its client or its policy; 0 for never."""
+        """Return when the first waiting request has waited too long, for its client or its policy; 0 for never."""
         times = [entries[0][0] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
         return min(times, default=0)
 
     def expired(self, now_ns: int) -> list[Inflight]:
-        """Those whose client's deadline has passed. They still wait, but this does not list them again."""
+        """Return requests past their client's deadline. They still wait, but this does not list them again."""
         return _passed(self._deadlines, now_ns)
 
     def timed_out(self, now_ns: int) -> list[Inflight]:
-        """Those that have waited for longer than their policy allows. They still wait, but are not listed again."""
+        """Return requests past their policy's time-out. They still wait, but are not listed again."""
         return _passed(self._timeouts, now_ns)
 
     def timeouts(self) -> dict[Inflight, int]:
-        """When those that wait have waited too long for their policy, for those that can."""
+        """Return the times at which waiting requests reach their policy's time-out, for those with one."""
         return {entry[2]: entry[0] for entry in self._timeouts if _waits(entry)}
 
     def _pressing(self) -> list[Inflight]:
-        """The request with the earliest deadline of its client, and the one with the earliest time-out."""
+        """Return the request with the earliest deadline of its client, and the one with the earliest time-out."""
         return [entries[0][2] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
 
     def _remember(self, inflight: Inflight, timeout_ns: int) -> None:
@@ -103,7 +103,7 @@ class RequestQueue:
 
 
 def _any_waits(entries: _Times) -> bool:
-    """Whether any of `entries` is of a request that waits; the first of them is then."""
+    """True if any of `entries` is of a waiting request; the first of them is then."""
     while entries and not _waits(entries[0]):
         heapq.heappop(entries)
     return bool(entries)
@@ -117,6 +117,6 @@ def _passed(entries: _Times, now_ns: int) -> list[Inflight]:
 
 
 def _waits(entry: tuple[int, int, Inflight]) -> bool:
-    """Whether an entry is of a request that waits, and of its present stay."""
+    """True if an entry is of a waiting request, and of its present stay."""
     _, arrival, inflight = entry
     return inflight.level != GONE and inflight.arrival == arrival

@@ -19,15 +19,15 @@ from .queue import GONE, QueueSettings
 from .scheduler import BatchRunner, OnDrop, SlotT
 
 TURN_NS = 1_000_000
-"""How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
+"""Longest time to start batches in one turn of the event loop; the rest goes on in the next."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class QueuedScheduler(Generic[SlotT]):
-    """Requests wait by priority and arrival until a slot is free and `rule` sends them.
+    """Scheduler with a queue: requests wait by priority and arrival until a slot is free and `rule` sends them.
 
-    A slot is reserved first and the batch formed then, as late as possible: what arrives in the same turn of the event
-    loop is seen together, and a batch grows until somebody can run it.
+    A slot is reserved first and the batch formed then, as late as possible: all that arrives in one turn of the event
+    loop is seen together, and a batch grows until an instance can run it.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class QueuedScheduler(Generic[SlotT]):
         padded: Callable[[int], int] | None = None,
         cost: Callable[[Inflight], float] = rows,
     ) -> None:
-        """`ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
+        """Create a scheduler.
+
+        `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
         reads `Together.lengths`; this gives the length that counts there for a request's own. `cost`: what a request
         costs its tenant, in rows.
         """
@@ -56,10 +58,10 @@ class QueuedScheduler(Generic[SlotT]):
         policies = (policy.default_policy, *policy.level_policies.values())
         self._counted = any(each.max_queue_size for each in policies)
         self._waiting: dict[object, int] = {}
-        """How many wait by the priority they came with and their tenant (`_line`), if any queue has a limit."""
+        """Number of waiting requests by original priority and tenant (`_line`), if any queue has a limit."""
         has_timeout = any(each.default_timeout_ns for each in policies)
         self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
-        """Whether `_place` has something to say about every request, not only those with a time-out or a tenant."""
+        """True if `_place` must handle every request, not only those with a time-out or a tenant."""
         self._settings = QueueSettings(
             sums=bool(policy.max_queue_delay_ns or policy.max_batch_elements),
             ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
@@ -80,12 +82,12 @@ class QueuedScheduler(Generic[SlotT]):
 
     @property
     def count(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return self._queue.count
 
     @property
     def waiting(self) -> Iterable[Inflight]:
-        """Those that wait, the most urgent first."""
+        """Waiting requests, the most urgent first."""
         return self._queue
 
     def waited_ns(self, now_ns: int) -> int:
@@ -135,7 +137,7 @@ class QueuedScheduler(Generic[SlotT]):
             fair.append(inflight, inflight.level, timeouts.get(inflight, 0))
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
-        """The level of a request, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
+        """Return a request's level, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
         tenant = inflight.request.tenant
         if tenant is not None and self._fair is None:
             self._share()
@@ -164,7 +166,7 @@ class QueuedScheduler(Generic[SlotT]):
         return level, timeout_ns
 
     def _is_full(self, inflight: Inflight, most: int, priority: int) -> QueueLimit | None:
-        """The limit that keeps a request from waiting: that of its priority's queue, or of its tenant's part of it."""
+        """Return the limit that keeps a request out: its priority's queue, or its tenant's part of it, or None."""
         tenant, fair = inflight.request.tenant, self._fair
         if fair is None:
             return WHOLE_QUEUE if most and self._waiting.get(priority, 0) >= most else None
@@ -179,7 +181,7 @@ class QueuedScheduler(Generic[SlotT]):
         return None
 
     def _priority(self, inflight: Inflight) -> int:
-        """The request's priority; Triton takes the default for what is no level."""
+        """Return the request's priority; the default if it is no level, as in Triton."""
         priority = inflight.request.parameters.get("priority", 0)
         if type(priority) is int and 0 < priority <= self._policy.priority_levels:
             return priority
@@ -271,6 +273,6 @@ class QueuedScheduler(Generic[SlotT]):
 
 
 def _line(inflight: Inflight, priority: int) -> object:
-    """What the places of a queue are counted by: the priority, and the tenant if there is one."""
+    """Return the key by which places of a queue are counted: the priority, and the tenant if there is one."""
     tenant = inflight.request.tenant
     return priority if tenant is None else (tenant.name, priority)

@@ -12,10 +12,10 @@ class Scheduler(Protocol):
 
     @property
     def count(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
 
     def waited_ns(self, now_ns: int) -> int:
-        """For how long the oldest of those that wait has done so; 0 if none waits."""
+        """Return how long the oldest waiting request has waited; 0 if none waits."""
 
     def dispatch(self) -> None:
         """Start every batch that can start now: called when a slot of the runner may have become free."""
@@ -24,7 +24,7 @@ class Scheduler(Protocol):
         """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
 
     def hurry(self) -> None:
-        """From now on nothing waits for others to share its batch."""
+        """Stop holding requests back to share a batch, from now on."""
 
     def stop(self) -> None:
         """Take nothing new; what waits still runs, and hurries."""
@@ -41,10 +41,10 @@ SlotT = TypeVar("SlotT")
 
 
 class BatchRunner(Protocol[SlotT]):
-    """Where batches run; implemented by `execution/pool.py`."""
+    """Runner of batches; implemented by `execution/pool.py`."""
 
     def reserve(self) -> SlotT | None:
-        """A free slot, or None. Call `run` or `release` with each reserved slot."""
+        """Reserve a free slot, or return None. Call `run` or `release` with each reserved slot."""
 
     def release(self, slot: SlotT) -> None: ...
 
@@ -57,13 +57,13 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
 
     @property
     def count(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
 
     def reserve_number(self, number: int) -> SlotT | None:
-        """As `reserve`, for one of them: 0 to `count` - 1."""
+        """Reserve the slot with this number, 0 to `count` - 1, as `reserve` does."""
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
-        """As for any runner. `rows` are the requests in the model's rows, with fillers between, which count nowhere."""
+        """Run a batch as all runners do. `rows` are the requests in the model's rows; fillers count nowhere."""
 
 
 OnDrop: TypeAlias = Callable[[Inflight, ModserveError], None]

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SequenceRequest:
-    """What the scheduler remembers of a request until it is over."""
+    """State of a request that the scheduler keeps until it is over."""
 
     sequence: Sequence
     says: Membership
@@ -64,7 +64,7 @@ class SequenceRequest:
 
 
 class SequenceScheduler(Generic[SlotT]):
-    """A `scheduling.Scheduler` for a runner with numbered slots, whose owner calls `change`, `batch_done` and others.
+    """`scheduling.Scheduler` for a runner with numbered slots. Its owner calls `change`, `batch_done` and others.
 
     `state_files`: initial states by input. `on_end` is called when a sequence ends, `on_left` with the number of an
     instance that `change` removed, when the last sequence there has ended.
@@ -102,7 +102,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._max_batch_size = config.max_batch_size
         self._rows = candidates if candidates > 0 else max(1, config.max_batch_size)
         self._lanes = {number: self._lane(number) for number in range(runner.count)}
-        """By the numbers of their instances."""
+        """Lanes by the numbers of their instances."""
         self._leaving: dict[int, int] = {}
         """Count of the sequences that are still on instances that get no more."""
         self._places = PlaceShares(self._rows, runner.count)
@@ -134,7 +134,7 @@ class SequenceScheduler(Generic[SlotT]):
     # In
 
     def enqueue(self, inflight: Inflight) -> None:
-        """As for any scheduler. Also raises INVALID_ARG for a request that belongs to no sequence."""
+        """Queue a request as any scheduler does. Also raises INVALID_ARG for a request that belongs to no sequence."""
         request = inflight.request
         says = membership(request)
         if says.id or not self._batching.iterative:
@@ -224,14 +224,14 @@ class SequenceScheduler(Generic[SlotT]):
             lane.dispatch()
 
     def batch_done(self, batch: list[Inflight]) -> None:
-        """The execution of these is over in every respect: the states that they leave to their sequence are there."""
+        """Record that the execution of these is over: the states that they leave to their sequence are there."""
         now_ns = self._clock.now_ns()
         for inflight in batch:
             inflight.on_cancel = None
             self._idle(self._members.pop(inflight).sequence, now_ns)
 
     def run_again(self, inflight: Inflight) -> None:
-        """A request whose execution is over has to run once more."""
+        """Queue a request again that has to run once more after its execution."""
         member = self._members[inflight]
         now_ns = self._clock.now_ns()
         member.says = Membership(member.says.id, tenant=member.says.tenant)
@@ -243,7 +243,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._idle(member.sequence, now_ns)
 
     def _idle(self, sequence: Sequence, now_ns: int) -> None:
-        """Neither lane nor instance has a request of the sequence any more."""
+        """Advance or finish a sequence with no request at its lane or instance any more."""
         sequence.busy = None
         sequence.running = False
         sequence.idle_since_ns = now_ns
@@ -255,7 +255,7 @@ class SequenceScheduler(Generic[SlotT]):
     # Out
 
     def hurry(self) -> None:
-        """Sequences come to their ends at their own pace."""
+        """Do nothing: sequences come to their ends at their own pace."""
 
     def stop(self) -> None:
         self._stopped = True
@@ -281,7 +281,7 @@ class SequenceScheduler(Generic[SlotT]):
                 self._abort(sequence, error)
 
     def _finish(self, sequence: Sequence) -> None:
-        """The sequence is over: its place goes to the next of the backlog."""
+        """Finish a sequence: its place goes to the next of the backlog."""
         if sequence.over:
             return
         sequence.over = True
@@ -319,20 +319,20 @@ class SequenceScheduler(Generic[SlotT]):
             self._on_drop(inflight, error)
 
     def _dropped(self, inflight: Inflight, error: ModserveError) -> None:
-        """A lane has let go of a request: the sequence cannot go on without it."""
+        """Abort the sequence of a request that a lane has dropped: it cannot go on without it."""
         sequence = self._members[inflight].sequence
         sequence.busy = None
         self._leave(inflight, sequence.failure or error)
         self._abort(sequence, error if error.code is Code.CANCELLED else _expired())
 
     def _cancelled(self, inflight: Inflight) -> None:
-        """The client cancels a request that waits, or that runs: the runner settles the latter."""
+        """Abort the sequence of a request that its client cancels; if it runs, the runner settles it."""
         self._abort(self._members[inflight].sequence, cancelled())
 
     # Times
 
     def _look(self, sequence: Sequence) -> None:
-        """End a sequence whose client is too slow, or whose request has waited too long for a place or its turn."""
+        """End a sequence if its client is too slow, or a request has waited too long for a place or its turn."""
         now_ns = self._clock.now_ns()
         late_ns = min(filter(None, [inflight.begin_by_ns for inflight in sequence.waiting]), default=0)
         if late_ns and late_ns <= now_ns:
@@ -353,10 +353,10 @@ class SequenceScheduler(Generic[SlotT]):
     # Lanes
 
     def change(self, added: Collection[int], removed: Collection[int]) -> list[int]:
-        """Sequences get places on other instances. What is on the removed ones goes on there until its end, as in
+        """Change the instances with places. Sequences on removed ones go on there until their ends, as in
         Triton (core, SequenceBatchScheduler::Update).
 
-        The numbers of those without sequences; `on_left` is called for the others when they have none.
+        Returns the removed numbers without sequences; `on_left` is called for the others when they have none.
         """
         placed = Counter(sequence.place[1] for sequence in self._live if sequence.place is not None)
         empty = [number for number in removed if not placed[number]]

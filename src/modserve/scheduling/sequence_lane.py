@@ -21,7 +21,7 @@ from .scheduler import OnDrop, PinnedRunner, SlotT
 
 
 class OneSlot(Generic[SlotT]):
-    """One instance of a runner. Implements `scheduler.BatchRunner`; calls `on_run` with a batch about to run."""
+    """Single instance of a runner. Implements `scheduler.BatchRunner`; calls `on_run` with a batch about to run."""
 
     def __init__(self, runner: PinnedRunner[SlotT], number: int, on_run: Callable[[list[Inflight]], None]) -> None:
         self._runner = runner
@@ -64,10 +64,10 @@ class Rows:
 
 
 def direct(heads: Sequence[Inflight | None], strategy: DirectStrategy, now_ns: int) -> Rows | WaitUntil | None:
-    """What to run of `heads`, the next request of each row, or None for nothing. As Triton (core, DirectSequenceBatch).
+    """Choose what to run of `heads`, each row's next request; None for nothing. As Triton (core, DirectSequenceBatch).
 
     All heads run at once, unless there is a delay and less than the minimum of the rows is filled; then they wait until
-    the oldest has waited that long. Of requests that cannot share a batch, those like the oldest run.
+    the oldest has waited that long. If requests cannot share a batch, those like the oldest run.
     """
     ready = [head for head in heads if head is not None]
     if not ready:
@@ -92,7 +92,7 @@ class DirectLane(Generic[SlotT]):
     """The rows of one instance: at most one request waits in each.
 
     Runs batches in which every request is in its row; rows before the last that have nothing to run get fillers, which
-    `make_filler` makes for a batch with a request. Nobody waits for them; their control inputs say what they are.
+    `make_filler` makes for a batch with a request. No client waits for them; their control inputs mark them.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DirectLane(Generic[SlotT]):
         self._alarm = Alarm(clock, self.dispatch)
 
     def offer(self, row: int, inflight: Inflight) -> None:
-        """The next request of the sequence in `row`; returns at once."""
+        """Offer the next request of the sequence in `row`; returns at once."""
         inflight.queue_start_ns = self._clock.now_ns()
         inflight.on_cancel = self._cancelled
         self._heads[row] = inflight

@@ -1,16 +1,16 @@
-"""Sequences and their places: who waits for one, and who gets one that becomes free. A pure rule, in time that is told.
+"""Assignment of places to sequences: a pure rule, with the time as an argument.
 
 A sequence gets a free place when it begins; if there is none it waits in the line of its tenant. A place that becomes
 free goes to the waiting tenant that holds the fewest for its weight. Sequences last, some much longer than others: what
 tenants share is the places that they hold, not how often they get one. Of those that hold equally many, the one goes
 first that has held places for the shortest time over its weight, counted since others wait. Sequences of one tenant get
-places in the order in which they began. Nobody loses a place to another tenant before its sequence ends.
+places in the order in which they began. No sequence loses its place to another tenant before it ends.
 
-As with `fair_shares`, nobody saves up time, and all debts end when nobody waits.
+As with `fair_shares`, time is not saved up, and all debts end when no sequence waits.
 
     free:  none      a: holds 3, weight 2      b: holds 1, weight 1, waits      c: holds 0, weight 1, waits, is next
 
-A tenant with a `concurrency` has at most so many sequences, with those that wait. A further one is refused: the request
+A tenant with a `concurrency` has at most that many sequences, with waiting ones. A further one is refused: the request
 that began it would count as one in flight for as long as it waits, and so keep the sequences that have places from
 going on.
 """
@@ -41,18 +41,18 @@ class Sequence:
     """Rings when the sequence, or a request that waits, may have waited for too long."""
     account: "SequenceAccount" = field(init=False)
     place: tuple[int, int] | None = None
-    """Its row and the number of its instance; None while it waits for one."""
+    """Row and number of its instance; None while it waits for one."""
     placed_ns: int = 0
-    """Since when it has its place."""
+    """Time since which it has its place."""
     waiting: deque[Inflight] = field(default_factory=deque)
-    """Its requests that no lane has, in order."""
+    """Requests of it that no lane has, in order."""
     busy: Inflight | None = None
-    """Its request that the lane or the instance has."""
+    """Request of it that the lane or the instance has."""
     running: bool = False
-    """Whether `busy` runs; otherwise it waits in the lane."""
+    """True if `busy` runs; otherwise it waits in the lane."""
     states: SequenceStates | None = None
     failure: ModserveError | None = None
-    """Why it was ended early."""
+    """Reason that it was ended early."""
     over: bool = False
 
     @property
@@ -75,11 +75,11 @@ class SequenceAccount:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.live = 0
-        """Those that are not over."""
+        """Number of sequences that are not over."""
         self.held = 0
         """Places."""
         self.line: OrderedDict[Sequence, None] = OrderedDict()
-        """Those that wait for a place."""
+        """Sequences that wait for a place."""
         self.used = 0.0
         """Nanoseconds of places over the weight, in the period of contention with this number."""
         self.contention = 0
@@ -94,18 +94,18 @@ class PlaceShares:
         self._free = FreePlaces(rows, count)
         self._accounts: dict[str, SequenceAccount] = {}
         self._turns: list[Turn] = []
-        """Of the tenants that wait, the next one first."""
+        """Turns of the waiting tenants, the next one first."""
         self._turns_so_far = 0
         self._contention = 0
-        """Counts the periods in which somebody waits."""
+        """Counts the periods in which a sequence waits."""
         self._contention_ns = 0
-        """When the present one began."""
+        """Start of the present period of contention."""
         self._floor = 0.0
-        """The `used` of whoever got the last place: those that come now have no less."""
+        """Value of `used` of the account that got the last place: later ones have no less."""
         self._sweep_at = _SWEEP_FROM
 
     def check(self, tenant: Tenant | None, label: str, model: str) -> None:
-        """Raises `OverloadedError` if a tenant has as many sequences as it may."""
+        """Check a tenant's limit. Raises `OverloadedError` if it has as many sequences as it may."""
         if tenant is None or tenant.concurrency is None:
             return
         account = self._accounts.get(tenant.name)
@@ -118,7 +118,7 @@ class PlaceShares:
             )
 
     def add(self, number: int, now_ns: int) -> list[Sequence]:
-        """Another instance has places. The sequences that waited, and have one now."""
+        """Add an instance with places. Returns the waiting sequences that have one now."""
         self._free.add(number)
         placed: list[Sequence] = []
         while self.waiting and (place := self._free.take()) is not None:
@@ -126,11 +126,11 @@ class PlaceShares:
         return placed
 
     def remove(self, number: int) -> None:
-        """An instance gets no more sequences; those that have a place there keep it."""
+        """Close an instance to further sequences; sequences with a place there keep it."""
         self._free.remove(number)
 
     def begin(self, sequence: Sequence, tenant: Tenant | None, now_ns: int) -> None:
-        """A sequence begins: it gets a place, or waits."""
+        """Begin a sequence: it gets a place, or waits."""
         account = sequence.account = self._account(tenant)
         account.live += 1
         place = self._free.take()
@@ -148,7 +148,7 @@ class PlaceShares:
             self._enter(account)
 
     def end(self, sequence: Sequence, now_ns: int) -> Sequence | None:
-        """A sequence is over, once; the one that has its place now."""
+        """End a sequence, once. Returns the one that has its place now."""
         account, place = sequence.account, sequence.place
         account.live -= 1
         if place is None:
@@ -165,7 +165,7 @@ class PlaceShares:
         return self._next(place, now_ns) if self._free.has(place) else None
 
     def _charge(self, sequence: Sequence, account: SequenceAccount, now_ns: int) -> None:
-        """A tenant has held a place while others waited."""
+        """Charge a tenant for a place held while others waited."""
         since_ns = max(sequence.placed_ns, self._contention_ns)
         account.used = self._used(account) + (now_ns - since_ns) / account.weight
         if account.turn is not None:
@@ -194,14 +194,14 @@ class PlaceShares:
         turn[3].turn = None
 
     def _used(self, account: SequenceAccount) -> float:
-        """In the present period of contention."""
+        """Return the account's use of places in the present period of contention."""
         if account.contention != self._contention:
             account.contention = self._contention
             account.used = 0.0
         return account.used
 
     def _account(self, tenant: Tenant | None) -> SequenceAccount:
-        """That of a tenant, which from now on has its present weight; sequences without a tenant share one."""
+        """Return a tenant's account, updated to its present weight; sequences without a tenant share one."""
         name, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
         account = self._accounts.get(name)
         if account is None:

@@ -1,4 +1,4 @@
-"""Runs the loads of a plan one after the other, or searches for the highest rate within a goal."""
+"""Run of a plan's loads one after the other, or search for the highest rate within a goal."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ class BenchReport:
     """Each input, as text."""
     results: list[Measurement] = field(default_factory=list)
     met: list[bool] = field(default_factory=list)
-    """Whether each meets the goal, if there is one."""
+    """True for each result that meets the goal, if there is one."""
     best: Measurement | None = None
     interrupted: bool = False
 

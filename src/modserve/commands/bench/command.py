@@ -18,7 +18,7 @@ PARSER = bench_parser()
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     plan = read(options)
     try:
         report = run_benchmark(plan)
@@ -62,7 +62,7 @@ def _write(report: BenchReport) -> None:
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The figures of a load, with a name like ``latency_ms.p99`` for each; of the errors, how many."""
+    """Yield the figures of a load by name, such as ``latency_ms.p99``; of the errors, their number."""
     for name, value in row.items():
         if name == "errors":
             yield name, sum(value.values())

@@ -28,7 +28,7 @@ class SharedConnection:
         self._lock = asyncio.Lock()
 
     async def open(self) -> Http2ClientConnection:
-        """Raises OSError."""
+        """Open the connection, if it is not usable. Raises OSError."""
         async with self._lock:
             if self.connection is not None and self.connection.usable:
                 return self.connection
@@ -39,7 +39,7 @@ class SharedConnection:
             return connection
 
     def message(self, index: int, tag: bytes) -> GrpcMessage:
-        """A prepared one. Fields that are written behind those of a message are a part of it."""
+        """Return a prepared message. Fields appended to a message are a part of it."""
         message = self.messages[index]
         return GrpcMessage.of(message.body[PREFIX:] + tag) if tag else message
 
@@ -89,7 +89,7 @@ class GrpcSlot:
         self._finish(error)
 
     def on_data(self, data: bytes) -> None:
-        """The content of unary responses is ignored."""
+        """Ignore the content of unary responses."""
 
     def _finish(self, error: str) -> None:
         if self.start:
@@ -97,7 +97,7 @@ class GrpcSlot:
 
 
 class GrpcSlots:
-    """Makes slots of one kind that send these messages to `path`, `share` of them over each connection."""
+    """Factory of slots of one kind that send these messages to `path`, `share` of them over each connection."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class StreamSlot(GrpcSlot):
             connection.send_message(self._stream, message.body)
 
     def abort(self, why: str) -> None:
-        """With the stream, so that nothing comes back of the request later on."""
+        """Reset the stream too, so that nothing of this response arrives later."""
         stream, self._stream = self._stream, 0
         if self._carrier is not None:
             self._carrier.reset(stream)

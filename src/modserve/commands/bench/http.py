@@ -2,7 +2,7 @@
 
 A connection is a slot. Heads of responses are cached by their bytes, since they hardly differ.
 
-HTTP responses that are read line by line as they come, such as those of modserve's ``infer_stream``.
+HTTP responses read line by line as they arrive, such as those of modserve's ``infer_stream``.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LONGEST_ERROR = 300
 _LAST_CHUNK = b"0\r\n\r\n"
 
 CHUNKED, UNTIL_CLOSED = -1, -2
-"""SequenceLengths of bodies that are not known before their end."""
+"""Markers for body lengths that are unknown before the body's end."""
 
 
 class HttpSlot(asyncio.Protocol):
@@ -36,17 +36,17 @@ class HttpSlot(asyncio.Protocol):
         self._unsent: bytes | None = None
         """The request that waits for a new connection."""
         self._received = b""
-        """A head that is not complete, or a whole response whose length is not known."""
+        """Incomplete head, or a whole response of unknown length."""
         self._parts: list[bytes] = []
         """The body of an error."""
         self._missing = 0
-        """Bytes of the body that are still to come."""
+        """Outstanding bytes of the body."""
         self._status = 0
         self._closes = False
         self._why = ""
 
     async def open(self) -> None:
-        """Raises OSError."""
+        """Open the connection. Raises OSError."""
         await self._endpoint.connect(lambda: self)
 
     def send(self, index: int, tag: bytes = b"") -> None:
@@ -149,7 +149,7 @@ class HttpSlot(asyncio.Protocol):
 
 
 class Heads:
-    """What heads of responses say: the status, the length of the body, and whether the connection ends behind it."""
+    """Parsed response heads: the status, the length of the body, and whether the connection closes after it."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[int, int, bool]] = {}
@@ -164,7 +164,7 @@ class Heads:
 
 
 def read_head(head: bytes) -> tuple[int, int, bool]:
-    """The status, the length of the body, or CHUNKED or UNTIL_CLOSED, and whether the connection closes behind it."""
+    """Return the status, the body's length, or CHUNKED or UNTIL_CLOSED, and True if the connection closes after it."""
     first, *lines = head.split(b"\r\n")
     parts = first.split(b" ", 2)
     status = int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
@@ -193,7 +193,7 @@ MakeSlot = Callable[[Endpoint, Sequence[PreparedRequest], ResponseListener, Head
 
 
 class HttpSlots:
-    """Makes connections of one kind that send these requests."""
+    """Factory of connections of one kind that send these requests."""
 
     def __init__(self, endpoint: Endpoint, requests: Sequence[PreparedRequest], make: MakeSlot = HttpSlot) -> None:
         self._endpoint, self._requests, self._make = endpoint, requests, make
@@ -211,16 +211,16 @@ _UNREADABLE = "the server's response cannot be read"
 
 
 class LineReader(Protocol):
-    """Understands the lines of one response after the other."""
+    """Reader of the lines of one response after the other."""
 
     def begin(self) -> None:
-        """A response with status 200 comes."""
+        """Begin a response with status 200."""
 
     def read(self, line: bytes) -> bool:
-        """A line that is not empty. Returns whether it counts as a response. Raises ValueError for what is no JSON."""
+        """Read a non-empty line, and return True if it counts as a response. Raises ValueError if it is not JSON."""
 
     def end(self, start: int) -> str:
-        """The body of the request that was sent at `start` is complete: the error, empty for success."""
+        """End the body of the request sent at `start`; return its error, empty for success."""
 
 
 class InferLines:
@@ -259,7 +259,7 @@ class HttpStreamSlot(HttpSlot):
         super().__init__(endpoint, requests, owner, heads)
         self._reader = reader or InferLines()
         self._body: Chunks | SizedBody | None = None
-        """Body of the response that comes in; None before and behind it."""
+        """Body of the response in progress; None before and after it."""
         self._line = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -298,7 +298,7 @@ class HttpStreamSlot(HttpSlot):
         super().connection_lost(error)
 
     def _read(self, body: "Chunks | SizedBody", data: bytes) -> None:
-        """Raises ValueError for what is no chunk, or no JSON."""
+        """Read received bytes. Raises ValueError for an invalid chunk or JSON."""
         *lines, self._line = (self._line + body.decode(data)).split(b"\n")
         for line in filter(None, lines):
             if self._reader.read(line) and self.start:
@@ -316,7 +316,7 @@ class HttpStreamSlot(HttpSlot):
 
 
 class SizedBody:
-    """A body of so many bytes, or of UNTIL_CLOSED."""
+    """Body of a known length, or of UNTIL_CLOSED."""
 
     def __init__(self, length: int) -> None:
         self.until_closed = length == UNTIL_CLOSED
@@ -331,18 +331,18 @@ class SizedBody:
 
 
 class Chunks:
-    """The content of a chunked body, which comes in pieces of any size."""
+    """Content of a chunked body, received in pieces of any size."""
 
     def __init__(self) -> None:
         self.ended = False
         self._size = b""
         """The beginning of a line with a chunk's size."""
         self._missing = 0
-        """Bytes of a chunk that are still to come, with the end of the line behind it."""
+        """Outstanding bytes of a chunk, with the line end after it."""
         self._is_last = False
 
     def decode(self, data: bytes) -> bytes:
-        """Raises ValueError for a size that is none."""
+        """Decode chunks. Raises ValueError for an invalid size."""
         data, self._size = self._size + data, b""
         parts = []
         position = 0

@@ -1,8 +1,8 @@
 """A minimal HTTP/2 client for gRPC: calls with one message, and streams.
 
 Header blocks are written once: after two or three of them all fields are in the server's table, and the block stays the
-same bytes. Blocks that come in are remembered by their bytes as long as reading them leaves the table as it is.
-`hpack` reads and writes those that are new.
+same bytes. Received blocks are cached by their bytes as long as reading them leaves the table unchanged.
+`hpack` reads and writes new ones.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _OPENING = (
     + frame(_SETTINGS, 0, 0, _SETTING.pack(2, 0) + _SETTING.pack(4, _LARGEST))
     + frame(_WINDOW, 0, 0, (_LARGEST - 65_535).to_bytes(4, "big"))
 )
-"""No pushed streams, and windows that nothing fills."""
+"""Connection preface and settings: no pushed streams, and windows that nothing fills."""
 
 
 PREFIX = 5
@@ -50,7 +50,7 @@ class GrpcMessage(NamedTuple):
 
     body: bytes
     short: bytes
-    """What stands before the stream's number in a frame with all of it."""
+    """Header of a frame with the whole message, up to the stream number."""
 
     @classmethod
     def of(cls, message: bytes) -> "GrpcMessage":
@@ -60,17 +60,17 @@ class GrpcMessage(NamedTuple):
 
 
 class CallListener(Protocol):
-    """Receives what comes back for a call."""
+    """Receiver of a call's response."""
 
     def on_end(self, error: str) -> None:
-        """The call is over, `error` is empty for status OK. Once, and not after `Http2ClientConnection.reset`."""
+        """End the call; `error` is empty for status OK. Called once, and not after `Http2ClientConnection.reset`."""
 
     def on_data(self, data: bytes) -> None:
-        """A part of the response's messages; only for calls that `Http2ClientConnection.open` has begun."""
+        """Receive a part of the response's messages; only for calls of `Http2ClientConnection.open`."""
 
 
 class _Upload:
-    """What a call has still to send, and the window that it has for it. A call that `ends` sends nothing after that."""
+    """Unsent body of a call and its send window. With `ends`, the call ends after this body."""
 
     __slots__ = ("body", "ends", "position", "window")
 
@@ -92,12 +92,12 @@ class Http2ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, CallListener] = {}
         self._open: dict[int, CallListener] = {}
-        """Those of them whose messages are read."""
+        """The calls that receive messages, by stream number."""
         self._uploads: dict[int, _Upload] = {}
         self._stream = 1
         self._received = b""
         self._partial = b""
-        """A header block that goes on in CONTINUATION frames."""
+        """A header block that CONTINUATION frames complete."""
         self._partial_ends = 0
         self._window = 65_535
         self._stream_window = 65_535
@@ -107,7 +107,7 @@ class Http2ClientConnection(asyncio.Protocol):
     # Calls
 
     def request(self, call: CallListener, message: GrpcMessage) -> int:
-        """Begin a call with one message, whose response is not looked at: the number of its stream; 0: it has ended."""
+        """Begin a call with one message, ignoring its response; return its stream number, or 0 if it has ended."""
         transport = self._transport
         if transport is None:
             call.on_end("connection closed by the server")
@@ -154,7 +154,7 @@ class Http2ClientConnection(asyncio.Protocol):
         return stream
 
     def _encode(self) -> bytes:
-        """The HEADERS frame without the stream's number."""
+        """Return the HEADERS frame without the stream's number."""
         block = self._encoder.encode(self._fields, huffman=True)
         whole = frame(_HEADERS, _END_HEADERS, 0, block)
         head = whole[:5] + whole[9:]
@@ -245,13 +245,13 @@ class Http2ClientConnection(asyncio.Protocol):
             self._consumed = 0
 
     def _deliver(self, flags: int, rest: bytes) -> None:
-        """The data of an open call; `rest` is its frame from the stream's number on."""
+        """Deliver data of an open call; `rest` is its frame from the stream's number on."""
         call = self._open.get(int.from_bytes(rest[:4], "big"))
         if call is not None:
             call.on_data(rest[5 : len(rest) - rest[4]] if flags & _PADDED else rest[4:])
 
     def _read_block(self, stream: int, flags: int, block: bytes, kind: int) -> None:
-        """A part of the response that says nothing, or the status at its end."""
+        """Read a header block: a part of the response without meaning, or the status at its end."""
         if flags & (_PADDED | _PRIORITY) and kind == _HEADERS:
             padding = block[0] if flags & _PADDED else 0
             begin = (1 if flags & _PADDED else 0) + (5 if flags & _PRIORITY else 0)
@@ -324,7 +324,7 @@ class Http2ClientConnection(asyncio.Protocol):
 
 
 def status_error(fields: dict[bytes, bytes]) -> str | None:
-    """The error that trailers report, empty for OK; None for a block without a status."""
+    """Return the error in trailers, empty for OK; None for a block without a status."""
     code = fields.get(b"grpc-status")
     if code is None:
         http = fields.get(b":status", b"200")

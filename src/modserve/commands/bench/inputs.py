@@ -46,16 +46,16 @@ class TargetInput:
     datatype: Datatype
     dims: Shape
     optional: bool = False
-    """Whether it is sent only if data for it comes from a file or has a `--shape`."""
+    """True if the input is sent only with data from a file or with a `--shape`."""
 
 
 class Dataset(NamedTuple):
     requests: list[Inputs]
-    """Sent in turn."""
+    """Requests to send in turn."""
     remarks: list[str]
     """Assumptions about the data."""
     streams: list[int]
-    """How many of the requests, one behind the other, are the steps of a sequence."""
+    """Lengths of the sequences; their steps follow each other in `requests`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class DataOptions:
 
 
 def make(model: str, specs: Sequence[TargetInput], batches: bool, data: DataOptions) -> Dataset:
-    """Raises INVALID_ARG."""
+    """Make the requests. Raises INVALID_ARG."""
     if not batches and data.batch_size > 1:
         raise invalid(f"model '{model}' does not support batching, but '--batch-size' is {data.batch_size}")
     known = {spec.name for spec in specs}
@@ -135,7 +135,7 @@ def _values(spec: TargetInput, shape: Shape, data: DataOptions) -> Array:
 
 
 def _from_file(spec: TargetInput, path: Path, rows: int | None) -> Tensor:
-    """An array of numpy's, with or without the batch; of any other file the bytes, for an input of strings."""
+    """Read a numpy array, with or without the batch; of any other file the bytes, for an input of strings."""
     try:
         if path.suffix != ".npy":
             if spec.datatype is not dtypes.BYTES:
@@ -174,7 +174,7 @@ def _fitted(spec: TargetInput, array: Array, rows: int | None, where: str) -> Te
 
 
 def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
-    """Each list of entries; what is in none is one of its own."""
+    """Return each list of entries; entries outside a list form one of their own."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -195,7 +195,7 @@ def _documents(path: Path) -> list[list[Mapping[str, Any]]]:
 def _sample(
     specs: Sequence[TargetInput], document: Mapping[str, Any], shapes: Mapping[str, Shape], path: Path
 ) -> dict[str, Tensor]:
-    """One row of each input."""
+    """Return one row of each input."""
     sample = {}
     for spec in specs:
         if spec.name not in document:
@@ -241,7 +241,7 @@ def _value(spec: TargetInput, value: Any, shape: Shape | None, path: Path) -> Te
 
 
 def _shape(fixed: Shape | None, spec: TargetInput, count: int) -> Shape:
-    """The shape, with the one unknown dimension from the number of elements."""
+    """Return the shape, with its unknown dimension computed from the number of elements."""
     if fixed is not None:
         if math.prod(fixed) != count:
             raise ValueError(f"{count} elements")
@@ -265,7 +265,7 @@ def _text(value: Any) -> bytes:
 
 
 def _stacked(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | None) -> Inputs:
-    """A request from the sample at `start`; of a batch, from as many as it has rows, beginning again at the end."""
+    """Return the request from the sample at `start`; a batch takes as many samples as rows, wrapping around."""
     if rows is None:
         return samples[start]
     chosen = [samples[(start + offset) % len(samples)] for offset in range(rows)]
@@ -298,7 +298,7 @@ class PreparedRequest(NamedTuple):
 def http_request(
     authority: str, url: str, inputs: Inputs, headers: Sequence[tuple[str, str]], *, binary: bool, tagged: bool = False
 ) -> PreparedRequest:
-    """A whole request, head and body; one that is `tagged` with a gap for `http_tag`.
+    """Return a whole request, head and body; a `tagged` one has a gap for `http_tag`.
 
     Raises INVALID_ARG for strings that JSON does not have.
     """
@@ -330,7 +330,7 @@ def http_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
 
 
 def grpc_tag(sequence: SequenceId, start: bool, end: bool) -> bytes:
-    """Fields of a ModelInferRequest, which are valid behind those of a prepared one."""
+    """Return fields of a ModelInferRequest, valid after those of a prepared one."""
     return grpc_message("", None, {}, {"sequence_id": sequence, "sequence_start": start, "sequence_end": end})
 
 
@@ -363,12 +363,12 @@ def grpc_message(
 DEFAULT_LENGTH = 20
 DEFAULT_VARIATION = 20.0
 _FIRST_IDS = 1 << 30
-"""Ids begin anywhere below, since others may measure the same server, and go upwards, within 32 bits with a sign."""
+"""Limit of the random first id, since others may measure the same server. Ids go upwards, within signed 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLengths:
-    """The number of requests in a sequence; the options are those of perf_analyzer."""
+    """Distribution of the number of requests in a sequence; the options are those of perf_analyzer."""
 
     length: int | None = None
     """Length of a sequence: the steps of the data, or 20 of data that is made up."""
@@ -376,7 +376,7 @@ class SequenceLengths:
     """Percent by which it is longer or shorter, at random."""
 
     def draw(self, steps: int | None, generator: Random) -> int:
-        """The length of a sequence; `steps` is that of its data, None if it is made up."""
+        """Draw the length of a sequence; `steps` is that of its data, None if it is made up."""
         if self.length is None and steps is not None:
             return steps
         length = self.length or DEFAULT_LENGTH
@@ -407,33 +407,33 @@ class Sequences:
     made_up: bool = True
     """True if the data is, so that its steps say nothing of the length."""
     text_ids: bool = False
-    """For models whose ids are strings."""
+    """True for a model with string ids."""
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(randrange(1, _FIRST_IDS)))
     _random: Random = field(init=False, default_factory=lambda: Random(0))
     _turn: int = field(init=False, default=0)
     _active: dict[RequestSlot, _ActiveSequence] = field(init=False, default_factory=dict)
 
     def next(self, slot: RequestSlot) -> tuple[int, bytes]:
-        """The request that the slot sends next, and its tag: one more of its sequence, or the first of a new one."""
+        """Return the slot's next request, and its tag: one more of its sequence, or the first of a new one."""
         sequence = self._active.get(slot)
         if sequence is None:
             sequence = self._active[slot] = self._begin()
         return self._step(slot, sequence, sequence.sent + 1 >= sequence.length)
 
     def last(self, slot: RequestSlot) -> tuple[int, bytes]:
-        """One that ends the slot's sequence ahead of its time; it is under way."""
+        """Return a request that ends the slot's sequence early. Requires a sequence in progress."""
         return self._step(slot, self._active[slot], True)
 
     def under_way(self, slot: RequestSlot) -> bool:
-        """True while the server waits for more of the slot's sequence."""
+        """Return True while the server waits for more of the slot's sequence."""
         return slot in self._active
 
     def drop(self, slot: RequestSlot) -> None:
-        """A request has failed, and its sequence with it."""
+        """Drop the sequence of a failed request."""
         self._active.pop(slot, None)
 
     def only(self) -> tuple[int, bytes]:
-        """A sequence of one request."""
+        """Return a sequence of one request."""
         return 0, self.tag(self._id(), True, True)
 
     def _begin(self) -> _ActiveSequence:

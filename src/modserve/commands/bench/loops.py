@@ -1,4 +1,4 @@
-"""Load generators: a fixed concurrency (closed loop), or a fixed rate whatever comes back (open loop).
+"""Load generators: a fixed concurrency (closed loop), or a fixed rate regardless of responses (open loop).
 
 An open loop counts latency from when a request was due, not from when a connection was free for it: a server that
 stalls for a second delays all requests of that second, not just one per connection. A closed loop cannot see that
@@ -25,17 +25,17 @@ MOST_ERRORS = 100
 
 
 class LoadGenerator(Protocol):
-    """Sends requests from `start` to `stop`. `take_window` gives what ended since the last cut."""
+    """Sender of requests from `start` to `stop`. `take_window` returns the requests that ended since the last cut."""
 
     load: LoadLevel
 
     async def start(self) -> None:
-        """Opens connections and sends. Raises OSError."""
+        """Open connections and send. Raises OSError."""
 
     def take_window(self) -> MeasurementWindow: ...
 
     async def stop(self, patience: float) -> int:
-        """Send nothing more, and wait so many seconds for responses: how many did not come."""
+        """Stop sending, wait up to this many seconds for responses, and return the number of missing ones."""
 
 
 class _LoadLoop:
@@ -61,9 +61,9 @@ class _LoadLoop:
         self._errors = Counter[str]()
         self._firsts, self._gaps = array("q"), array("q")
         self._ended = 0
-        """Sequences that are over."""
+        """Number of ended sequences."""
         self._last_responses: dict[RequestSlot, int] = {}
-        """When the last response to a slot's request came, of those that have one and wait for more."""
+        """Arrival of the latest response to each unfinished request that has one."""
         self._begin = clock()
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_idle = asyncio.Event()
@@ -104,7 +104,7 @@ class _LoadLoop:
         self._last_responses[slot] = now
 
     def _record(self, slot: RequestSlot, error: str, now: int) -> None:
-        """The slot's request is over."""
+        """Record the end of the slot's request."""
         if self._last_responses:
             self._last_responses.pop(slot, None)
         if self._spread is not None:
@@ -124,7 +124,7 @@ class _LoadLoop:
         self._errors[error] += 1
 
     def _sweep(self) -> None:
-        """Once a second: ends what has waited for too long."""
+        """End overdue requests. Runs once a second."""
         now = clock()
         for slot in self._slots:
             if slot.start and now - slot.start > self._timeout * 1e9:
@@ -132,7 +132,7 @@ class _LoadLoop:
         self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
 
     def _idle(self, slot: RequestSlot) -> None:
-        """After the end, a slot has its last response. Its sequence, which the server would keep, is ended as well."""
+        """Handle a slot's last response after the end. Its sequence, which the server would keep, is ended as well."""
         slot.start = 0
         if self._sequences is not None and self._sequences.under_way(slot):
             slot.start = clock()
@@ -162,7 +162,7 @@ class _LoadLoop:
 
 
 class ClosedLoop(_LoadLoop):
-    """Each slot sends its next request when it has the response to the last one."""
+    """Closed loop: each slot sends its next request when it has the response to the last one."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ClosedLoop(_LoadLoop):
 
 
 class OpenLoop(_LoadLoop):
-    """Sends by the clock. Slots are added as they are needed, up to `most`; then requests wait in line for one.
+    """Open loop: sends by the clock. Slots are added as needed, up to `most`; then requests wait in line for one.
 
     With sequences there are `most` from the start on, each with its own, and they take turns.
     """
@@ -240,7 +240,7 @@ class OpenLoop(_LoadLoop):
                 self._free.append(slot)
 
     def tick(self) -> None:
-        """Send what is due."""
+        """Send the due requests."""
         if not self._running:
             return
         now = clock()

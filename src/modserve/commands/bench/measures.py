@@ -16,7 +16,7 @@ from .text_measures import TextMeasurement, TextWindow
 AT_THE_EDGE = 3
 """Requests that begin before a window and end in it, or the other way round, more or less by chance."""
 WINDOWS = 3
-"""So many windows in a row must agree, as for perf_analyzer; the result is made of them."""
+"""Number of consecutive windows that must agree, as for perf_analyzer; the result combines them."""
 
 
 @dataclass(slots=True)
@@ -30,21 +30,21 @@ class MeasurementWindow:
     lags: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds by which the client itself sent later than intended; none without a rate."""
     waiting: int = 0
-    """Requests whose start is over and that no connection was free for, at the window's end."""
+    """Overdue requests without a free connection at the window's end."""
     server: VersionUsage | None = None
     firsts: "array[int]" = field(default_factory=lambda: array("q"))
-    """Nanoseconds until the first response of each request that has one, from where its latency counts; for decoupled
-    models, whose requests may have any number of responses."""
+    """Nanoseconds from the start of latency to the first response, of each request that has one; for decoupled models,
+    which may respond any number of times."""
     gaps: "array[int]" = field(default_factory=lambda: array("q"))
     """Nanoseconds between two responses to one request."""
     sequences: int = 0
-    """How many ended with a successful request."""
+    """Sequences that ended with a successful request."""
     texts: TextWindow | None = None
     shares: list[ServerShare] = field(default_factory=list)
-    """Of each server, where there are several."""
+    """Shares of the servers, where there are several."""
 
     def add(self, more: "MeasurementWindow") -> None:
-        """What came right behind it."""
+        """Append the window that follows this one."""
         for mine, others in (
             (self.latencies, more.latencies),
             (self.lags, more.lags),
@@ -72,7 +72,7 @@ class MeasurementWindow:
 
 
 def is_stable(windows: Sequence[MeasurementWindow], percent: float, percentile: float) -> bool:
-    """Whether rates and latencies of the last three windows lie within so many percent of each other."""
+    """Return True if the rates and latencies of the last three windows lie within `percent` percent of each other."""
     last = windows[-WINDOWS:]
     if len(last) < WINDOWS or not all(window.latencies for window in last):
         return False
@@ -99,13 +99,13 @@ def rounded(rate: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTimes:
-    """Those of a decoupled model. Times are in ms."""
+    """Responses of a decoupled model. Times are in ms."""
 
     count: int
     rate: float
     """A second."""
     each: float
-    """To a request, on average."""
+    """Mean number of responses per request."""
     first: Mapping[float, float]
     """Percentiles of the time to the first response, of requests that have one."""
     between: Mapping[float, float]
@@ -117,7 +117,7 @@ STREAM_PERCENTILES = (50.0, 99.0)
 
 @dataclass(frozen=True, slots=True)
 class ShareFigures:
-    """Of one server among several. Times are in ms."""
+    """Figures of one server among several. Times are in ms."""
 
     url: str
     requests: int
@@ -130,18 +130,18 @@ class ShareFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One load, measured: the last windows together. Times are in ms."""
+    """Result of one load: the last windows combined. Times are in ms."""
 
     load: LoadLevel
     stable: bool
     windows: int
-    """How many there were in all."""
+    """Number of windows measured in all."""
     seconds: float
     requests: int
     rate: float
     """Successful requests a second."""
     inferences: float
-    """The same times the rows of a request."""
+    """Successful requests a second, times the rows of a request."""
     mean: float
     percentiles: Mapping[float, float]
     errors: Mapping[str, int]
@@ -152,7 +152,7 @@ class Measurement:
     unanswered: int = 0
     responses: ResponseTimes | None = None
     sequences: float = 0.0
-    """How many ended in a second."""
+    """Sequences ended per second."""
     texts: TextMeasurement | None = None
     servers: Sequence[ShareFigures] = ()
     """Each, where there are several."""
@@ -163,14 +163,14 @@ class Measurement:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether about as many requests ended as were to be sent."""
+        """True if about as many requests ended as were to be sent."""
         return not self.load.is_rate or self.requests >= 0.95 * self.load.value * self.seconds - AT_THE_EDGE
 
 
 def summary(
     load: LoadLevel, windows: Sequence[MeasurementWindow], rows: int, percent: float, percentile: float
 ) -> Measurement:
-    """The last three windows as one result."""
+    """Combine the last three windows to one result."""
     last = windows[-WINDOWS:]
     whole = MeasurementWindow(0.0, array("q"))
     server: VersionUsage | None = None
@@ -227,7 +227,7 @@ def _responses(window: MeasurementWindow) -> ResponseTimes:
 
 
 def to_json(result: Measurement) -> dict[str, Any]:
-    """The result for programs. Names stay; more may be added."""
+    """Return the JSON result. Names are stable; more may be added."""
     kind = "request_rate" if result.load.is_rate else "concurrency"
     server = result.server
     return {

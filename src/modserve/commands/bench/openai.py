@@ -15,16 +15,16 @@ from .slots import Endpoint, ResponseListener, clock
 from .text_measures import TAG_WIDTH, TextCounter, TextResponse
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}
-"""By the value of ``--openai``."""
+"""Path of each value of ``--openai``."""
 _GAP = "@" * TAG_WIDTH
-"""Stands in a body where each request has a number of its own, so that none begins like one before it."""
+"""Placeholder in a body for a number of each request's own, so that none begins like one before it."""
 _DATA, _DONE = b"data:", b"[DONE]"
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCalls:
-    """`kind` is a key of PATHS, `extra` has further fields of bodies; a body of embeddings has `batch_size` texts."""
+    """OpenAI calls. `kind` is a key of PATHS, `extra` are further body fields; embeddings send `batch_size` texts."""
 
     kind: str
     model: str
@@ -47,14 +47,14 @@ class OpenAiCalls:
         return {name: value for name, value in (body | dict(self.extra) | fields).items() if value is not None}
 
     def prompt_tokens(self, response: bytes) -> int:
-        """Of a response that is no stream; 0 if it does not say."""
+        """Return the prompt tokens of a non-streaming response; 0 if it does not report them."""
         match = _PROMPT_TOKENS.search(response)
         return int(match[1]) if match else 0
 
     def requests(
         self, endpoint: Endpoint, server: Destination, prompts: Sequence[str], *, numbered: bool
     ) -> list[PreparedRequest]:
-        """One for each prompt, or batch of prompts; `numbered` ones begin with a gap for `TextCounter.tag`."""
+        """Return a request per prompt or batch of prompts; `numbered` ones begin with a gap for `TextCounter.tag`."""
         lines = [f"POST {server.address.prefix}{PATHS[self.kind]} HTTP/1.1", f"Host: {endpoint.authority}"]
         lines += ["Content-Type: application/json"]
         lines += [f"{name}: {value}" for name, value in server.access.headers.items()]

@@ -12,7 +12,7 @@ _ROUNDING = 1e-6
 
 
 def percentiles_ms(latencies: "array[int]", levels: Sequence[float] = PERCENTILES) -> dict[float, float]:
-    """The least latency (nanoseconds) that so many percent of the requests do not exceed, in ms; 0 without requests."""
+    """Return nearest-rank percentiles, in ms, of latencies in nanoseconds; 0 without requests."""
     if not latencies:
         return dict.fromkeys(levels, 0.0)
     ranks = {level: max(0, math.ceil(level * len(latencies) / 100 - _ROUNDING) - 1) for level in levels}

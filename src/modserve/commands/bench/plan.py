@@ -36,7 +36,7 @@ _EXPECTED = "such as 8, or 1,4,16, or 100:2000:100, or 1:64:x2"
 
 
 def read_range(text: str) -> tuple[float, ...]:
-    """The values, in order. Raises ValueError, which says what is expected."""
+    """Read the values, in order. Raises ValueError, which says what is expected."""
     try:
         values = _values(text)
     except ValueError:
@@ -47,7 +47,7 @@ def read_range(text: str) -> tuple[float, ...]:
 
 
 def whole_range(text: str) -> tuple[int, ...]:
-    """The same for whole numbers; those that a factor makes are rounded."""
+    """Read a range as `read_range` does, rounded to whole numbers of at least 1."""
     return tuple(dict.fromkeys(max(1, round(value)) for value in read_range(text)))
 
 
@@ -282,7 +282,7 @@ _TENSOR_OPTIONS = (
 
 
 def _texts(options: Namespace, defaults: Callable[[str], Any]) -> TextLoad | None:
-    """Raises UsageError for options of tensors beside those of texts."""
+    """Read the options of texts. Raises UsageError if there are options of tensors as well."""
     kind = options.openai
     for name in _TENSOR_OPTIONS if kind else _TEXT_OPTIONS:
         if getattr(options, name) != defaults(name):
@@ -333,12 +333,12 @@ class LoadPlan:
 
     @property
     def url(self) -> str:
-        """Of all servers."""
+        """The addresses of all servers, joined by commas."""
         return ",".join(str(server.address) for server in self.servers)
 
 
 def read(options: Namespace) -> LoadPlan:
-    """From the options of `bench_parser`. Raises UsageError, and INVALID_ARG for what is no address."""
+    """Read the options of `bench_parser`. Raises UsageError, and INVALID_ARG for an invalid address."""
     is_open = options.rate is not None or options.goal_ms is not None
     if options.concurrency and is_open:
         raise UsageError("option '--concurrency' is for a closed loop; --rate and --goal-ms are for an open one")
@@ -397,7 +397,7 @@ def rules(options: Namespace) -> MeasurementRules:
 
 
 def _rates(text: str | None, is_search: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The rates to measure, or the bounds of a search."""
+    """Return the rates to measure, or the bounds of a search."""
     if text is None:
         return (), (LOWEST, math.inf) if is_search else ()
     try:

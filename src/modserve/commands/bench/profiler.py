@@ -1,4 +1,4 @@
-"""Measures loads: windows until the results are stable, and the search for the highest rate within a goal.
+"""Measurement of loads: windows until the results are stable, and the search for the highest rate within a goal.
 
 Searches the highest rate that meets a goal, by doubling and then halving the range; pure.
 """
@@ -34,7 +34,7 @@ class RateSearch:
         """The lowest rate that did not."""
 
     def next(self) -> float | None:
-        """The rate to try; None when the search is over."""
+        """Return the rate to try; None when the search is over."""
         if self.met >= self._highest or self.missed <= self._lowest or self.missed <= self.met * (1 + self._tolerance):
             return None
         return self._next
@@ -58,12 +58,12 @@ _SETTLE_SECONDS = 0.02
 """A pause after the command's own work between two windows."""
 _DRAIN_SECONDS = 5.0
 _LONGEST = 10
-"""How many times its length a window may last until it has enough requests."""
+"""Multiple of its length that a window may last until it has enough requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementRules:
-    """How long to measure, and when a result is stable."""
+    """Measurement times, and the conditions of a stable result."""
 
     window: float = 1.0
     """Seconds."""
@@ -84,7 +84,7 @@ class LatencyGoal:
     percentile: float
 
     def met_by(self, result: Measurement) -> bool:
-        """Whether a load meets it: by its percentile, without errors, and with as many responses as requests."""
+        """Return True if a load meets the goal: its percentile is low enough, no request fails, and it keeps up."""
         return (
             result.requests > 0
             and not result.failed
@@ -93,7 +93,7 @@ class LatencyGoal:
         )
 
     def hopeless(self, windows: Sequence[MeasurementWindow], rate: float) -> bool:
-        """Whether a load will miss it, however long it lasts."""
+        """Return True if a load will miss the goal, however long it lasts."""
         last = windows[-1]
         late = sum(window.percentile_ms(self.percentile) > self.ms for window in windows)
         return (
@@ -112,7 +112,7 @@ _STEP_BACK = 0.92
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """Measures one load after another by the same rules. Tests bring a clock of their own."""
+    """Measurement of one load after another by the same rules. Tests bring a clock of their own."""
 
     rules: MeasurementRules
     server_times: Callable[[], Awaitable[VersionUsage | None]]
@@ -126,7 +126,7 @@ class Profiler:
         generator: LoadGenerator,
         enough: Callable[[Sequence[MeasurementWindow]], bool] = lambda windows: False,
     ) -> Measurement:
-        """Windows until three agree, or until `enough` of them. Raises OSError."""
+        """Measure windows until three agree, or until `enough` of them. Raises OSError."""
         rules = self.rules
         windows: list[MeasurementWindow] = []
         unanswered = 0
@@ -167,13 +167,13 @@ class Profiler:
         return window
 
     async def single_client_rate(self, generator_of: Callable[[LoadLevel], LoadGenerator]) -> float:
-        """Requests per second of one client in a closed loop: where a search for the highest rate starts."""
+        """Return the requests per second of one client in a closed loop: the start of a search for the highest rate."""
         return (await self.measure(generator_of(LoadLevel(False, 1)), lambda windows: True)).rate
 
     async def highest_rate(
         self, search: RateSearch, goal: LatencyGoal, generator_of: Callable[[LoadLevel], LoadGenerator]
     ) -> AsyncIterator[tuple[Measurement, bool]]:
-        """All rates that were tried, and whether each meets the goal. The last one that does is the highest.
+        """Yield each rate tried, and whether it meets the goal. The last one that does is the highest.
 
         The final rate is measured once more, since a rate at the limit may meet the goal by luck. If it misses then,
         somewhat lower rates are tried.

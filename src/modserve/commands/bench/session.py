@@ -50,16 +50,16 @@ class BenchSession:
     times: ServerStatistics
     slots: SlotFactory
     requests: int
-    """How many different ones are sent in turns."""
+    """Number of distinct requests, which are sent in turn."""
     seconds: float
-    """How long a response may take."""
+    """Response time-out."""
     sequences: Sequences | None = None
     texts: TextCounter | None = None
     servers: int = 1
     timers: Clock = field(default_factory=lambda: LoopClock(asyncio.get_running_loop()))
 
     def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
-        """Without a number of `connections`, as many as are usual."""
+        """Make the load generator. Without `connections`, it has the usual number."""
         how = self.slots, self.requests, self.seconds
         if not load.is_rate:
             return ClosedLoop(int(load.value), *how, sequences=self.sequences, texts=self.texts)
@@ -77,7 +77,7 @@ class BenchSession:
         )
 
     def _usual_connections(self, rate: float) -> int:
-        """Of sequences so few that none has to wait for its next request for as long as the server has patience."""
+        """Return few enough connections that no sequence exceeds the server's idle time-out between its requests."""
         traits = self.model.sequences
         if traits is None:
             return CONNECTIONS
@@ -93,7 +93,7 @@ class BenchSession:
 
         class FirstResponse:
             def on_response(self, slot: RequestSlot) -> None:
-                """The model takes it. What comes of it is known at the end."""
+                """Ignore a response. The outcome is known at the end."""
 
             def on_done(self, slot: RequestSlot, error: str) -> None:
                 slot.start = 0
@@ -120,7 +120,7 @@ class BenchSession:
 
 CONNECTIONS = 256
 SEQUENCES = 4
-"""At a time, in an open loop, as for perf_analyzer."""
+"""Concurrent sequences in an open loop, as in perf_analyzer."""
 _SHARE_OF_IDLE = 0.5
 _FIRST = 8
 """Connections at the start of an open loop, at least; as many to each server."""
@@ -139,9 +139,9 @@ def session(
     streaming: bool = False,
     lengths: SequenceLengths = _NO_LENGTHS,
 ) -> Iterator[BenchSession]:
-    """Looks at the model on all servers and prepares the requests.
+    """Describe the model on all servers and prepare the requests.
 
-    `form` is binary, json, or empty for what the server can.
+    `form` is binary, json, or empty to follow the server.
 
     Raises UnreachableError, and INVALID_ARG.
     """

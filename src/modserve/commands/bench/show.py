@@ -22,20 +22,20 @@ class Progress:
         self._index = 0
 
     def begin(self, load: LoadLevel, index: int, loads: int) -> None:
-        """A load is next, one of `loads`; 0: their number is unknown."""
+        """Show that a load begins, one of `loads`; 0: their number is unknown."""
         self._index = index
         total = loads * WINDOWS if loads else None
         self._update(description=str(load), completed=index * WINDOWS, total=total, now="warm-up")
 
     def window(self, load: LoadLevel, windows: Sequence[MeasurementWindow], rules: MeasurementRules) -> None:
-        """A window is complete."""
+        """Show a complete window."""
         line = window_line(windows, rules)
         self._update(completed=self._index * WINDOWS + min(len(windows), WINDOWS), now=line)
         if self._bar is None:
             print(f"{load}: {line}", file=self._stream, flush=True)
 
     def tried(self, result: Measurement, met: bool, goal: LatencyGoal) -> None:
-        """A rate of a search was measured."""
+        """Show a measured rate of a search."""
         line = tried_line(result, met, goal)
         if self._bar is None:
             print(line, file=self._stream, flush=True)
@@ -50,7 +50,7 @@ class Progress:
 
 @contextmanager
 def progress(stream: TextIO) -> Iterator[Progress]:
-    """A bar on a terminal if `rich` is installed, otherwise lines."""
+    """Show progress: a bar on a terminal if `rich` is installed, otherwise lines."""
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         try:
             from rich.console import Console
@@ -95,7 +95,7 @@ Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 def table(
     results: Sequence[Measurement], rules: MeasurementRules, met: Sequence[bool] = (), goal: LatencyGoal | None = None
 ) -> Iterator[str]:
-    """Client-side and server-side times, and remarks."""
+    """Yield client-side and server-side times, and remarks."""
     if not results:
         yield "Nothing was measured."
         return
@@ -142,7 +142,7 @@ def client_rows(results: Sequence[Measurement], rules: MeasurementRules, met: Se
 
 
 def response_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of decoupled models; without any row for a model that is not."""
+    """Return the response rows of a decoupled model; no rows for other models."""
     names = ["load", "responses/s", "per request"]
     names += [f"{what} p{level:g}" for what in ("first", "between") for level in STREAM_PERCENTILES]
     rows = []
@@ -158,7 +158,7 @@ TEXT_TITLE = "Tokens, per second and per request; ms to the first one (TTFT), an
 
 
 def text_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of OpenAI's API; columns without any figure are left out. No rows for tensors."""
+    """Return the rows of an OpenAI benchmark, without columns that have no figures. No rows for tensors."""
     texts = [(each.load, each.texts) for each in results if each.texts is not None]
     names = ["load"]
     rows = [[str(load)] for load, _ in texts]
@@ -181,7 +181,7 @@ def text_rows(results: Sequence[Measurement]) -> Rows:
 
 
 def share_rows(results: Sequence[Measurement]) -> Rows:
-    """Those of each server among several."""
+    """Return a row for each server among several."""
     rows = [
         [
             str(each.load),
@@ -212,7 +212,7 @@ def server_rows(results: Sequence[Measurement]) -> Rows:
 
 
 def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: LatencyGoal | None) -> Iterator[str]:
-    """Remarks on the loads, and errors by their texts."""
+    """Yield remarks on the loads, and errors by their texts."""
     texts: dict[str, int] = {}
     for each in results:
         for text, number in each.errors.items():
@@ -242,7 +242,7 @@ def remarks(results: Sequence[Measurement], rules: MeasurementRules, goal: Laten
 
 
 def verdict(results: Sequence[Measurement], met: Sequence[bool], goal: LatencyGoal, best: Measurement | None) -> str:
-    """The result of a search, in a sentence."""
+    """Return the result of a search, in a sentence."""
     text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
     if best is None:
         lowest = min((each.load.value for each in results), default=0.0)
@@ -255,11 +255,11 @@ def verdict(results: Sequence[Measurement], met: Sequence[bool], goal: LatencyGo
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; all but the first column are numbers."""
+    """Format a table; all columns but the first are numbers."""
     return terminal.table(names, rows, " " + "r" * (len(names) - 1))
 
 
 def milliseconds(value: float) -> str:
-    """Three digits or more."""
+    """Format milliseconds with three digits or more."""
     digits = next(digits for limit, digits in ((1000, 0), (100, 1), (1, 2), (-math.inf, 3)) if value >= limit)
     return f"{value:,.{digits}f}"

@@ -22,12 +22,12 @@ RETRY_SECONDS = 0.1
 
 class RequestSlot(Protocol):
     start: int
-    """When its request was sent, or was to be sent, by `clock`; 0 while it has none."""
+    """Time by `clock` at which its request was or was to be sent; 0 while idle."""
 
     def send(self, index: int, tag: bytes = b"") -> None:
         """Send the prepared request with this number; `ResponseListener.on_done` follows, once.
 
-        `tag` is what the request says of its sequence, made by `requests.http_tag` or `grpc_tag`.
+        `tag` has the request's sequence parameters, made by `requests.http_tag` or `grpc_tag`.
         """
 
     def abort(self, why: str) -> None:
@@ -38,13 +38,13 @@ class RequestSlot(Protocol):
 
 
 class ResponseListener(Protocol):
-    """Receives the outcome of each request."""
+    """Receiver of each request's outcome."""
 
     def on_done(self, slot: RequestSlot, error: str) -> None:
-        """The response of the slot's request is complete; `error` is empty for success."""
+        """Receive the end of the slot's request; `error` is empty for success."""
 
     def on_response(self, slot: RequestSlot) -> None:
-        """One of the responses of a decoupled model is there; `on_done` comes behind the last one."""
+        """Receive notice of one response of a decoupled model; `on_done` follows the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """What requests call the server."""
+        """Host name of the server in requests."""
         return self.address.virtual_host
 
     async def connect(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Raises OSError."""
+        """Connect a protocol. Raises OSError."""
         loop, place = asyncio.get_running_loop(), self.address
         if place.socket:
             await loop.create_unix_connection(protocol, place.socket)
@@ -70,10 +70,10 @@ class Endpoint:
 
 
 class SlotFactory(Protocol):
-    """Makes slots with the requests that they send."""
+    """Factory of slots with the requests that they send."""
 
     async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
-        """So many more slots with open connections. Raises OSError."""
+        """Open `count` more slots with connections. Raises OSError."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class ServerShare:
 
 
 class SpreadSlots:
-    """Implements `SlotFactory` by one factory for each server."""
+    """Implementation of `SlotFactory` with one factory for each server."""
 
     def __init__(self, factories: Mapping[str, SlotFactory]) -> None:
         self._factories = list(factories.items())
@@ -99,7 +99,7 @@ class SpreadSlots:
         self._shares = self._empty()
 
     async def open(self, owner: ResponseListener, count: int) -> Sequence[RequestSlot]:
-        """The slots of the servers alternate. Raises OSError, which names the server."""
+        """Open slots that alternate between the servers. Raises OSError, which names the server."""
         turns = [(self._next + index) % len(self._factories) for index in range(count)]
         self._next += count
         opened = await asyncio.gather(
@@ -124,7 +124,7 @@ class SpreadSlots:
         return self._factories[self._servers[slot]][0]
 
     def record(self, slot: RequestSlot, latency: int, error: str) -> None:
-        """The slot's request is over."""
+        """Record the end of the slot's request."""
         share = self._shares[self._servers[slot]]
         if error:
             share.failures += 1
@@ -141,5 +141,5 @@ class SpreadSlots:
 
 
 def spread(factories: Mapping[str, SlotFactory]) -> SlotFactory:
-    """The only one, or all in turns."""
+    """Return the only factory, or one that uses all in turn."""
     return SpreadSlots(factories) if len(factories) > 1 else next(iter(factories.values()))

@@ -34,22 +34,22 @@ class TargetModel:
     specs: tuple[TargetInput, ...]
     batches: bool
     binary: bool
-    """Whether tensors may be bytes behind the JSON, over HTTP."""
+    """True if tensors may be binary after the JSON, over HTTP."""
     decoupled: bool = False
-    """Whether a request may have any number of responses."""
+    """True if a request may have any number of responses."""
     sequences: "SequenceTraits | None" = None
-    """For a model whose requests belong to sequences."""
+    """Traits of a sequence model; None for other models."""
 
 
 class SequenceTraits(NamedTuple):
     text_ids: bool
-    """Whether the model takes ids that are strings."""
+    """True if the model takes string ids."""
     idle_seconds: float
-    """How long the server waits for a sequence's next request."""
+    """The server's idle time-out for a sequence's next request."""
 
 
 def describe(remote: RemoteServer, model: str, version: int | None) -> TargetModel:
-    """Raises UnreachableError, and INVALID_ARG with what the server says of a model it does not have."""
+    """Describe a model. Raises UnreachableError, and INVALID_ARG with the server's message about an unknown model."""
     metadata = remote.metadata(model, version)
     try:
         config = remote.config(model, version)
@@ -82,7 +82,7 @@ def describe(remote: RemoteServer, model: str, version: int | None) -> TargetMod
 
 
 def describe_all(remotes: Sequence[RemoteServer], model: str, version: int | None) -> TargetModel:
-    """The same for several servers. Raises INVALID_ARG as well if the same requests do not suit all of them."""
+    """Describe the model of several servers, as `describe`. Raises INVALID_ARG also if its requests differ there."""
     first, *others = [describe(remote, model, version) for remote in remotes]
     for other, remote in zip(others, remotes[1:], strict=True):
         if other != first:
@@ -91,7 +91,7 @@ def describe_all(remotes: Sequence[RemoteServer], model: str, version: int | Non
 
 
 def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTraits | None:
-    """Those of the model, or of the models that an ensemble is made of, to which its requests' sequences go."""
+    """Return the traits of a model's sequences; for an ensemble, combine those of its sequence steps."""
     if config.HasField("ensemble_scheduling"):
         steps = {step.model_name: max(step.model_version, 0) or None for step in config.ensemble_scheduling.step}
         parts = [_sequence_traits(remote, remote.config(name, version)) for name, version in steps.items()]
@@ -110,7 +110,7 @@ def _sequence_traits(remote: RemoteServer, config: pb.ModelConfig) -> SequenceTr
 def slot_factory(
     server: Destination, model: TargetModel, inputs: Sequence[Inputs], *, binary: bool, streaming: bool
 ) -> SlotFactory:
-    """The slots that send these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
+    """Return the slots for these inputs. Raises INVALID_ARG for inputs that cannot be sent."""
     place, access = server.address, server.access
     context = access.context() if place.secure else None
     if context is not None:
@@ -139,7 +139,7 @@ class ServerStatistics:
         self._remotes, self._model, self._version = list(remotes), model, version
 
     async def __call__(self) -> VersionUsage | None:
-        """None if a server has no statistics: the others would not be those of the whole load."""
+        """Return the usage; None if any server has no statistics, since the sum would be incomplete."""
         if not self._remotes:
             return None
         parts = await asyncio.gather(*(asyncio.to_thread(self._rows, remote) for remote in self._remotes))

@@ -20,7 +20,7 @@ TAG_WIDTH = 9
 
 @dataclass(slots=True)
 class TextResponse:
-    """One response. Times are nanoseconds of `slots.clock`, 0 if there was none. A piece may be of several tokens."""
+    """Measured response. Times are nanoseconds of `slots.clock`, 0 for none. A piece may hold several tokens."""
 
     first: int = 0
     last: int = 0
@@ -36,7 +36,7 @@ class TextResponse:
 
 @dataclass(slots=True)
 class TextWindow:
-    """What the successful requests of a window add up to."""
+    """Sums over the successful requests of a window."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -50,7 +50,7 @@ class TextWindow:
     """Nanoseconds per token behind the first one, of each response with more than one."""
 
     def add(self, more: "TextWindow") -> None:
-        """What came right behind it."""
+        """Append the window that follows this one."""
         self.limited = self.limited or more.limited
         for name in ("requests", "input_tokens", "output_tokens", "uncounted", "good"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
@@ -67,7 +67,7 @@ class TextCounter:
         self._window = TextWindow(limited=bool(limits))
 
     def tag(self) -> bytes:
-        """For the gap of the next request: TAG_WIDTH bytes, which no request had before; or none."""
+        """Return TAG_WIDTH bytes for the gap of the next request, different for each request; or none."""
         return b"" if self._numbers is None else f"{next(self._numbers) % 2**32:08x} ".encode()
 
     def take(self) -> TextWindow:
@@ -75,7 +75,7 @@ class TextCounter:
         return window
 
     def add(self, response: TextResponse, start: int, end: int) -> None:
-        """A response to the request of `start`, complete at `end`."""
+        """Add a response to the request of `start`, complete at `end`."""
         window = self._window
         window.requests += 1
         window.input_tokens += response.input_tokens
@@ -93,7 +93,7 @@ class TextCounter:
 
 
 Times = Mapping[str, float]
-"""In ms: the mean, p50 and p99."""
+"""Mean, p50 and p99 in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,11 @@ class TextMeasurement:
     goodput: float | None
     """Requests per second within all limits; None without limits."""
     counted: bool
-    """Whether the server counts tokens. If not, pieces of the stream count."""
+    """True if the server counts tokens. Otherwise each piece of the stream counts as one."""
 
 
 def measurement(window: TextWindow, seconds: float, firsts: "array[int]", gaps: "array[int]") -> TextMeasurement:
-    """`firsts` and `gaps` are those of the pieces of streams; empty for embeddings."""
+    """Summarise a window. `firsts` and `gaps` are from the pieces of streams; empty for embeddings."""
     times = {"ttft": firsts, "tpot": window.per_token, "itl": gaps} if firsts else {}
     requests, seconds = max(window.requests, 1), seconds or 1.0
     return TextMeasurement(
@@ -134,7 +134,7 @@ def _times(values: "array[int]") -> Times:
 
 
 def to_json(texts: TextMeasurement) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "input_tokens_per_request": texts.input_tokens,
         "output_tokens_per_request": texts.output_tokens,
@@ -147,7 +147,7 @@ def to_json(texts: TextMeasurement) -> dict[str, Any]:
 
 
 def read_limits(text: str) -> dict[str, float]:
-    """``ttft:200,itl:50`` in ms. Raises ValueError with what is expected."""
+    """Read ``ttft:200,itl:50`` in ms. Raises ValueError with what is expected."""
     limits = {}
     for part in text.split(","):
         name, _, value = part.strip().partition(":")
@@ -162,5 +162,5 @@ def read_limits(text: str) -> dict[str, float]:
 
 
 def stream_names(limits: Mapping[str, float]) -> Sequence[str]:
-    """The limits that only streams have."""
+    """Return the limits that only streams have."""
     return [name for name in limits if name in STREAM_METRICS]

@@ -35,7 +35,7 @@ _TRIALS = (16, 64)
 
 
 def made_up(tokens: int, counted: Callable[[str], int]) -> tuple[list[str], str]:
-    """Prompts of random words, and a remark about their length.
+    """Return prompts of random words, and a remark about their length.
 
     `counted` sends a text and returns its tokens, with all that the server puts around it, or 0 if the server does not
     count.
@@ -61,7 +61,7 @@ def text(generator: random.Random, words: int) -> str:
 
 
 def read(file: Path) -> list[str]:
-    """The lines of a text file; of a .jsonl file, the `prompt` or `text` of each line. Raises INVALID_ARG."""
+    """Read the lines of a text file; of a .jsonl file, the `prompt` or `text` of each line. Raises INVALID_ARG."""
     try:
         lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -88,7 +88,7 @@ def _prompt(place: str, line: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TextLoad:
-    """`kind` is a key of `openai.PATHS`, `limits` are those of the goodput in ms, `extra` has fields of the bodies."""
+    """Load of texts. `kind` is a key of `openai.PATHS`, `limits` define the goodput in ms, `extra` are body fields."""
 
     kind: str
     input_tokens: int
@@ -101,7 +101,7 @@ class TextLoad:
 
 @contextlib.contextmanager
 def text_session(servers: Sequence[Destination], model: str, options: TextLoad) -> Iterator[BenchSession]:
-    """Counts the tokens of two prompts first, if prompts are made up. Raises UnreachableError, INVALID_ARG."""
+    """Open a session. For made-up prompts, count the tokens of two first. Raises UnreachableError, INVALID_ARG."""
     calls = OpenAiCalls(options.kind, model, options.output_tokens, options.extra, options.batch_size)
     remotes = [connect(server) for server in servers]
     try:
@@ -143,7 +143,7 @@ def _endpoint(server: Destination) -> Endpoint:
 
 
 def _counted(remote: RemoteServer, calls: OpenAiCalls, counter: TextCounter, text: str) -> int:
-    """The tokens of a prompt, by the server's count; 0 if it does not count."""
+    """Return the tokens of a prompt, as counted by the server; 0 if it does not count."""
     fields: dict[str, Any] = {"max_tokens": 1, "stream": None, "stream_options": None} if calls.streams else {}
     body = OpenAiCalls(calls.kind, calls.model, 1, calls.extra).body([counter.tag().decode() + text], **fields)
     try:

@@ -67,7 +67,7 @@ add_destination(PARSER, _SECONDS)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     place = openai_destination(options)
     prompt = _prompt(readable(options.prompt))
     if prompt is not None and not prompt.strip():
@@ -97,7 +97,7 @@ def _code(response: ChatResponse) -> int:
 
 
 def _prompt(text: str) -> str | None:
-    """The message of a call for one answer; None for a conversation. A pipe's text comes before the prompt's."""
+    """Return the message for one answer; None for a conversation. A pipe's text comes before the prompt's."""
     if sys.stdin.isatty():
         return text or None
     if text and not _has_text(sys.stdin):
@@ -107,7 +107,7 @@ def _prompt(text: str) -> str | None:
 
 
 def _has_text(stream: TextIO) -> bool:
-    """Whether it is a pipe or a file."""
+    """Return True for a pipe or a regular file."""
     try:
         kind = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):  # closed, or no file of the system
@@ -117,7 +117,7 @@ def _has_text(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def _model(model: str, place: Destination) -> Iterator[tuple[RemoteServer, str]]:
-    """The server and the name of a model. Raises INVALID_ARG for a place whose model does not load."""
+    """Provide the server and the name of a model. Raises INVALID_ARG for a model that does not load."""
     words = _files(model)
     with contextlib.ExitStack() as stack:
         if words:
@@ -136,7 +136,7 @@ _FILES = frozenset({".gguf", ".onnx", ".py", ".xml"})
 
 
 def _files(model: str) -> list[str]:
-    """The words of ``modserve serve`` for a place; empty for a name. Raises INVALID_ARG."""
+    """Return the words of ``modserve serve`` for a place; empty for a name. Raises INVALID_ARG."""
     if "://" in model:
         return [f"--model-repository={model}"]
     file = model if Path(model).exists() else model.partition(":")[0]  # FILE.py:FUNCTION
@@ -146,7 +146,7 @@ def _files(model: str) -> list[str]:
 
 
 def _only(server: RemoteServer, place: str) -> str:
-    """The name of the only model that a server has loaded. Raises RefusedError."""
+    """Return the name of the server's only loaded model. Raises RefusedError."""
     names = sorted(server.ready_models())
     if len(names) != 1:
         raise RefusedError(

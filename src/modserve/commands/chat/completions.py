@@ -1,4 +1,4 @@
-"""One answer of a model: ``chat/completions`` of OpenAI's API as a stream of its pieces."""
+"""Chat completion from a model: ``chat/completions`` of OpenAI's API as a stream of pieces."""
 
 import contextlib
 import json
@@ -22,20 +22,20 @@ _END = "[DONE]"
 
 @dataclass(slots=True)
 class ChatResponse:
-    """What has come of it so far. Times are seconds from the call."""
+    """Response received so far. Times are seconds from the call."""
 
     text: str = ""
     pieces: int = 0
     finish_reason: str = ""
-    """Empty if the stream was left before its end."""
+    """Finish reason; empty if the stream was left before its end."""
     first: float = 0.0
     last: float = 0.0
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """Empty for a server that counts no tokens."""
+    """Token usage; empty for a server that counts no tokens."""
 
     @property
     def seconds_per_token(self) -> float:
-        """Behind the first one; 0 if there is no other."""
+        """Mean time per token after the first; 0 without a second one."""
         tokens = self.usage.get("completion_tokens") or self.pieces
         return (self.last - self.first) / (tokens - 1) if tokens > 1 else 0.0
 
@@ -78,14 +78,14 @@ def complete(
 
 
 def check(server: RemoteServer, prefix: str, model: str) -> None:
-    """Raises RefusedError, with the server's reason, if it has no such model that is ready."""
+    """Check that the model is ready. Raises RefusedError, with the server's reason, otherwise."""
     rows = json.loads(server.page(f"{prefix}{_MODELS}")).get("data") or ()
     if model not in {row.get("id") for row in rows}:  # or it has the model by another name
         server.page(_model_page(prefix, model))
 
 
 def suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
-    """Sampling parameters that the server suggests for a model; empty if it suggests none."""
+    """Return the sampling parameters that the server suggests for a model; empty if it suggests none."""
     with contextlib.suppress(RefusedError, ValueError, AttributeError):
         document = json.loads(server.page(_model_page(prefix, model)))
         return dict(document.get("suggested_sampling") or {})
@@ -97,7 +97,7 @@ def _model_page(prefix: str, model: str) -> str:
 
 
 def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of server-sent events."""
+    """Yield the JSON objects of server-sent events."""
     for line in lines:
         if not line.startswith(_EVENT):
             continue
@@ -114,7 +114,7 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def figures(response: ChatResponse) -> str:
-    """Its speed in a line."""
+    """Return the speed of a response as one line of text."""
     tokens = response.usage.get("completion_tokens")  # 0 where nobody counts
     unit = "token" if tokens else "piece"
     parts = [plural(tokens or response.pieces, unit)]

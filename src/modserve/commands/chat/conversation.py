@@ -1,4 +1,4 @@
-"""A conversation at a terminal: lines that are typed, commands that begin with ``/``, and answers as they come."""
+"""Conversation at a terminal: typed lines, commands that begin with ``/``, and answers as they arrive."""
 
 import contextlib
 import json
@@ -48,10 +48,10 @@ class Conversation:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     def say(self, text: str) -> ChatResponse:
-        """Send a message and print the answer as it comes.
+        """Send a message and print the answer as it arrives.
 
-        After Ctrl-C, what has come is the answer. Raises UnreachableError and RefusedError, and the conversation is as
-        it was before.
+        After Ctrl-C, the part received is the answer. Raises UnreachableError and RefusedError, and the conversation is
+        as before.
         """
         self.messages.append({"role": "user", "content": text})
         response = ChatResponse()
@@ -77,7 +77,7 @@ class Conversation:
         self.messages.clear()
 
     def save(self, file: Path) -> None:
-        """Overwrites only what it has written itself. Raises OSError."""
+        """Save the conversation, overwriting only a file of its own. Raises OSError."""
         document = {"model": self._model, "messages": self._all(), **self._sampling}
         with file.open("w" if file in self._written else "x", encoding="utf-8") as out:
             json.dump(document, out, indent=2, ensure_ascii=False)
@@ -86,7 +86,7 @@ class Conversation:
 
 
 class _Screen:
-    """Prints pieces of an answer, without what a terminal would act on."""
+    """Printer of an answer's pieces, without control characters of the terminal."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
@@ -94,7 +94,7 @@ class _Screen:
         self._is_thought = False
 
     def show_thought(self, piece: str) -> None:
-        """A piece of what the model thinks before its answer: for people only."""
+        """Print a piece of the model's thought before its answer, for people only."""
         if self._is_terminal:
             self._is_thought = True
             self._write(piece, GREY if takes_colours() else "")
@@ -124,7 +124,7 @@ class _Screen:
 
 
 def note(text: str) -> None:
-    """A remark of this program, which is not part of an answer."""
+    """Print a remark of this program, which is not part of an answer."""
     sys.stdout.flush()
     print(f"{GREY}{text}{PLAIN}" if takes_colours(sys.stderr) else text, file=sys.stderr, flush=True)
 
@@ -159,7 +159,7 @@ def converse(conversation: Conversation, read: Callable[[str], str] = input) -> 
 
 
 def _read_message(read: Callable[[str], str]) -> str:
-    """A line, or the lines between two marks. Raises EOFError, KeyboardInterrupt."""
+    """Read a line, or the lines between two marks. Raises EOFError, KeyboardInterrupt."""
     text = read(PROMPT)
     if not text.startswith(_QUOTES):
         return readable(text)
@@ -170,7 +170,7 @@ def _read_message(read: Callable[[str], str]) -> str:
 
 
 def readable(text: str) -> str:
-    """The text without the lone surrogates that stand for bytes that are not UTF-8."""
+    """Return the text without lone surrogates, which stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -188,7 +188,7 @@ def _respond(conversation: Conversation, text: str) -> None:
 
 
 def _obey(conversation: Conversation, words: Sequence[str]) -> bool:
-    """A command. Returns whether the conversation goes on."""
+    """Run a command, and return True if the conversation goes on."""
     name, value = _SYNONYMS.get(words[0], words[0]), words[1].strip() if len(words) > 1 else ""
     if name == "/exit":
         return False

@@ -60,7 +60,7 @@ add_json(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.tolerance is not None and not options.against:
         raise UsageError("option '--tolerance' is for '--against'")
     try:
@@ -101,7 +101,7 @@ _NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours: bool = False) -> Iterator[str]:
-    """The report as text: problems, notes, and a summary line.
+    """Yield the report as text: problems, notes, and a summary line.
 
     `places` maps absolute paths of directories to the spelling on the command line.
     """
@@ -140,7 +140,7 @@ def _all(model: ModelReport) -> Iterator[tuple[str, str, Finding]]:
 
 
 def _shown(kind: str, colour: str, each: Finding) -> Iterator[str]:
-    """The form of compilers, which editors know: ``file:line:column: error: text``."""
+    """Yield a finding in the format of compilers, which editors know: ``file:line:column: error: text``."""
     place = each.file if each.line is None else f"{each.file}:{each.line}:{each.column}"
     place = _coloured(f"{printable(place)}:", BOLD if colour else "")
     yield f"{place} {_coloured(kind, colour)} {printable(each.text)}"
@@ -154,7 +154,7 @@ def _coloured(text: str, colour: str) -> str:
 
 
 def to_json(report: CheckReport) -> dict[str, Any]:
-    """The report for programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "ok": not report.problems and not report.inconclusive,
         "loaded": report.loaded,

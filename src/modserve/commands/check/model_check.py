@@ -1,7 +1,7 @@
-"""Checks all models as a server would load them, and collects the findings.
+"""Check of all models by the parts of a server that load them, which collects the findings.
 
-The parts are those of a server, down to the manager that loads ensembles after their models, so there are no rules of
-its own: a loader in front of the real one records what that raises.
+It has no rules of its own: it uses a server's parts, down to the manager that loads ensembles after their models, and
+a loader in front of the real one records its errors.
 """
 
 import asyncio
@@ -42,57 +42,57 @@ from .server_comparison import compare
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
 _TRACEBACK = "Traceback (most recent call last):"
-"""In a note; of a failure that is a problem itself, the places there are enough."""
+"""Marker of a traceback in a note. A note about a failure that is reported as a problem is dropped."""
 _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
 """The kind of failure at the beginning of a reason in the repository index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem, or a note on what is understood and has no effect."""
+    """Problem, or a note on a setting that is understood and has no effect."""
 
     file: str
     text: str
     line: int | None = None
-    """From 1 on, as the column; both None for what is about a whole file or folder."""
+    """1-based, like the column; both None for a problem of a whole file or directory."""
     column: int | None = None
     excerpt: tuple[str, ...] = ()
     """The line and, below it, a caret; empty where there is no line."""
     advice: str = ""
-    """What to do, in lines of its own."""
+    """Lines of advice."""
 
     @property
     def suggestion(self) -> str | None:
-        """What was probably meant, to put in the place of what is there; None if nobody knows."""
+        """The probable replacement for a misspelled word; None if unknown."""
         match = _SUGGESTION.search(self.text) or _SUGGESTION.search(self.advice)
         return match[1] if match else None
 
 
 @dataclass
 class ModelReport:
-    """What there is to say of one model."""
+    """Results for one model."""
 
     name: str
     path: str = ""
-    """Its directory; empty for a model of that name in two repositories."""
+    """The model's directory; empty if two repositories have a model of that name."""
     versions: tuple[int, ...] = ()
-    """Those that would be served."""
+    """Versions to serve."""
     problems: list[Finding] = field(default_factory=list)
     notes: list[Finding] = field(default_factory=list)
     source: SourceText | None = None
-    """Its configuration, if it could be read."""
+    """The configuration's text, if readable."""
     compared: int = 0
-    """How many of its responses were compared with another server's."""
+    """Number of the model's responses compared with another server's."""
 
 
 @dataclass(frozen=True)
 class CheckReport:
     models: list[ModelReport]
-    """By name."""
+    """Reports, sorted by model name."""
     remarks: list[str]
-    """What lies in the repositories and is no model."""
+    """Remarks on repository entries that are not models."""
     loaded: bool
-    """Whether the models were loaded."""
+    """True if the models were loaded."""
     against: str = ""
     """The other server's address, if there was one to compare with."""
 
@@ -102,12 +102,12 @@ class CheckReport:
 
     @property
     def compared(self) -> int:
-        """How many responses were compared with the other server's."""
+        """Number of responses compared with the other server's."""
         return sum(model.compared for model in self.models)
 
     @property
     def inconclusive(self) -> bool:
-        """Whether nothing differs only because no response was compared."""
+        """True if there are no problems only because no response was compared."""
         return bool(self.against) and not self.compared and not self.problems
 
     @property
@@ -127,7 +127,7 @@ class Counterpart:
 async def check(
     repositories: Sequence[Repository], settings: Settings, *, load: bool, against: Counterpart | None = None
 ) -> CheckReport:
-    """Look at all models, and load them if `load`, one after the other; compare what has loaded with `against`.
+    """Check all models, and load them if `load`, one after the other; compare the loaded ones with `against`.
 
     Raises INVALID_ARG without a repository, and UnreachableError without the other server.
     """
@@ -166,7 +166,7 @@ async def check(
 async def _compare(
     models: Mapping[str, ModelReport], table: ModelTable, against: Counterpart, remarks: list[str]
 ) -> None:
-    """Adds what differs from another server to the reports. Raises UnreachableError."""
+    """Add the differences from another server to the reports. Raises UnreachableError."""
     for name, report in sorted(models.items()):
         model = table.models.get(name)
         served = {} if model is None else model.served
@@ -186,7 +186,7 @@ async def _compare(
 
 
 def _about(report: ModelReport, name: str, text: str) -> Finding:
-    """A finding at the place of a field, if the configuration has it."""
+    """Make a finding at the place of a field, if the configuration has it."""
     position = report.source.locate((name,)) if name and report.source is not None else None
     if report.source is None or position is None:
         return Finding(report.path or report.name, text)
@@ -194,7 +194,7 @@ def _about(report: ModelReport, name: str, text: str) -> Finding:
 
 
 class _RecordingLoader:
-    """Implements `core.loading.ModelLoader` by another one, and keeps what that raises."""
+    """Implementation of `core.loading.ModelLoader` by another loader, which keeps the errors that it raises."""
 
     def __init__(self, loader: Loader, models: dict[str, ModelReport], *, load: bool) -> None:
         self._loader = loader
@@ -234,7 +234,7 @@ class _RecordingLoader:
 
 @contextlib.contextmanager
 def _heard(report: ModelReport) -> Iterator[None]:
-    """Meanwhile, what backends warn of in the log about a model becomes notes: models load one after the other."""
+    """Turn backends' warnings in the log about a model into notes during the block: models load one after the other."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -251,7 +251,7 @@ def _heard(report: ModelReport) -> Iterator[None]:
 
 
 class _NotLoaded:
-    """Implements `core.servable.Servable` for a version that is only looked at."""
+    """Implementation of `core.servable.Servable` for a version that is only checked."""
 
     unready_reason: str | None = None
 
@@ -282,7 +282,7 @@ def _keep_notes(models: dict[str, ModelReport], name: str, source: SourceText, n
 
 
 def findings(failure: ModserveError, place: str) -> Iterator[Finding]:
-    """The problems that a failure is about; `place` is the file or folder of a failure that names none."""
+    """Yield the problems of a failure; `place` is the file or folder of a failure that names none."""
     configuration = _configuration(failure)
     if configuration is None:
         text, _, advice = failure.message.partition("\n")
@@ -296,14 +296,14 @@ def findings(failure: ModserveError, place: str) -> Iterator[Finding]:
 
 
 def _without_said(finding: Finding, report: ModelReport) -> Finding:
-    """The finding without the lines of advice that the report has already."""
+    """Return the finding without the lines of advice that the report has already."""
     said = {line for problem in report.problems for line in problem.advice.splitlines()}
     advice = "\n".join(line for line in finding.advice.splitlines() if line not in said)
     return dataclasses.replace(finding, advice=advice)
 
 
 def _configuration(error: BaseException | None) -> ConfigurationError | None:
-    """The problems of a configuration that a failure stands for, with advice behind it or under another name."""
+    """Return the configuration error behind a failure, which may have advice after it or another name."""
     passed: set[int] = set()
     while error is not None and id(error) not in passed:  # the border raises ours as they are, from themselves
         if isinstance(error, ConfigurationError):
@@ -322,7 +322,7 @@ def _finding(source: SourceText, problem: Problem) -> Finding:
 
 
 def _dependent(report: ModelReport, reason: str, table: ModelTable) -> Finding:
-    """Why a model cannot be served that has no problem itself; what is wrong with others is said of them."""
+    """Return why a model without a problem of its own cannot be served, leaving out the problems of other models."""
     text = _REASON.sub("", reason)
     model = table.models.get(report.name)
     needs = model.blueprint.needs if model is not None and model.blueprint is not None else {}
@@ -340,7 +340,7 @@ def _dependent(report: ModelReport, reason: str, table: ModelTable) -> Finding:
 
 
 def _step(source: SourceText | None, models: Collection[str]) -> Position | None:
-    """Where a configuration names one of some models as an ensemble's step."""
+    """Return the position in an ensemble's configuration of a step that uses one of these models."""
     rows = source.text.split("\n") if source is not None else []
     for path, position in source.positions.items() if source is not None else ():
         behind = rows[position.line - 1][position.column - 1 :]

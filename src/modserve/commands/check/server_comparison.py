@@ -1,4 +1,4 @@
-"""Compares models loaded here with those of another server: metadata, configuration, responses.
+"""Comparison of local models with those of another server: metadata, configuration, responses.
 
 Both get the same bytes. Generated data is the same in each run, so differences are reproducible.
 """
@@ -30,9 +30,9 @@ from ..tensor_comparison import ElementTolerance, compare_elements, precision
 Inputs = Mapping[str, Tensor]
 
 _ROWS = 2
-"""Of the second request to a model that takes batches."""
+"""Batch size of the second request to a batching model."""
 _SEQUENCE = 4_000_000_007
-"""A sequence's id that nobody else is likely to use."""
+"""Sequence id that no other client is likely to use."""
 
 
 @dataclass
@@ -43,11 +43,11 @@ class ServerDifference:
     """The configuration's field, or nothing, and what differs."""
     notes: list[tuple[str, str]] = field(default_factory=list)
     requests: int = 0
-    """How many responses were compared."""
+    """Number of responses compared."""
 
 
 async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str, tolerance: float) -> ServerDifference:
-    """One model, all of its versions that are served here. Raises UnreachableError."""
+    """Compare all served versions of one model. Raises UnreachableError."""
     difference = ServerDifference()
     first = next(iter(served.values()))
     try:
@@ -149,7 +149,7 @@ _FIELDS = (
     _Field("parameters", lambda config: {key: value.string_value for key, value in config.parameters.items()}),
 )
 _WORDS = {"model_transaction_policy": "decoupled"}
-"""What a value is of, where the field has others."""
+"""Names for messages of fields with subfields: the subfield compared."""
 
 
 def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, difference: ServerDifference) -> None:
@@ -221,7 +221,7 @@ async def _theirs(server: RemoteServer, request: InferenceRequest) -> Inputs | M
 
 
 def _samples(config: ModelConfig) -> Iterator[tuple[str, Inputs, Mapping[str, ParameterValue]]]:
-    """Requests, in words and with parameters: what most models take, then random values. Raises INVALID_ARG.
+    """Yield requests, in words and with parameters: usual values, then random ones. Raises INVALID_ARG.
 
     To a model with sequences they are one sequence.
     """
@@ -263,10 +263,10 @@ def _outputs(ours: Inputs, theirs: Inputs, url: str, tolerance: float) -> Iterat
 
 
 def differs(ours: Tensor, theirs: Tensor, url: str, tolerance: float) -> str:
-    """How two tensors differ, of which the second comes from `url`; empty if they do not.
+    """Describe the difference between two tensors; empty if there is none. The second comes from `url`.
 
-    Floating-point numbers are alike within `tolerance` times the larger of their number and the mean of all, or within
-    what their type can tell apart.
+    Floating-point numbers are alike within `tolerance` times the larger of their value and the mean of all, or within
+    the precision of their type.
     """
     if ours.datatype is not theirs.datatype or ours.shape != theirs.shape:
         shown = [f"{each.datatype} {list(each.shape)}" for each in (ours, theirs)]

@@ -1,4 +1,4 @@
-"""``modserve doctor``: checks this machine for a server, or what a server is open to, with advice for each problem."""
+"""``modserve doctor``: checks this machine for a server, or the access that a server allows, with advice."""
 
 from .command import PARSER, work
 

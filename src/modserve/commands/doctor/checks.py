@@ -36,7 +36,7 @@ _MIB = 1 << 20
 
 
 class Check(NamedTuple):
-    """`text` is the finding, `advice` what to do about a warning or problem."""
+    """Check result. `text` is the finding, `advice` the remedy for a warning or problem."""
 
     level: str
     name: str
@@ -45,12 +45,12 @@ class Check(NamedTuple):
 
 
 def _check(name: str, text: str, problem: str = "", level: str = WARNING) -> Check:
-    """OK without a `problem`, which is advice on what to do."""
+    """Make a check, which is OK without `problem`: advice on what to do."""
     return Check(level if problem else OK, name, text, problem)
 
 
 def versions(own_form: str = form()) -> Iterator[Check]:
-    """This package, and what it stands on."""
+    """Report the versions of this package and its foundations."""
     python = f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}"
     yield Check(OK, "modserve", f"{__version__}, {python}")
     if own_form == "compiled":
@@ -92,13 +92,13 @@ _LIBRARIES = {
 
 
 def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
-    """Options and variables that have no effect, or are deprecated."""
+    """Yield remarks on options and variables that have no effect, or are deprecated."""
     for remark in remarks:
         yield _check("settings", remark, "'modserve --help-all' lists all options and variables")
 
 
 def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
-    """Checks that the ports of these settings can be opened; a server of ours at them is no problem."""
+    """Check that the ports of these settings can be opened; one of our own servers at them is no problem."""
     probe = probe or _probe
     own: Path | None = None
     addresses = {each.name: each for each in listen_addresses(settings)}
@@ -128,7 +128,7 @@ def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -
 
 
 def _is_modserve(listening: ListenAddress) -> bool:
-    """True if an HTTP server that listens there says that it is modserve. With keys, its ids of requests say so."""
+    """Return True if an HTTP server there says that it is modserve. With keys, its request ids show it."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.address, listening.address)
     place = Address("https" if listening.secure else "http", host, listening.port, socket=listening.path)
     try:
@@ -144,7 +144,7 @@ def _probe(address: str, port: int) -> None:
 
 
 def cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
-    """The cores that engines' threads are made for, and whether the system takes time away."""
+    """Check the cores available for engines' threads, and whether the system takes time away."""
     there = there or os.cpu_count() or 1
     usable = available_cores(root)
     text = plural(usable, "core") + (
@@ -168,7 +168,7 @@ def _field(file: Path, name: str) -> int:
 
 
 def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Check]:
-    """The limit, and what is free of it."""
+    """Check the memory limit, and how much is free."""
     limit = allowed_memory(root, meminfo)
     free = _field(meminfo, "MemAvailable") * 1024
     try:
@@ -181,7 +181,7 @@ def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Itera
 
 
 def files(limit: int | None = None) -> Iterator[Check]:
-    """How many files, and thereby connections, the process may have open."""
+    """Check the limit of open files, and thereby of connections."""
     limit = raised_limit() if limit is None else limit
     if limit >= sys.maxsize:
         yield Check(OK, "open files", "no limit")
@@ -192,7 +192,7 @@ def files(limit: int | None = None) -> Iterator[Check]:
 
 
 def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
-    """Where clients put tensors that they share with a server."""
+    """Check the directory of shared-memory regions of clients."""
     try:
         usage = shutil.disk_usage(directory)
     except OSError as error:
@@ -205,7 +205,7 @@ def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
 
 
 def temporary(directory: str = "") -> Iterator[Check]:
-    """Where models of one file and workers have their files."""
+    """Check the directory for the temporary files of single-file models and workers."""
     try:
         with tempfile.TemporaryFile(dir=directory or None):
             pass
@@ -218,7 +218,7 @@ def temporary(directory: str = "") -> Iterator[Check]:
 
 
 def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
-    """Which are installed."""
+    """Check which engines are installed."""
     entries = inventory() if entries is None else entries
     installed = [f"{each.library} {each.version}".strip() for each in entries if each.installed and each.library]
     missing = [each.backend for each in entries if not each.installed]
@@ -230,7 +230,7 @@ def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
 
 
 def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) -> Iterator[Check]:
-    """NVIDIA's GPUs, and whether the ONNX Runtime here can use them."""
+    """Check NVIDIA's GPUs, and whether the local ONNX Runtime can use them."""
     devices = _gpus() if devices is None else devices
     if not devices:
         yield Check(OK, "GPU", "none: models run on CPU cores")
@@ -270,7 +270,7 @@ def clock(
     source: Path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
     cost_ns: float | None = None,
 ) -> Iterator[Check]:
-    """Whether the time is not before this package was made, and how long a look at the clock takes."""
+    """Check that the clock is not earlier than this package, and measure the time of reading it."""
     now = time.time() if now is None else now
     made = Path(__file__).stat().st_mtime
     if now < made - 24 * 3600:
@@ -298,7 +298,7 @@ def _clock_cost_ns() -> float:
 
 
 def all_checks(settings: Settings, remarks: Sequence[str]) -> Iterator[Check]:
-    """Every check, in the order of the report."""
+    """Yield every check, in the order of the report."""
     yield from versions()
     yield from settings_remarks(remarks)
     yield from ports(settings)

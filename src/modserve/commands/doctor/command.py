@@ -1,4 +1,4 @@
-"""``modserve doctor``: checks this machine for a server, or what a server is open to, with advice for each problem."""
+"""``modserve doctor``: checks this machine for a server, or the access that a server allows, with advice."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ _NO_MODELS = "no model repository given"
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     groups = _security(options) if options.security else {"": list(_machine(options))}
     checks = [each for group in groups.values() for each in group]
     if options.json:
@@ -55,7 +55,7 @@ def _machine(options: Namespace) -> Iterator[Check]:
 
 
 def _security(options: Namespace) -> Mapping[str, Sequence[Check]]:
-    """By the address of a server among several; else by an empty text."""
+    """Return the security checks by server address; by an empty text for a single server."""
     from . import security_checks
 
     if not options.url:
@@ -82,7 +82,7 @@ def _checks(place: Address) -> Iterable[Check]:
 
 
 def _probe(place: Address) -> Sequence[Check]:
-    """One of several servers: if it does not respond, that is a problem among theirs."""
+    """Check one of several servers; report a server that does not respond as a problem."""
     try:
         return list(_checks(place))
     except UnreachableError as error:
@@ -90,7 +90,7 @@ def _probe(place: Address) -> Sequence[Check]:
 
 
 def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
-    """The settings of a server with these options, and warnings; they need not name models. Raises UsageError."""
+    """Read the settings of a server's options, and warnings; they need not name models. Raises UsageError."""
     try:
         line = from_command_line(words)
     except OptionError as error:
@@ -102,7 +102,7 @@ def read(words: Sequence[str]) -> tuple[Settings, Sequence[str]]:
 
 
 def lines(groups: Mapping[str, Sequence[Check]], *, colours: bool = False) -> Iterator[str]:
-    """The report as text. The checks of a group follow its name, if it has one."""
+    """Yield the report as text. The checks of a group follow its name, if it has one."""
     checks = [each for group in groups.values() for each in group]
     width = max(len(each.name) for each in checks)
     for title, group in groups.items():

@@ -1,4 +1,4 @@
-"""What the gRPC port of a running server lets callers without a key do, by calls that change nothing."""
+"""Probe of the gRPC port of a running server: the calls open to callers without a key. No call changes anything."""
 
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -12,13 +12,13 @@ from .checks import OK, PROBLEM, Check
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY: Final = "modserve-doctor-none"
-"""A model that there is not."""
+"""Name of a model that does not exist."""
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 _ABSENT: Final = "UNIMPLEMENTED"
-"""What is only at the admin port has the status of what there is not."""
+"""Status of unknown calls, and of calls served only at the admin port."""
 _RESTRICTED: Final = "triton-grpc-protocol-"
-"""Is in the text of a refusal where the call needs a header."""
+"""Part of a refusal's text if the call needs a header."""
 _CERTIFICATE: Final = "a client certificate"
 
 
@@ -29,7 +29,7 @@ class _Call(NamedTuple):
     text: str
     advice: str
     otherwise: str = "is not implemented"
-    """In the text of a failure where the server serves it to nobody."""
+    """Part of a failure's text if the server does not serve the call at all."""
 
 
 _CALLS: Final = (
@@ -57,7 +57,7 @@ _CALLS: Final = (
 
 
 def all_checks(address: Address) -> Iterator[Check]:
-    """A row for each kind of call. Raises UnreachableError where no server answers."""
+    """Yield a check for each kind of call. Raises UnreachableError if no server answers."""
     import grpc
 
     level = level_at([address.host])
@@ -92,7 +92,7 @@ def all_checks(address: Address) -> Iterator[Check]:
 
 
 def _call(channel: Any, rpc: str, request: Any) -> tuple[str, str]:
-    """The status of a call, and its message."""
+    """Make a call, and return its status and message."""
     import grpc
 
     call = channel.unary_unary(_SERVICE + rpc, type(request).SerializeToString, lambda response: response)

@@ -1,4 +1,4 @@
-"""One HTTP call without a key, for what a response says of its server."""
+"""HTTP call without a key, to learn about a server from its response."""
 
 import re
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -11,13 +11,13 @@ from ..errors import UnreachableError
 
 _LARGEST = 65_536
 _NO_ID = {"X-Request-ID": "doctor has none"}
-"""Not an id, for its spaces: the process that responds makes one."""
+"""Invalid id, because of its spaces: the process that responds makes one."""
 _OWN_ID = re.compile(r"([0-9a-f]{10})-[0-9a-f]+")
 """An id that a server has made. It begins with the name of its process."""
 
 
 class StatusText(NamedTuple):
-    """`software` is what the response says that it has passed, `process` which one has made it; empty if unknown."""
+    """Response. `software` names the gateways it passed, `process` the one that made it; empty if unknown."""
 
     status: int
     text: str
@@ -26,7 +26,7 @@ class StatusText(NamedTuple):
 
 
 def ask(address: Address, method: str, path: str) -> StatusText:
-    """The response. Whoever answers learns nothing from the call, so certificates are not checked.
+    """Make a call and return the response. It reveals nothing, so certificates are not checked.
 
     Raises UnreachableError.
     """

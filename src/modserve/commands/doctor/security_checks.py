@@ -1,6 +1,6 @@
-"""The checks of ``modserve doctor --security``: what a server with these settings lets strangers do.
+"""Checks of ``modserve doctor --security``: the access of strangers to a server with these settings.
 
-Whatever is open is a problem where other machines reach it, and a warning where only this one does.
+Open access is a problem if other machines reach it, and a warning if only this one does.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ from ..terminal import plural
 from .checks import OK, PROBLEM, WARNING, Check
 
 CONTROL_CATEGORIES = ("model-repository", "shared-memory", "trace", "logging")
-"""Of calls that change something for everybody."""
+"""Categories of calls that affect all clients."""
 KEYS_ADVICE = "'modserve keys add NAME', then --auth-file=keys.yaml"
 TLS_ADVICE = (
     "--{0}-use-ssl=true with --{0}-server-cert and --{0}-server-key; or a proxy with TLS, and --{0}-address of its side"
@@ -36,7 +36,7 @@ _MOST_FILES = 10_000
 
 
 class Place(NamedTuple):
-    """The settings, and what the checks share."""
+    """Settings, and values that the checks share."""
 
     settings: Settings
     listeners: Sequence[ListenAddress]
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
     @property
     def level(self) -> str:
-        """Of what is open at any port."""
+        """The level of a finding that concerns all ports."""
         return level_at(each.address for each in self.listeners)
 
     @property
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address, which may be that of a Unix socket."""
+    """Return True if only this machine can reach the address, which may be that of a Unix socket."""
     if unix_socket.path_of(host):
         return True
     with suppress(ValueError):
@@ -63,19 +63,19 @@ def is_loopback(host: str) -> bool:
 
 
 def level_at(hosts: Iterable[str]) -> str:
-    """Of what is open at these addresses."""
+    """Return the level of a finding about something open at these addresses."""
     return WARNING if all(map(is_loopback, hosts)) else PROBLEM
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few."""
+    """Join the first few names."""
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
 
 
 def all_checks(settings: Settings) -> Iterator[Check]:
-    """Every check, in the order of the report."""
+    """Yield every check, in the order of the report."""
     file, failure = None, ""
     if settings.auth_file:
         try:
@@ -350,7 +350,7 @@ def _mode(path: Path) -> int:
 
 
 def _writers(path: Path) -> str:
-    """Who else than its owner may write; empty for nobody."""
+    """Return who may write besides the owner; empty if no one may."""
     mode = _mode(path)
     return _EVERYBODY if mode & stat.S_IWOTH else _GROUP if mode & stat.S_IWGRP else ""
 
@@ -361,7 +361,7 @@ def _readers(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The path and what is below it, up to a number."""
+    """Yield the path and the entries below it, up to a number."""
     yield path
     count = 0
     for folder, folders, files in os.walk(path):

@@ -1,4 +1,4 @@
-"""What a running server lets callers without a key do: one call of each kind, of which none changes anything."""
+"""Probe of a running server: the calls open to callers without a key, one of each kind. No call changes anything."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from .keyless_call import StatusText, ask
 from .security_checks import CONTROL_ADVICE, KEYS_ADVICE, TLS_ADVICE, is_loopback, level_at
 
 _NOBODY = "modserve-doctor-none"
-"""A model that there is not."""
+"""Name of a model that does not exist."""
 _REFUSALS = (401, 403)
 _ABSENT = "Not Found"
 _CONTROL_ADVICE = (
@@ -22,7 +22,7 @@ _CONTROL_ADVICE = (
 
 
 class _Probe(NamedTuple):
-    """A call. It is open unless its status is a refusal, or its text says that there is none, or `otherwise`."""
+    """Call. It is open unless its status is a refusal, or its text says that it does not exist, or `otherwise`."""
 
     name: str
     method: str
@@ -58,7 +58,7 @@ _PROBES = (
 
 
 def all_checks(address: Address) -> Iterator[Check]:
-    """A row for each kind of call. Raises UnreachableError where no server answers."""
+    """Yield a check for each kind of call. Raises UnreachableError if no server answers."""
     level = level_at([address.host])
     if address.secure:
         yield from tls_probe.checks(address)
@@ -87,7 +87,7 @@ def all_checks(address: Address) -> Iterator[Check]:
 
 
 def _gateway(responses: Sequence[StatusText]) -> Iterator[Check]:
-    """Whether something stands before one server or several; nothing where it is a server itself that responds."""
+    """Report a gateway, workers or several servers; nothing if a single server responds."""
     software = ", ".join(dict.fromkeys(each.software for each in responses if each.software))
     processes = len({each.process for each in responses if each.process})
     seen = f"{processes} processes have responded to {len(responses)} calls"

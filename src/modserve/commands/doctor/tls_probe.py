@@ -1,4 +1,4 @@
-"""What the TLS of a running server is worth: its certificate, the versions of the protocol, and who may connect."""
+"""Probe of a running server's TLS: its certificate, the protocol versions, and client certificates."""
 
 import socket
 import ssl
@@ -17,9 +17,9 @@ from .checks import OK, PROBLEM, WARNING, Check
 _SOON_DAYS: Final = 14
 _DAY: Final = 86_400
 _EXPIRED, _HOST, _ADDRESS = 10, 62, 64
-"""OpenSSL's numbers of what is wrong with a certificate."""
+"""OpenSSL's error numbers for certificates."""
 _OTHER_VERSION: Final = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "NO_PROTOCOLS_AVAILABLE")
-"""Why a handshake fails with a server that has newer versions only."""
+"""Reasons of handshake failures with a server that has newer versions only."""
 _WHOLE_CHAIN: Final = "--http-server-cert, or --grpc-server-cert, with a certificate that clients trust, and its chain"
 _RENEW: Final = "renew it: the server reads changed files at the next handshake"
 
@@ -31,7 +31,7 @@ class _Session(NamedTuple):
 
 
 def checks(address: Address) -> Iterator[Check]:
-    """Of a server with TLS. Raises UnreachableError where there is none."""
+    """Check a server with TLS. Raises UnreachableError if there is none."""
     try:
         session = _session(address, _context(verify=False))
     except OSError as error:
@@ -44,7 +44,7 @@ def checks(address: Address) -> Iterator[Check]:
 
 
 def needs_certificate(address: Address) -> bool:
-    """Whether clients without a certificate are refused, as a handshake of TLS 1.2 says at once."""
+    """Return True if the server refuses clients without a certificate; a TLS 1.2 handshake shows it at once."""
     context = _context(verify=False)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -55,12 +55,12 @@ def needs_certificate(address: Address) -> bool:
 
 
 def certificate_of(address: Address) -> bytes:
-    """That of the server, as PEM. Raises OSError."""
+    """Return the server's certificate as PEM. Raises OSError."""
     return ssl.DER_cert_to_PEM_cert(_session(address, _context(verify=False)).certificate).encode()
 
 
 def name_options(address: Address) -> list[tuple[str, str]]:
-    """Of a gRPC channel that trusts `certificate_of`: the name that it then expects. Raises OSError."""
+    """Return the options of a gRPC channel that trusts `certificate_of`: the name to expect. Raises OSError."""
     certificate = _session(address, _context(verify=False)).certificate
     names = _details(address, _context(verify=True, certificate=certificate)).get("subjectAltName", ())
     dns = [str(value) for kind, value in names if kind == "DNS"]
@@ -68,7 +68,7 @@ def name_options(address: Address) -> list[tuple[str, str]]:
 
 
 def _certificate(address: Address, certificate: bytes) -> Iterator[Check]:
-    """Its end and its names, whoever has signed it: it stands for its own authority here."""
+    """Check a certificate's expiry and names. It is its own authority here, so any signer is accepted."""
     context = _context(verify=True, certificate=certificate)
     try:
         end = ssl.cert_time_to_seconds(str(_details(address, context).get("notAfter")))
@@ -105,7 +105,7 @@ def _trust(address: Address) -> Check:
 
 
 def _old_versions(address: Address) -> Check:
-    """TLS 1.0 and 1.1 have known weaknesses."""
+    """Check that TLS 1.0 and 1.1, with their known weaknesses, are refused."""
     context = _context(verify=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -121,7 +121,7 @@ def _old_versions(address: Address) -> Check:
 
 
 def _context(*, verify: bool, certificate: bytes | None = None) -> ssl.SSLContext:
-    """Without host names; with a certificate, this one is trusted, and no other."""
+    """Make a context that ignores host names. With a certificate, it trusts only this one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
@@ -141,7 +141,7 @@ def _session(address: Address, context: ssl.SSLContext) -> _Session:
 
 
 def _details(address: Address, context: ssl.SSLContext) -> dict[str, Any]:
-    """Of the certificate, if it is trusted."""
+    """Return the fields of the server's certificate, if trusted."""
     with (
         socket.create_connection((address.host, address.port), CONNECT_SECONDS) as plain,
         context.wrap_socket(plain, server_hostname=address.host) as secure,

@@ -25,7 +25,7 @@ from .values import InputSpec, parameter, remark_on_sizes, sample, tensors
 
 
 def version(text: str) -> int:
-    """Raises ArgumentTypeError for what is not one version."""
+    """Read a version. Raises ArgumentTypeError if invalid."""
     if text.isascii() and text.isdigit() and int(text):
         return int(text)
     raise ArgumentTypeError(f"expected one version, a number from 1 on, got '{text}'; send a request to each version")
@@ -80,7 +80,7 @@ add_destination(PARSER, several=True)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     files = output.targets(options.output)
     if options.stream and files:
         raise UsageError("option '--output' is for one response, and '--stream' for many; --json prints them all")
@@ -122,7 +122,7 @@ def _on_all(places: Sequence[Destination], options: Namespace) -> int:
 
 
 def over_grpc(own: Destination) -> Destination:
-    """The same server over gRPC: at its usual port, if the URL names that of HTTP."""
+    """Return the server's gRPC destination: for an HTTP URL, the usual gRPC port."""
     place = own.address
     if place.over_grpc:
         return own
@@ -160,7 +160,7 @@ def _call(server: RemoteServer, options: Namespace) -> ClientCall:
 
 
 def _samples(options: Namespace, inputs: Sequence[InputSpec]) -> dict[str, Tensor]:
-    """Generated data for these inputs, if asked for; sizes that are made up are said to be so."""
+    """Return generated data for these inputs, if requested, with a remark on made-up sizes."""
     shapes = dict(options.shape)
     if shapes and not options.sample:
         raise UsageError("option '--shape' is for '--sample'")
@@ -186,7 +186,7 @@ def _outputs(metadata: ModelMetadata, options: Namespace) -> tuple[str, ...]:
 
 
 def parameters(options: Namespace) -> dict[str, ParameterValue]:
-    """Those of the request, with what says where it is in a sequence. Raises UsageError, INVALID_ARG."""
+    """Return the request's parameters, with those of its sequence. Raises UsageError, INVALID_ARG."""
     values = dict(map(parameter, options.parameter))
     if options.sequence_id is not None:
         id = options.sequence_id
@@ -198,7 +198,7 @@ def parameters(options: Namespace) -> dict[str, ParameterValue]:
 
 
 class _Pictures:
-    """Decodes pictures, and looks at the model's configuration for the first of them."""
+    """Decoder of pictures, which reads the model's configuration for the first of them."""
 
     def __init__(self, server: RemoteServer, options: Namespace) -> None:
         self._server = server

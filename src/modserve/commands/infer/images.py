@@ -17,7 +17,7 @@ ORDERS = ("CHW", "HWC", "HW")
 """The order of a picture's dimensions: channels, height, width."""
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the pictures of ImageNet, red, green and blue."""
+"""Mean and deviation of ImageNet's red, green and blue."""
 
 
 def _imagenet(pixels: Array) -> Array:
@@ -33,7 +33,7 @@ PIXELS: Mapping[str, Callable[[Array], Array]] = {
     "signed": lambda pixels: pixels / 127.5 - 1,
     "imagenet": _imagenet,
 }
-"""What makes numbers of pixels, by the values of ``--pixels``: of height, width, channels, from 0 to 255."""
+"""Conversions of pixels to numbers, by value of ``--pixels``. Pixels are height, width, channels, from 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ImageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ImageHints:
-    """Information beside the metadata. `batched`: whether the first dimension is the batch."""
+    """Information besides the metadata. `batched`: True if the first dimension is the batch."""
 
     batched: bool | None = None
     order: str = ""
@@ -56,7 +56,7 @@ class ImageHints:
 
 
 def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
-    """All layouts that fit the shape."""
+    """Yield the layouts that fit the shape."""
     seen = set()
     for dims in _without_batch(shape, hints.batched):
         for layout in _of(dims):
@@ -66,7 +66,7 @@ def layouts(shape: Shape, hints: ImageHints) -> Iterator[ImageLayout]:
 
 
 def _without_batch(shape: Shape, batched: bool | None) -> Iterator[Shape]:
-    """The dimensions of one picture: a fourth is that of a batch, whoever makes it."""
+    """Yield the dimensions of one picture: a fourth dimension is the batch."""
     if len(shape) == 4 or (batched is not False and len(shape) > 2 and shape[0] in (-1, 1)):
         yield shape[1:]
     if batched is not True and len(shape) < 4:
@@ -84,7 +84,7 @@ def _of(dims: Shape) -> Iterator[ImageLayout]:
 
 
 def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
-    """The one layout that an input has. Raises INVALID_ARG if there is none, or more than one."""
+    """Return the only layout of an input. Raises INVALID_ARG if there is none, or more than one."""
     possible = list(layouts(spec.shape, hints))
     if len(possible) == 1:
         return possible[0]
@@ -98,7 +98,7 @@ def layout(spec: InputSpec, hints: ImageHints) -> ImageLayout:
 
 
 def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
-    """What makes numbers of pixels. Raises INVALID_ARG if only the user can know."""
+    """Return the conversion of pixels to numbers. Raises INVALID_ARG if only the user can know it."""
     if hints.pixels:
         return PIXELS[hints.pixels]
     if spec.datatype is dtypes.UINT8 or (spec.datatype.json_kind == "int" and spec.datatype is not dtypes.INT8):
@@ -110,7 +110,7 @@ def pixels(spec: InputSpec, hints: ImageHints) -> Callable[[Array], Array]:
 
 
 def decode(file: str, content: bytes, spec: InputSpec, hints: ImageHints, note: Callable[[str], None]) -> Array:
-    """A picture as a tensor: turned upright, resized, with the channels where they belong. Raises INVALID_ARG.
+    """Decode a picture to a tensor: turned upright, resized, with the channels in place. Raises INVALID_ARG.
 
     `note` receives a description of the changes.
     """

@@ -25,7 +25,7 @@ ENDINGS = (".npy", ".npz", ".json", ".txt", ".bin", *_PICTURES)
 
 
 def lines(result: Result, seconds: float) -> Iterator[str]:
-    """The response as text."""
+    """Yield the response as text."""
     parts = [f"{result.model} version {_version(result)}", f"after {duration(seconds)}"]
     parts += [f"id {result.id}"] * bool(result.id)
     parts += [f"{name}={value}" for name, value in result.parameters.items()]
@@ -40,7 +40,7 @@ def _version(result: Result) -> str:
 
 
 def shown(tensor: Tensor) -> str:
-    """The elements as text; the middle of many is left out."""
+    """Format the elements; the middle of many is left out."""
     array = tensor.array
     if not array.size:
         return "empty"
@@ -61,7 +61,7 @@ def _text(element: bytes) -> str:
 
 
 def document(result: Result) -> dict[str, Any]:
-    """The response as v2 has it in JSON; bytes that are no text are ``{"b64": …}``."""
+    """Return the response as v2 JSON; bytes that are not text are ``{"b64": …}``."""
     return {
         "model_name": result.model,
         "model_version": _version(result),
@@ -139,7 +139,7 @@ def _archive(arrays: dict[str, Array]) -> bytes:
 
 
 def _portable(tensor: Tensor) -> Array:
-    """As numpy writes it without objects: texts of fixed length, BF16 as FP32."""
+    """Return an array that numpy writes without objects: texts have a fixed length, BF16 becomes FP32."""
     if tensor.datatype is dtypes.BYTES:
         return tensor.array.astype(bytes)
     return tensor.array.astype(np.float32) if tensor.datatype is dtypes.BF16 else tensor.array

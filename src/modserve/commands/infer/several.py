@@ -1,4 +1,4 @@
-"""One request to several servers, and what differs between their responses."""
+"""Request to several servers, and the differences between their responses."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ _HEAD = ("server", "version", "after", "outputs")
 
 
 def infer_on_all(servers: ServerSet, call: ClientCall) -> list[Outcome[Result]]:
-    """At the same time; `call` has to suit all of them."""
+    """Send `call` to all servers concurrently. It must suit all of them."""
     return servers.call(lambda server: server.infer(call))
 
 
 def text_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
-    """The first response, and a row for each server."""
+    """Yield the first response, and a row for each server."""
     first = next((each for each in outcomes if each.error is None), None)
     if first is not None:
         yield from output.lines(first.value, first.seconds)
@@ -43,7 +43,7 @@ def _row(each: Outcome[Result], first: Outcome[Result] | None) -> tuple[str, str
 
 
 def difference(other: Result, first: Result) -> str:
-    """What differs between two responses, in words; empty if nothing does."""
+    """Describe the differences between two responses; empty if there are none."""
     texts = []
     for name in sorted(other.tensors.keys() | first.tensors.keys()):
         if name not in other.tensors or name not in first.tensors:
@@ -62,7 +62,7 @@ def difference(other: Result, first: Result) -> str:
 
 
 def json_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
-    """A document for each server."""
+    """Yield a JSON document for each server."""
     for each in outcomes:
         row = {"url": each.url, "seconds": each.seconds}
         body = {"error": each.error.message} if each.error is not None else output.document(each.value)

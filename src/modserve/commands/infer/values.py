@@ -1,4 +1,4 @@
-"""Converts the arguments of ``modserve infer`` to tensors: numbers, lists, JSON, texts and files."""
+"""Conversion of ``modserve infer``'s arguments to tensors: numbers, lists, JSON, texts and files."""
 
 import io
 import json
@@ -39,9 +39,9 @@ DecodeImage = Callable[[str, bytes, InputSpec], Array]
 
 
 def tensors(words: Sequence[str], inputs: Sequence[InputSpec], decode_image: DecodeImage) -> dict[str, Tensor]:
-    """The tensors that ``name=value`` words stand for; those of one name become rows of one batch.
+    """Return the tensors of ``name=value`` words; values of the same name become rows of one batch.
 
-    Raises INVALID_ARG, with the input, what it is, and what would be right.
+    Raises INVALID_ARG, with the input, its value, and the expected one.
     """
     by_name = {each.name: each for each in inputs}
     arrays: dict[str, list[Array]] = {}
@@ -85,7 +85,7 @@ def _joined(spec: InputSpec, rows: list[Array]) -> Array:
 
 
 def from_text(text: str, spec: InputSpec) -> Array:
-    """A value of the command line. Raises INVALID_ARG."""
+    """Read a value of the command line. Raises INVALID_ARG."""
     if spec.datatype is dtypes.BYTES:
         value: Any = text
         if text[:1] in ("[", '"'):
@@ -102,7 +102,7 @@ def from_text(text: str, spec: InputSpec) -> Array:
 
 
 def _is_list(text: str) -> bool:
-    """Whether it is ``1,2,3``, or rows of it: JSON but for the brackets around it."""
+    """Return True for ``1,2,3`` or rows of it: JSON without the outer brackets."""
     depth = 0
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -134,7 +134,7 @@ def _texts(value: Any, spec: InputSpec) -> Array:
 
 
 def converted(array: Array, spec: InputSpec) -> Array:
-    """With elements of the input's type, if nothing is lost but precision. Raises INVALID_ARG."""
+    """Convert an array to the input's datatype if only precision is lost. Raises INVALID_ARG."""
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
         if array.dtype.kind not in "SUO":
@@ -157,7 +157,7 @@ def converted(array: Array, spec: InputSpec) -> Array:
 
 
 def fitted(array: Array, spec: InputSpec) -> Array:
-    """In the input's shape: as it is, with dimensions of 1 before it, a list folded, or one number for all elements.
+    """Fit an array to the input's shape: as is, with leading dimensions of 1, a list folded, or one number repeated.
 
     Raises INVALID_ARG for what fits in none of these ways.
     """
@@ -194,7 +194,7 @@ def _matches(shape: Shape, dims: Shape) -> bool:
 
 
 def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
-    """The value in a file, read by its ending. Raises INVALID_ARG."""
+    """Read the value in a file, by its ending. Raises INVALID_ARG."""
     content = _content(file)
     ending = Path(file).suffix.lower()
     if ending == ".npy":
@@ -223,7 +223,7 @@ def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
 
 
 def _archive(file: str, inputs: Mapping[str, InputSpec]) -> list[tuple[str, Array]]:
-    """All inputs that an .npz file has by name."""
+    """Return the inputs of an .npz file, by name."""
     arrays = _numpy(file, _content(file))
     if others := [name for name in arrays if name not in inputs]:
         listed = "; ".join(map(str, inputs.values()))
@@ -246,7 +246,7 @@ def _text(file: str, content: bytes) -> str:
 
 
 def _numpy(file: str, content: bytes) -> Any:
-    """An array, or arrays by name. Files with objects are refused: they may run code."""
+    """Read an array, or arrays by name. Files with objects are refused: they may run code."""
     try:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
@@ -274,7 +274,7 @@ def _is_number(cell: str) -> bool:
 
 
 def sample(spec: InputSpec, model: str, shape: Shape | None = None) -> Tensor:
-    """Made-up data that most models take. `shape` may leave out the batch. Raises INVALID_ARG."""
+    """Return made-up data that most models take. `shape` may leave out the batch. Raises INVALID_ARG."""
     from modserve.core.tensors.sample_data import Sizes, generator, likely
 
     dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape
@@ -291,7 +291,7 @@ def sample(spec: InputSpec, model: str, shape: Shape | None = None) -> Tensor:
 
 
 def remark_on_sizes(samples: Mapping[str, Tensor], inputs: Sequence[InputSpec]) -> str:
-    """Which sizes of samples are made up, and what sets them; empty if the model has no variable dimension there."""
+    """Say which sizes of samples are made up and which option sets them; empty without variable dimensions."""
     made_up = []
     for spec in inputs:
         dims = spec.shape[1:] if spec.shape[:1] == (-1,) else spec.shape
@@ -306,7 +306,7 @@ def remark_on_sizes(samples: Mapping[str, Tensor], inputs: Sequence[InputSpec]) 
 
 
 def parameter(text: str) -> tuple[str, bool | int | float | str]:
-    """Read ``NAME=VALUE``: true, false and numbers are as in JSON, all else is a text. Raises INVALID_ARG."""
+    """Read ``NAME=VALUE``: true, false and numbers as in JSON, anything else as text. Raises INVALID_ARG."""
     name, equals, value = text.partition("=")
     if not (equals and name):
         raise invalid(f"option '--parameter': expected NAME=VALUE, got: {text}")

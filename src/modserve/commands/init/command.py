@@ -48,7 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if not _NAME.fullmatch(options.name):
         raise UsageError(f"'{options.name}' is not a valid model name: expected letters, digits and _ . + -")
     repository = Path(options.model_repository)
@@ -73,7 +73,7 @@ def work(options: Namespace) -> int:
 
 
 def _write(repository: Path, files: dict[Path, str]) -> list[Path]:
-    """Raises INVALID_ARG, without having written anything, if a model of these is there."""
+    """Write the models. Raises INVALID_ARG, without writing anything, if one of them exists."""
     models = {repository / path.relative_to(repository).parts[0] for path in files}
     for model in sorted(models):
         _refuse(model)
@@ -87,7 +87,7 @@ def _write(repository: Path, files: dict[Path, str]) -> list[Path]:
 
 
 def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
-    """The model of a file: a copy in version 1, and the configuration that its engine makes of it."""
+    """Write the model of a file: a copy in version 1, and the configuration that its engine makes of it."""
     _refuse(model)
     file = model_file(source, BackendRegistry().names)
     folder = model / "1"
@@ -103,7 +103,7 @@ def _copy(model: Path, source: Path) -> tuple[list[Path], ModelConfig]:
 
 
 def _belonging(file: StandaloneModel) -> Iterator[Path]:
-    """The files of a model: all of its folder, or those with its name and another ending."""
+    """Yield the files of a model: its whole folder, or the files with its name and another ending."""
     if file.is_folder:
         yield from sorted(file.folder.iterdir())
         return
@@ -124,7 +124,7 @@ def _refuse(model: Path) -> None:
 
 @contextlib.contextmanager
 def _all_or_nothing(*models: Path) -> Iterator[None]:
-    """What fails leaves nothing of these folders. Raises INVALID_ARG for errors of the system."""
+    """Remove these directories if the block fails. Raises INVALID_ARG for errors of the system."""
     try:
         yield
     except BaseException as error:
@@ -136,7 +136,7 @@ def _all_or_nothing(*models: Path) -> Iterator[None]:
 
 
 def _next(repository: Path, calls: Mapping[str, str]) -> Iterator[str]:
-    """The next steps; `calls` are those of the model, by what they are for."""
+    """Yield the next steps; `calls` are the model's calls by purpose."""
     yield ""
     yield "serve it:"
     yield f"  modserve serve --model-repository {repository}"

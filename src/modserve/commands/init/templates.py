@@ -146,7 +146,7 @@ _CALL = (
 
 
 def call(name: str, tensor: str = "x") -> str:
-    """The curl line that calls a model of these."""
+    """Return the curl line that calls a model of these templates."""
     return (_CALL % tensor).replace("@", name)
 
 

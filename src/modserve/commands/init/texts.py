@@ -23,7 +23,7 @@ _CALLS: Mapping[TextTask, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 
 
 def text_calls(model: ModelConfig, folder: Path, place: HttpAddress) -> dict[str, str]:
-    """The next steps with a model whose version is in `folder`, by what they are for; empty for one of tensors."""
+    """Return the next steps by purpose for a text model with a version in `folder`; empty for a model of tensors."""
     name = shlex.quote(model.name)
     if any(spec.name == _PROMPT for spec in model.inputs):
         body = {

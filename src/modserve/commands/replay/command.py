@@ -52,7 +52,7 @@ def _pace(text: str) -> Pace:
 
 
 def _tolerance(text: str) -> tuple[str, ElementTolerance]:
-    """``[DATATYPE=]RELATIVE[:ABSOLUTE]``, with an empty datatype for all."""
+    """Read ``[DATATYPE=]RELATIVE[:ABSOLUTE]``, with an empty datatype for all."""
     datatype, equals, numbers = text.rpartition("=")
     relative, colon, absolute = numbers.partition(":")
     try:
@@ -95,7 +95,7 @@ add_destination(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     index = index_of(files_of([Path(file) for file in options.files]))
     names = sorted({place.model for place in index.places})
     if options.model and len(names) > 1:
@@ -116,7 +116,7 @@ def work(options: Namespace) -> int:
 
 
 def tolerances(changes: Sequence[tuple[str, ElementTolerance]]) -> dict[str, ElementTolerance]:
-    """By datatype: the defaults, with what the options say."""
+    """Return the tolerances by datatype: the defaults, changed by the options."""
     by_name = dict(DEFAULT_TOLERANCES)
     for datatype, tolerance in changes:
         by_name.update(dict.fromkeys([datatype] if datatype else by_name, tolerance))

@@ -1,7 +1,7 @@
-"""Where the recorded requests are in their files, in the order in which they came, and which of them can be sent again.
+"""Index of recorded requests in order of arrival: their places in files, and which of them can be replayed.
 
-Requests of a sequence only make sense together: from its start on, and without a gap. One of them that cannot be sent
-keeps those after it from being sent, until the sequence starts again.
+Requests of a sequence only make sense together: from its start on, and without a gap. A request that cannot be sent
+blocks the later ones of its sequence, until the sequence starts again.
 """
 
 from bisect import bisect_left, insort
@@ -24,7 +24,7 @@ INCOMPLETE: Final = "its sequence is incomplete"
 CUT: Final = "its responses are incomplete"
 
 _UNANSWERED: Final = frozenset({Code.CANCELLED, Code.UNAVAILABLE})
-"""What such failures say is of the moment, not of the model."""
+"""Failures caused by a momentary condition, not by the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +43,13 @@ class RecordPlace:
     sequence: SequenceName | None = None
     starts: bool = False
     has_left_out: bool = False
-    """Parameters that may have been headers are not in it."""
+    """True if the record lacks parameters that may have been headers."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"
 
     def read(self) -> RequestRecord:
-        """Raises FormatError, OSError."""
+        """Read the record. Raises FormatError, OSError."""
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return decode(file.read(self.size), self.model)
@@ -57,7 +57,7 @@ class RecordPlace:
 
 @dataclass(slots=True, eq=False)
 class RecordIndex:
-    """`remarks` are what is wrong with the files."""
+    """Places of records in files. `remarks` are the files' faults."""
 
     files: int = 0
     places: list[RecordPlace] = field(default_factory=list)
@@ -65,7 +65,7 @@ class RecordIndex:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and below them. Raises INVALID_ARG."""
+    """Return the files among `paths` and below them. Raises INVALID_ARG."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -81,7 +81,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def index_of(files: Iterable[Path]) -> RecordIndex:
-    """Raises INVALID_ARG for a file that cannot be read at all, or is of another format."""
+    """Index the files. Raises INVALID_ARG for an unreadable file or another format."""
     index = RecordIndex()
     for path in files:
         index.files += 1
@@ -134,7 +134,7 @@ def _describe(place: RecordPlace, record: RequestRecord) -> None:
 
 
 def check_sequences(places: Sequence[RecordPlace]) -> None:
-    """Find the requests, in their order, whose sequences lack something before them."""
+    """Mark the requests with an incomplete sequence before them. `places` are in order."""
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place in places:
         insort(numbers[place.run, place.model], place.number)
@@ -160,5 +160,5 @@ def check_sequences(places: Sequence[RecordPlace]) -> None:
 
 
 def _without_gap(numbers: Sequence[int], first: int, last: int) -> bool:
-    """Whether all numbers between two of them are there: one that is not may be of the same sequence."""
+    """Return True if all numbers between two are present: a missing one may belong to the same sequence."""
     return bisect_left(numbers, last) - bisect_left(numbers, first) == last - first

@@ -1,6 +1,6 @@
 """The result of a replay, for people and as JSON.
 
-Compares the responses to a request with those that were recorded.
+It compares the responses to a request with the recorded ones.
 """
 
 from array import array
@@ -28,15 +28,15 @@ _LONGEST_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`recorded` and `replayed` are values, or what there is in their place. `tensor` is empty for whole responses."""
+    """Difference of two values, or of substitutes for them, as texts. `tensor` is empty for whole responses."""
 
     recorded: str
     replayed: str
     response: int = 0
-    """Its number among the responses to the request, from 0."""
+    """0-based number among the responses to the request."""
     tensor: str = ""
     index: tuple[int, ...] | None = None
-    """Index of the first element that differs; None for what is no element."""
+    """Index of the first different element; None for other differences."""
     unlike: int = 0
     elements: int = 0
     largest: float = 0.0
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(slots=True, eq=False)
 class RecordComparison:
-    """`largest` is the largest error by output of floating-point numbers, within the tolerance or not."""
+    """Comparison of a record. `largest` is the largest error by floating-point output, within the tolerance or not."""
 
     differences: list[Difference] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class RecordComparison:
 
 @dataclass(slots=True, eq=False)
 class Replayed:
-    """The responses of a server to a request, and the failure that came in their place or after them."""
+    """Responses to a replayed request, and the failure instead of or after them."""
 
     results: list[Result] = field(default_factory=list)
     failure: ClientError | None = None
@@ -77,7 +77,7 @@ def compare_record(
 
 
 def _failures(recorded: RecordedOutcome | None, replayed: ClientError | None) -> Difference | None:
-    """Failures are alike if they are of one kind: the protocol has no others, and texts may get better."""
+    """Compare failures by kind only: the protocol has no others, and texts may improve."""
     code = None if recorded is None else recorded.code
     if code is None and replayed is None:
         return None
@@ -126,7 +126,7 @@ def _described(tensor: RecordedTensor | Tensor | None) -> str:
 
 
 def took_ns(outcomes: Sequence[RecordedOutcome]) -> int:
-    """From the arrival of the request to its last outcome."""
+    """Return the time from the request's arrival to its last outcome."""
     return round(outcomes[-1].after_us * 1000) if outcomes else 0
 
 
@@ -137,7 +137,7 @@ _KEPT = 1000
 
 @dataclass(slots=True, eq=False)
 class ModelResult:
-    """What became of the recorded requests to a model."""
+    """Results of the recorded requests to a model."""
 
     records: int = 0
     equal: int = 0
@@ -149,7 +149,7 @@ class ModelResult:
 
 @dataclass(slots=True, eq=False)
 class ReplayReport:
-    """What a replay of the records in `index` found at `url`."""
+    """Results of replaying the records in `index` to `url`."""
 
     index: RecordIndex
     url: str
@@ -168,7 +168,7 @@ class ReplayReport:
     def add(
         self, place: RecordPlace, record: RequestRecord, replayed: Replayed, comparison: RecordComparison | None
     ) -> None:
-        """A request was sent again; without a `comparison` its responses are not compared."""
+        """Add a replayed request; without a `comparison` its responses are not compared."""
         result = self.models[place.model]
         result.recorded_ns.append(took_ns(record.outcomes))
         result.replayed_ns.append(replayed.took_ns)
@@ -185,7 +185,7 @@ class ReplayReport:
             self.differences.append((place, difference))
 
     def end(self, seconds: float) -> None:
-        """All requests were sent, in so many seconds."""
+        """Record the duration, and sort the differences by time. All requests are sent."""
         self.seconds = seconds
         self.differences.sort(key=lambda row: (row[0].at_us, row[0].run, row[0].number))
 
@@ -198,7 +198,7 @@ class ReplayReport:
         return sum(each.different for each in self.models.values())
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the report of ``--json``."""
         return {
             "url": self.url,
             "files": self.index.files,
@@ -226,7 +226,7 @@ class ReplayReport:
         }
 
     def text(self, shown: int) -> Iterator[str]:
-        """The lines for people, with so many of the differences."""
+        """Yield the lines for people, with at most `shown` differences."""
         yield from self._head()
         yield ""
         rows = [

@@ -1,4 +1,4 @@
-"""Sends recorded requests: at a pace, a limited number at a time, and those of a sequence one after the other."""
+"""Replay of recorded requests: at a pace, with limited concurrency, and in order within a sequence."""
 
 import asyncio
 import time
@@ -19,13 +19,13 @@ OnReplayed: TypeAlias = Callable[[RecordPlace, RequestRecord, Replayed], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`rate` requests a second; 0: as fast as the responses come. `original`: as far apart as they were."""
+    """Pace of `rate` requests a second; 0: as fast as the responses arrive. `original`: the recorded intervals."""
 
     rate: float = 0.0
     original: bool = False
 
     def due_s(self, place: RecordPlace, number: int, first: RecordPlace) -> float:
-        """When request `number` is to be sent, in seconds after the first one."""
+        """Return the due time of request `number`, in seconds after the first one."""
         if self.original:
             return (place.at_us - first.at_us) / 1e6
         return number / self.rate if self.rate else 0.0
@@ -33,7 +33,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who gets the requests: the model and version of the record, unless others are named here."""
+    """Target of the requests: the model and version of each record, unless set here."""
 
     model: str = ""
     version: int | None = None
@@ -60,7 +60,7 @@ async def replay(
     concurrency: int,
     on_replayed: OnReplayed,
 ) -> None:
-    """Raises ClientError, wrapped in an ExceptionGroup, if no server responds."""
+    """Replay the requests. Raises ClientError, wrapped in an ExceptionGroup, if no server responds."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     free = asyncio.Semaphore(concurrency)

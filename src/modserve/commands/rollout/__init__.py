@@ -1,4 +1,4 @@
-"""``modserve rollout``: loads a version on one server, watches it beside the others, and goes on or back."""
+"""``modserve rollout``: loads a version on one server, compares it with the others, and goes on or back."""
 
 from .command import PARSER, work
 

@@ -91,7 +91,7 @@ add_metrics_url(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     plan = read(options)
     places = destinations(options)
     if len(places) < 2:
@@ -120,7 +120,7 @@ def work(options: Namespace) -> int:
 
 
 def read(options: Namespace) -> RolloutPlan:
-    """Raises UsageError, INVALID_ARG."""
+    """Read the options. Raises UsageError, INVALID_ARG."""
     model, colon, text = options.model.partition(":")
     if not model or (colon and not (text.isascii() and text.isdigit() and len(text) < 19 and int(text))):
         raise UsageError(f"expected MODEL or MODEL:VERSION with a number, got: {options.model}")

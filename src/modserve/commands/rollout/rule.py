@@ -1,7 +1,7 @@
 """The rule that decides whether a new version is as good as the old one, from what servers have counted. Pure.
 
-The counts are looked at five times, at the end of the watch and after a half, a quarter, an eighth and a sixteenth of
-it, so that a version that fails is noticed soon. Each look makes up to three tests, all of the same kind: of the
+The counts are checked five times, at the end of the watch and after a half, a quarter, an eighth and a sixteenth of
+it, so that a version that fails is noticed soon. Each check makes up to three tests, all of the same kind: of the
 requests with a property, do more lie on the new version than chance explains? The property is to have failed, to take
 longer than `factor` times the others' median, or than `factor` times their 95th percentile. Fisher's exact test is
 right for any numbers, also for three requests. Its levels are such that together all tests of a watch turn back a
@@ -9,7 +9,7 @@ version that is like the others in less than 1 of 20 rollouts: 3 · (4 · 0.001 
 
 A difference has to be significant and large. Of a million requests, 1 % is significant and does not matter.
 
-The servers that load the version later are judged one by one, each beside two others: the first server, which has the
+The servers that load the version later are judged one by one, each against two others: the first server, which has the
 version as well, and itself before. It is worse only if it is worse than both. So neither a slower machine nor more
 traffic than before turns a rollout back. The levels are divided by the number of servers, since any of them can err.
 """
@@ -25,7 +25,7 @@ from ..terminal import count, duration, plural
 from ..top.figures import quantile
 
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""When the counts are looked at, in parts of the watch."""
+"""Times of the checks, as fractions of the watch."""
 _LEVEL, _LAST_LEVEL = 0.001, 0.01
 _PERCENTILES = {"median": 0.5, "95th percentile": 0.95}
 _FOR_MEANS = 100
@@ -34,7 +34,7 @@ _FOR_MEANS = 100
 
 @dataclass(frozen=True, slots=True)
 class WatchCounts:
-    """What one or more servers have counted of a model during the watch.
+    """Counts of a model by one or more servers during the watch.
 
     `requests` succeeded, `failures` did not. `durations` are empty where there are only means.
     """
@@ -72,7 +72,7 @@ class WatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRules:
-    """`watch` is in seconds; `requests` is how many each side needs in it for a decision to go on."""
+    """Rules of a rollout. `watch` is in seconds; `requests` is the number that each side needs in it to go on."""
 
     watch: float = 60.0
     requests: int = 50
@@ -92,7 +92,7 @@ class Judgement:
 
 
 def judge(new: WatchCounts, others: WatchCounts, rules: RolloutRules, *, last: bool) -> Judgement:
-    """Of one look; the `last` one decides."""
+    """Judge the counts of one check; the `last` check decides."""
     problem = _problem(new, others, "the others", rules.factor, _LAST_LEVEL if last else _LEVEL)
     if problem:
         return Judgement(Verdict.GO_BACK, problem)
@@ -108,9 +108,9 @@ def judge(new: WatchCounts, others: WatchCounts, rules: RolloutRules, *, last: b
 def judge_later(
     new: WatchCounts, references: Mapping[str, WatchCounts], rules: RolloutRules, *, last: bool, tests: int
 ) -> Judgement:
-    """Of one look at one of the servers that load the version later; `tests` is by how much the levels are divided.
+    """Judge one check of a server that loads the version later. Significance levels are divided by `tests`.
 
-    `references` are what it is compared with, by the name that the reason has for the last of them.
+    `references` are the counts to compare with, by name; the reason given is that of the last one.
     """
     level = (_LAST_LEVEL if last else _LEVEL) / tests
     comparable = {name: counts for name, counts in references.items() if counts.total} or {"nobody": WatchCounts()}
@@ -124,7 +124,7 @@ def judge_later(
 
 
 def _problem(new: WatchCounts, others: WatchCounts, name: str, factor: float, level: float) -> str:
-    """In what the new version is worse; empty if in nothing. `name` is that of the others."""
+    """Return in which respect the new version is worse; empty if in none. `name` is that of the others."""
     problems = (_errors(new, others, name, factor, level), *_latencies(new, others, name, factor, level))
     return next(filter(None, problems), "")
 
@@ -170,7 +170,7 @@ def _chance(chance: float) -> str:
 
 
 def chance_of(part: float, whole: float, others_part: float, others_whole: float) -> float:
-    """Fisher's exact test, one-sided: how likely so many or more of all parts lie on the first side by chance."""
+    """Return the p-value of Fisher's exact test, one-sided: of at least this many parts on the first side by chance."""
     drawn, marked, total = round(whole), round(part + others_part), round(whole + others_whole)
     most = min(drawn, marked)
     least = max(round(part), drawn + marked - total, 0)
@@ -187,7 +187,7 @@ def chance_of(part: float, whole: float, others_part: float, others_whole: float
 
 
 def _log_ways(whole: int, part: int) -> float:
-    """The logarithm of the binomial coefficient."""
+    """Return the logarithm of the binomial coefficient."""
     return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
 
 

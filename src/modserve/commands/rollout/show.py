@@ -11,7 +11,7 @@ _HEAD = ("server", "before", "outcome", "now")
 
 
 def lines(report: RolloutReport) -> Iterator[str]:
-    """A table, and the result in a sentence."""
+    """Yield a table, and the result in a sentence."""
     rows = [(each.server.url, str(each.before), each.outcome, each.state) for each in report.servers]
     head, rule, *body = table(_HEAD, rows)
     yield ""
@@ -25,7 +25,7 @@ def lines(report: RolloutReport) -> Iterator[str]:
 
 
 def sentence(report: RolloutReport) -> str:
-    """The result in words."""
+    """Return the result in words."""
     if report.done:
         return f"rolled out to all servers ({report.why})"
     end = "all servers are as before"
@@ -35,7 +35,7 @@ def sentence(report: RolloutReport) -> str:
 
 
 def document(report: RolloutReport) -> dict[str, Any]:
-    """For programs. Names stay; more may be added."""
+    """Return the JSON report. Names are stable; more may be added."""
     return {
         "model": report.plan.model,
         "version": report.plan.version,

@@ -1,9 +1,9 @@
 """The steps of a rollout: load on one server, watch it, load on the others, watch these, or go back on all.
 
-Whatever happens, `Rollout.run` ends with a report of the state that each server is in then. What ends it early: a
+`Rollout.run` always ends with a report of the final state of each server. Causes of an early end: a
 server that does not respond before anything is changed; a load that fails; the rules (`rule.judge` for the first
 server, `rule.judge_later` for the others); a server with the new version that is not ready any more, or silent;
-somebody who says no, or presses Ctrl-C. All but the first make every server that was changed go back.
+a user who declines, or presses Ctrl-C. All but the first make every changed server go back.
 """
 
 import json
@@ -27,13 +27,13 @@ _LEFT = "interrupted twice, so that servers are left as they are"
 UNDER_WAY = "its rollout has begun, and is not decided"
 """Reason for which servers that start during a rollout do without the new version."""
 _SOON = 10.0
-"""Seconds for a server to write down what was decided."""
+"""Seconds for a server to record the decision."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What to load: a version, or a configuration in JSON's values, or what the repository has without either."""
+    """Target of a rollout: a version, a configuration in JSON's values, or without either the repository's contents."""
 
     model: str
     version: int | None = None
@@ -41,7 +41,7 @@ class RolloutPlan:
     rules: RolloutRules = field(default_factory=RolloutRules)
 
     def config_for(self, before: ModelState) -> dict[str, Any] | None:
-        """The configuration of the load call to a server: its own or the one of the plan, with the version."""
+        """Return the configuration of the load call to a server: its own or the plan's, with the version."""
         config = before.config if self.config is None else self.config
         if self.version is not None:
             return with_versions(config or {}, (str(self.version),))
@@ -50,7 +50,7 @@ class RolloutPlan:
 
 @dataclass(slots=True)
 class ServerProgress:
-    """A server: its state before, what was done, and its state in the end."""
+    """Server with its previous state, the outcome of its calls, and its final state."""
 
     server: RemoteServer
     before: ModelState
@@ -61,9 +61,9 @@ class ServerProgress:
     reason: str = ""
     after: ModelState = field(default_factory=ModelState)
     former: WatchCounts = field(default_factory=WatchCounts)
-    """Of the version before, while the first server was watched."""
+    """Counts of the previous version, while the first server was watched."""
     counts: WatchCounts = field(default_factory=WatchCounts)
-    """Of the new version, while this server was watched."""
+    """Counts of the new version, while this server was watched."""
     state: str = ""
     as_before: bool = False
 
@@ -74,9 +74,9 @@ class ServerProgress:
 
 @dataclass(slots=True)
 class RolloutReport:
-    """`why` is the reason for the decision. `went_back` is whether all servers are as before.
+    """Report of a rollout. `why` is the reason for the decision. `went_back`: all servers are as before.
 
-    `new` and `others` are what was counted while the first server was watched.
+    `new` and `others` are the counts during the watch of the first server.
     """
 
     plan: RolloutPlan
@@ -89,7 +89,7 @@ class RolloutReport:
 
 
 class Rollout:
-    """One rollout. `sources` are in the order of the servers; `agree` asks whether to go on to so many others."""
+    """Rollout over several servers. `sources` have their order; `agree` asks whether to go on to that many others."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Rollout:
         self._report = RolloutReport(plan)
 
     def run(self) -> RolloutReport:
-        """Raises UnreachableError and RefusedError before anything is changed, KeyboardInterrupt at a second Ctrl-C."""
+        """Roll out. Raises UnreachableError and RefusedError before changes, KeyboardInterrupt at a second Ctrl-C."""
         servers = self._report.servers = self._states_before()
         try:
             for url, failure in self._keep(servers, UNDER_WAY).items():
@@ -153,7 +153,7 @@ class Rollout:
     # Forward
 
     def _load(self, each: ServerProgress) -> None:
-        """Raises RolloutError."""
+        """Load on a server. Raises RolloutError."""
         self._check_interrupt()
         config, model = self._plan.config_for(each.before), self._plan.model
         begin = self._clock()
@@ -178,7 +178,7 @@ class Rollout:
         return outcome.value
 
     def _watch_first(self, servers: Sequence[ServerProgress]) -> str:
-        """What was counted. Raises RolloutError."""
+        """Watch the first server, and return the counts as text. Raises RolloutError."""
         rules, others = self._plan.rules, servers[1:]
         watch = Watch(self._plan.model, self._sources)
         former = {index: each.before.versions for index, each in enumerate(others, 1)}
@@ -213,7 +213,7 @@ class Rollout:
             self._say(f"{duration(elapsed)}: others: {total_of([each.counts for each in others])}; first: {first}")
 
     def _judge_later(self, watch: Watch, servers: Sequence[ServerProgress], tests: int, *, last: bool) -> WatchCounts:
-        """What the first server has counted meanwhile. Raises RolloutError for a server that is worse than it."""
+        """Return the first server's counts. Raises RolloutError for a server worse than it and the previous version."""
         first, *others = watch.counts()
         for each, counts in zip(servers[1:], others, strict=True):
             each.counts = counts
@@ -226,7 +226,7 @@ class Rollout:
         return first
 
     def _looks(self, watch: Watch) -> Iterator[tuple[float, bool]]:
-        """How many seconds have passed at each look, and whether it is the last. Raises RolloutError."""
+        """Yield the elapsed seconds at each check, and True for the last one. Raises RolloutError."""
         start = self._clock()
         for part in LOOKS:
             for _ in self._ticks(start + part * self._plan.rules.watch):
@@ -234,7 +234,7 @@ class Rollout:
             yield self._clock() - start, part == LOOKS[-1]
 
     def _ticks(self, until: float) -> Iterator[None]:
-        """Each second, and at that time. Raises RolloutError at an interrupt."""
+        """Yield each second, and at that time. Raises RolloutError at an interrupt."""
         while True:
             self._check_interrupt()
             left = until - self._clock()
@@ -273,9 +273,9 @@ class Rollout:
                 each.outcome = "loaded, and back"
 
     def _keep(self, servers: Sequence[ServerProgress], why: str | None) -> dict[str, str]:
-        """Have all servers write down that the new version is rolled back, or is not: those that start keep to it.
+        """Record on all servers that the new version is rolled back, or is not; servers that start then follow it.
 
-        Versions that served before have other files or another configuration now, and are not told from what they were.
+        Versions that served before are left out: they have new files or another configuration under the same number.
         Returns the failures by address.
         """
         model = self._plan.model

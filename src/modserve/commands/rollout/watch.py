@@ -1,4 +1,4 @@
-"""What servers count of a model while a rollout watches them."""
+"""Counts of a model by servers during the watch of a rollout."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +18,17 @@ class RolloutError(Exception):
 
 
 class CountSource(Protocol):
-    """Where the counts of one server come from."""
+    """Source of one server's counts."""
 
     @property
     def url(self) -> str: ...
 
     def read(self) -> TopSnapshot:
-        """Raises UnreachableError, RefusedError."""
+        """Read a snapshot. Raises UnreachableError, RefusedError."""
 
 
 class Watch:
-    """Servers by their places in `sources`. Those that are `guarded` have to respond, and to stay ready."""
+    """Watch of servers by index in `sources`. Servers that are `guarded` must respond and stay ready."""
 
     def __init__(self, model: str, sources: Sequence[CountSource]) -> None:
         self._model, self._sources = model, sources
@@ -50,7 +50,7 @@ class Watch:
         self._guarded.update(guarded)
 
     def check(self) -> None:
-        """Raises RolloutError if a guarded server is not ready any more, or silent."""
+        """Check the guarded servers. Raises RolloutError if one is no longer ready, or silent."""
         for index, snapshot in self._read(self._guarded).items():
             if snapshot is None:
                 raise RolloutError(f"{self._sources[index].url} does not respond any more")
@@ -58,7 +58,7 @@ class Watch:
                 raise RolloutError(f"{self._sources[index].url} is not ready any more")
 
     def counts(self) -> list[WatchCounts]:
-        """Of each server since it began; nothing of those that have not begun, or do not respond at the moment."""
+        """Return each server's counts since its begin; empty if it has not begun or does not respond at the moment."""
         whole = [WatchCounts()] * len(self._sources)
         for index, snapshot in self._read(self._first).items():
             if snapshot is not None:
@@ -66,7 +66,7 @@ class Watch:
         return whole
 
     def _read(self, indexes: Collection[int]) -> dict[int, TopSnapshot | None]:
-        """At the same time; None for what does not respond."""
+        """Read the servers concurrently; None for a server that does not respond."""
         if not indexes:
             return {}
         with ThreadPoolExecutor(min(len(indexes), _AT_A_TIME)) as threads:
@@ -82,7 +82,7 @@ def _snapshot(source: CountSource) -> TopSnapshot | None:
 
 
 def counted(now: TopSnapshot, begin: TopSnapshot, model: str, versions: Collection[str]) -> WatchCounts:
-    """Of these versions since the snapshot at the beginning. A version that was loaded again meanwhile began at 0."""
+    """Return the counts of these versions since the snapshot `begin`. A version reloaded meanwhile began at 0."""
     whole = WatchCounts()
     for version in versions:
         if (model, version) in now.models:
@@ -103,5 +103,5 @@ def _since(now: ModelCounts, before: ModelCounts) -> WatchCounts:
 
 
 def watched_versions(before: Iterable[str], after: Iterable[str]) -> frozenset[str]:
-    """Those that the load has brought; all that serve, if it has only replaced them."""
+    """Return the versions that the load added; all versions if it only replaced them."""
     return frozenset(after) - frozenset(before) or frozenset(after)

@@ -39,7 +39,7 @@ add_metrics_url(PARSER)
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.count < 0:
         raise UsageError(f"option '--count': expected a number of 0 or more, got: {options.count}")
     frames = _frames(options)
@@ -60,7 +60,7 @@ def work(options: Namespace) -> int:
 
 
 def _frames(options: Namespace) -> "Frames | SeveralFrames":
-    """Raises UnreachableError for a name without servers, UsageError for metrics pages of others."""
+    """Make the frames. Raises UnreachableError for a name without servers, UsageError for other metrics pages."""
     metrics_url = options.metrics_url or os.environ.get(METRICS_VARIABLE, "")
     places, changing = destinations(options), changes(url_of(options))
     if len(places) == 1 and not changing:
@@ -78,7 +78,7 @@ def _frames(options: Namespace) -> "Frames | SeveralFrames":
 
 
 class Frames:
-    """One frame per interval; the first needs two snapshots. Iterating waits."""
+    """Iterator of frames, one per interval; the first needs two snapshots. Iterating waits."""
 
     def __init__(
         self, source: SnapshotSource, interval: float, most: int, sleep: Callable[[float], None] = time.sleep
@@ -94,7 +94,7 @@ class Frames:
         self._source.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Raises UnreachableError for the first snapshot; later ones are tried again."""
+        """Yield the frames. Raises UnreachableError for the first snapshot; later ones are tried again."""
         self._snapshots.add(self._source.read())
         made = 0
         while not self._most or made < self._most:

@@ -26,19 +26,19 @@ class ModelCounts:
     executions: float = 0
     seconds: float = 0
     queue: float = 0
-    """Like the next three, a part of `seconds`."""
+    """Part of `seconds`, like the next three."""
     input: float = 0
     infer: float = 0
     output: float = 0
     waiting: float = -1
     state: str = ""
     durations: Sketch = field(default_factory=Sketch)
-    """Of the requests that succeeded."""
+    """Durations of successful requests."""
 
 
 @dataclass(slots=True)
 class TopSnapshot:
-    """`at` is in seconds on a clock that only goes forward."""
+    """Snapshot of a server's counts. `at` is in seconds on a monotonic clock."""
 
     at: float
     models: dict[Key, ModelCounts] = field(default_factory=lambda: defaultdict(ModelCounts))
@@ -47,7 +47,7 @@ class TopSnapshot:
     memory: float = -1
     ready: bool | None = None
     drain_phase: int = 0
-    """As the server's metric has it: how far it is out of service."""
+    """Drain phase in the server's metric: how far it is out of service."""
 
 
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.ASCII)
@@ -68,7 +68,7 @@ _SUMS = [name for name, _ in _COUNTERS.values()]
 
 
 def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """The samples of a page in Prometheus' text format: name, labels, value."""
+    """Yield the samples of a page in Prometheus' text format: name, labels, value."""
     for line in page.splitlines():
         match = _LINE.match(line)
         if match is None or line.startswith("#"):
@@ -81,7 +81,7 @@ def samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def from_metrics(page: str, at: float) -> TopSnapshot:
-    """From the metrics page of modserve, or of Triton, which has less."""
+    """Read the metrics page of modserve, or of Triton, which has fewer metrics."""
     snapshot, longest = TopSnapshot(at), dict[Key, int]()
     for name, labels, value in samples(page):
         key = labels.get("model", ""), labels.get("version", "")
@@ -112,7 +112,7 @@ def from_metrics(page: str, at: float) -> TopSnapshot:
 
 
 def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
-    """From the statistics of the protocol, which have neither queues nor percentiles."""
+    """Read the protocol's statistics, which have neither queues nor percentiles."""
     snapshot = TopSnapshot(at)
     for key, each in used.items():
         counts = ModelCounts(each.requests, each.failures, each.inferences, each.executions, each.seconds)
@@ -123,9 +123,9 @@ def from_statistics(used: Mapping[Key, VersionUsage], at: float) -> TopSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """Figures shown of a model version. Numbers are -1 where there is nothing to tell. Times are in seconds.
+    """Displayed figures of a model version. Numbers are -1 if unknown. Times are in seconds.
 
-    `shares` are those of `PARTS` in the time of requests, in percent; none without requests.
+    `shares` are the shares of `PARTS` in the time of requests, in percent; none without requests.
     """
 
     model: str
@@ -145,7 +145,7 @@ class TopRow:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a version did since the last snapshot, and in the window of all. Rates are -1 where they are unknown."""
+    """Activity of a version since the last snapshot, and in the whole window. Rates are -1 if unknown."""
 
     state: str
     per_second: float
@@ -156,7 +156,7 @@ class Activity:
 
 
 def activities(snapshots: Sequence[TopSnapshot]) -> dict[Key, Activity]:
-    """Of the last snapshot: rates since the one before it, and counts since the first."""
+    """Return the activities in the last snapshot: rates since the one before it, and counts since the first."""
     last = snapshots[-1]
     before = snapshots[-2] if len(snapshots) > 1 else last
     return {key: _activity(key, last, before, snapshots[0]) for key in last.models}
@@ -182,7 +182,7 @@ def _activity(key: Key, last: TopSnapshot, before: TopSnapshot, first: TopSnapsh
 
 
 def total(parts: Sequence[Activity]) -> Activity:
-    """Of several servers or versions together."""
+    """Return the total of several servers or versions."""
     window = ModelCounts()
     for part in parts:
         for name in _SUMS:
@@ -200,18 +200,18 @@ def total(parts: Sequence[Activity]) -> Activity:
 
 
 def _known(values: Sequence[float]) -> float:
-    """The sum of what is known; -1 if nothing is."""
+    """Return the sum of the known values; -1 if there are none."""
     known = [value for value in values if value >= 0]
     return sum(known) if known else -1
 
 
 def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
-    """Of the last snapshot: rates since the one before it, and times since the first. The busiest model comes first."""
+    """Return the rows of the last snapshot, busiest model first: rates since the one before, times since the first."""
     return sorted_rows(activities(snapshots))
 
 
 def sorted_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
-    """The busiest model comes first."""
+    """Return the rows, busiest model first."""
     made = [_row(key, activity) for key, activity in activities.items()]
     return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))
 
@@ -237,7 +237,7 @@ def _row(key: Key, activity: Activity) -> TopRow:
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """One of several servers: `state` in words, and the figures of all its models together."""
+    """Line of one of several servers: `state` in words, and the figures of all its models together."""
 
     url: str
     state: str
@@ -245,7 +245,7 @@ class ServerLine:
 
 
 def server_line(url: str, trouble: str, last: TopSnapshot | None, own: Mapping[Key, Activity]) -> ServerLine:
-    """`trouble` says why there are no figures now."""
+    """Return the line of a server. `trouble` says why there are no figures now."""
     if trouble or last is None:
         return ServerLine(url, trouble or "no response")
     state = "-" if last.ready is None else "ready" if last.ready else "not ready"
@@ -253,16 +253,16 @@ def server_line(url: str, trouble: str, last: TopSnapshot | None, own: Mapping[K
 
 
 def sum_line(title: str, state: str, models: Iterable[Sequence[Activity]]) -> ServerLine:
-    """Of all servers together."""
+    """Return the line of all servers together."""
     return ServerLine(title, state, _row((title, ""), total([part for parts in models for part in parts])))
 
 
 def _earlier(key: Key, snapshot: TopSnapshot, now: ModelCounts) -> ModelCounts:
-    """What had been counted; nothing, if the model was loaded again meanwhile, which begins at 0."""
+    """Return the counts in an earlier snapshot; none if the model was reloaded since, which begins at 0."""
     counts = snapshot.models.get(key)
     return ModelCounts() if counts is None or counts.requests > now.requests else counts
 
 
 def quantile(durations: Sketch, share: float) -> float:
-    """The seconds that this share of all did not exceed; -1: there are none."""
+    """Return a quantile in seconds; -1 without durations."""
     return durations.quantile(share) / 1e9 if durations.counts else -1

@@ -11,7 +11,7 @@ from .figures import ServerLine, TopRow, TopSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is on the screen at one time. `history` has the requests/s of all models, one value for each look."""
+    """Contents of the screen at one time. `history` has the requests/s of all models, one value per frame."""
 
     url: str
     snapshot: TopSnapshot
@@ -28,7 +28,7 @@ RIGHT = "   rrrrrrrrr"
 
 
 def cells(row: TopRow) -> tuple[str, ...]:
-    """The texts of a row."""
+    """Return the texts of a row."""
     return (
         row.model,
         row.version,
@@ -48,7 +48,7 @@ SERVER_RIGHT = RIGHT[1:]
 
 
 def server_cells(line: ServerLine) -> tuple[str, ...]:
-    """The texts of a row of a server."""
+    """Return the texts of a server's row."""
     figures = ("-",) * (len(SERVER_HEAD) - 2) if line.figures is None else cells(line.figures)[3:]
     return (line.url, line.state, *figures)
 
@@ -63,7 +63,7 @@ _DRAIN: Final = {1: "draining", 2: "stopping", 3: "stopping", 4: "drained"}
 
 
 def summary(frame: Frame) -> str:
-    """A line on the server as a whole."""
+    """Return a line on the server as a whole."""
     snapshot = frame.snapshot
     parts = [frame.url]
     if snapshot.ready is not None:
@@ -79,13 +79,13 @@ def summary(frame: Frame) -> str:
 
 
 def advice_line(frame: Frame) -> str:
-    """Advice on the slowest model; empty if there is none."""
+    """Return advice on the slowest model; empty if there is none."""
     slowest = max(frame.rows, key=lambda row: row.mean, default=None)
     return f"{slowest.model}: {slowest.advice}" if slowest is not None and slowest.advice else ""
 
 
 def text_lines(frame: Frame) -> Iterator[str]:
-    """A frame in lines."""
+    """Yield a frame in lines."""
     yield f"{time.strftime('%H:%M:%S')} {summary(frame)}"
     if frame.remark:
         yield frame.remark

@@ -42,7 +42,7 @@ _WINDOW = 10.0
 
 
 class SnapshotSource:
-    """Takes snapshots from the metrics page, or from the statistics if there is no such page."""
+    """Source of snapshots: the metrics page, or the statistics if there is no such page."""
 
     def __init__(self, own: Destination, metrics_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = connect(own)
@@ -54,12 +54,12 @@ class SnapshotSource:
         self._metrics: RemoteServer | None = connect(replace(own, address=replace(place, prefix="")))
         self._explicit = bool(metrics_url)
         self._reads_own = not (self._explicit or own.address.over_grpc)
-        """Whether the server itself may have the page, as admin ports do."""
+        """True if the server itself may have the page, as admin ports do."""
         self.remark = ""
-        """What is missing, and the option that helps."""
+        """Remark on missing figures, with the option that helps."""
 
     def read(self) -> TopSnapshot:
-        """Raises UnreachableError, RefusedError."""
+        """Take a snapshot. Raises UnreachableError, RefusedError."""
         if self._metrics is not None:
             own = self._own_page()
             try:
@@ -83,7 +83,7 @@ class SnapshotSource:
         return snapshot
 
     def _own_page(self) -> str:
-        """The page of the address itself; empty if it has none. Raises UnreachableError."""
+        """Read the page of the address itself; empty if it has none. Raises UnreachableError."""
         if self._reads_own:
             with contextlib.suppress(RefusedError):
                 page = self._server.page(f"/metrics?{FINE_QUERY}")
@@ -103,7 +103,7 @@ def _has_metrics(page: str) -> bool:
 
 
 class Snapshots:
-    """Those of a server in the last seconds, the latest at the end."""
+    """Snapshots of a server in the last seconds, the latest at the end."""
 
     def __init__(self) -> None:
         self.all: deque[TopSnapshot] = deque()
@@ -118,13 +118,13 @@ class Snapshots:
             self.all.popleft()
 
     def forget(self) -> None:
-        """All but the last: figures over a gap would be those of no time."""
+        """Drop all snapshots but the last, since figures across a gap would mean nothing."""
         while len(self.all) > 1:
             self.all.popleft()
 
 
 def add_metrics_url(made: Parser) -> None:
-    """The option, for commands that read metrics."""
+    """Add the option ``--metrics-url`` to a command that reads metrics."""
     option(
         made,
         "--metrics-url URL",
@@ -134,7 +134,7 @@ def add_metrics_url(made: Parser) -> None:
 
 
 def metrics_pages(places: Sequence[Destination], text: str) -> dict[str, str]:
-    """The metrics page of each server: one names port and path on all of their hosts, several are in their order.
+    """Return the metrics page of each server: one URL names port and path on all of their hosts, several are in order.
 
     Raises UsageError for another number.
     """
@@ -162,7 +162,7 @@ Wait = Callable[[Iterable["Future[TopSnapshot]"], float], object]
 
 @dataclass(slots=True)
 class _Server:
-    """`reading` is a read that has not ended, begun at `since`; `trouble` says why there is no snapshot now."""
+    """Server among several. `reading` is a read in progress since `since`; `trouble` is why there is no snapshot."""
 
     source: SnapshotSource
     snapshots: Snapshots = field(default_factory=Snapshots)
@@ -176,7 +176,7 @@ def _wait(futures: "Iterable[Future[TopSnapshot]]", seconds: float) -> object:
 
 
 class SeveralFrames:
-    """One frame per interval. `places` has the servers now; with `changing`, it is called again every 10 s.
+    """Iterator of frames, one per interval. `places` returns the servers; with `changing`, it is called every 10 s.
 
     A frame waits for a server at most for another interval.
     """
@@ -204,7 +204,7 @@ class SeveralFrames:
         self._history: deque[float] = deque(maxlen=60)
 
     def __iter__(self) -> Iterator[Frame]:
-        """Raises UnreachableError if no server responds at first."""
+        """Yield the frames. Raises UnreachableError if no server responds at first."""
         self._replace(self._places())
         self._read(self._interval)
         if not self._responding():
@@ -226,7 +226,7 @@ class SeveralFrames:
             server.source.close()
 
     def _replace(self, places: Sequence[Destination]) -> None:
-        """Servers that are no longer named leave, others come."""
+        """Replace the servers: close those no longer named, and open new ones."""
         named = {str(place.address): place for place in places}
         for url in self._servers.keys() - named.keys():
             self._servers.pop(url).source.close()
@@ -288,7 +288,7 @@ class SeveralFrames:
 
 
 def _sum(snapshots: Sequence[TopSnapshot], now: float) -> TopSnapshot:
-    """State of all servers as a whole: ready if all are."""
+    """Return the state of all servers as a whole: ready if all are."""
     whole = TopSnapshot(now)
     for name in ("in_flight", "connections", "memory"):
         values = [getattr(each, name) for each in snapshots if getattr(each, name) >= 0]

@@ -22,7 +22,7 @@ def show(frames: Iterable[Frame], console: Console | None = None) -> None:
 
 
 def view(frame: Frame) -> RenderableType:
-    """A frame as rich draws it."""
+    """Draw a frame with rich."""
     table = _table(HEAD, RIGHT)
     for row in frame.rows:
         texts: list[Text] = [Text(text) for text in cells(row)]
@@ -51,6 +51,6 @@ def _table(head: Sequence[str], sides: str) -> Table:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A character for each value, as high as the value is beside the largest."""
+    """Return a bar character for each value, with a height relative to the largest."""
     most = max(values, default=0)
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] if most > 0 else _BARS[0] for value in values)

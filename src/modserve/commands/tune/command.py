@@ -89,7 +89,7 @@ PARSER = tune_parser()
 
 
 def work(options: Namespace) -> int:
-    """Runs the command; returns the exit code."""
+    """Run the command and return the exit code."""
     repository = model_repository(options.model, options.model_repository)
     if options.output and Path(options.output).exists():
         raise UsageError(f"option '--output': '{options.output}' already exists; remove it, or name another file")
@@ -113,7 +113,7 @@ def work(options: Namespace) -> int:
 
 
 def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, dict[str, Sequence[Value]]]:
-    """The configuration as it is, and what there is to try. Raises INVALID_ARG for a model that does not load."""
+    """Return the present setup and the dimensions of the search. Raises INVALID_ARG if the model does not load."""
     file = model / CONFIG_FILE
     config = pb.ModelConfig()
     try:
@@ -155,7 +155,7 @@ def _look(options: Namespace, model: Path, copy: ModelCopy) -> tuple[TuneSetup, 
 
 
 def _essence(complete: pb.ModelConfig) -> pb.ModelConfig:
-    """What a configuration that the server has made has to say."""
+    """Return the fields worth writing of a configuration that the server generated."""
     config = pb.ModelConfig(name=complete.name, backend=complete.backend, max_batch_size=complete.max_batch_size)
     config.default_model_filename = complete.default_model_filename
     config.input.extend(complete.input)
@@ -197,6 +197,6 @@ def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
 
 
 def recommended(setup: TuneSetup, outcome: TuneResult) -> str:
-    """The config.pbtxt, with what it rests on above it."""
+    """Return the config.pbtxt, with its reasons above it."""
     config = applied(setup.config, outcome.best.point, setup.present, setup.backend)
     return text(config, remarks(outcome, setup))

@@ -24,7 +24,7 @@ _USUAL = (".", "models", "model_repository")
 
 
 def model_repository(model: str, option: str) -> Path:
-    """The directory of an `option`; without one, the first usual one that has the model. Raises UsageError."""
+    """Return the directory of an `option`; without one, the first usual one with the model. Raises UsageError."""
     if option:
         if not (Path(option) / model).is_dir():
             raise UsageError(f"model '{model}' does not exist in '{option}'")
@@ -50,10 +50,10 @@ def model_repository(model: str, option: str) -> Path:
 
 
 def local_repositories(server: Address, process: Path | None = None) -> tuple[Sequence[Path], Mapping[str, Path]]:
-    """The local repositories of a server on this machine, and its model files by name.
+    """Return the local repositories of a server on this machine, and its model files by name.
 
-    They come from the command line, variables and option file of its process, whose folder in /proc is `process`: no
-    server tells its clients where its files are. Without a process to read, nothing.
+    They are read from the command line, variables and option file of its process, since no server tells clients its
+    paths. `process` is its folder in /proc. Empty without a readable process.
     """
     if process is None:
         process = listener(server.port) if _is_local(server.host) and not server.socket else None
@@ -79,7 +79,7 @@ def _texts(file: Path) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:
-    """What follows ``modserve``, ``modserve serve`` or ``modserve worker IDENTITY serve``. Raises ValueError."""
+    """Yield the words after ``modserve [worker IDENTITY] [serve]``. Raises ValueError without ``modserve``."""
     begin = [Path(word).name for word in words].index("modserve") + 1
     if words[begin : begin + 1] == ["worker"]:
         begin += 2
@@ -98,10 +98,10 @@ CONFIG_FILE = "config.pbtxt"
 
 
 class ModelCopy:
-    """A repository with a copy of a model, whose configuration is another each time."""
+    """Repository with a copy of a model, whose configuration changes between trials."""
 
     def __init__(self, directory: Path, model: Path) -> None:
-        """Raises INVALID_ARG for what cannot be copied."""
+        """Copy the model. Raises INVALID_ARG if that fails."""
         self.repository = directory
         self.folder = directory / model.name
         try:
@@ -114,5 +114,5 @@ class ModelCopy:
 
 
 def serving(copy: ModelCopy, options: Sequence[str], seconds: float) -> contextlib.AbstractContextManager[Destination]:
-    """A server of a copy, until it is no longer needed. Raises INVALID_ARG if the model does not load in `seconds`."""
+    """Serve a copy within the block. Raises INVALID_ARG if the model does not load in `seconds`."""
     return own_server.serving([f"--model-repository={copy.repository}", *options], seconds, copy.folder.name)

@@ -18,7 +18,7 @@ from .tuning import Trial, TuneResult, TuneSetup
 
 
 def difference(trial: Trial, setup: TuneSetup) -> str:
-    """A point by what differs from the present one."""
+    """Describe a point by its differences from the present one."""
     names = [name for name, value in trial.point.items() if value != setup.present[name]]
     return shown(trial.point, names) if names else "current"
 
@@ -62,7 +62,7 @@ def rows(outcome: TuneResult, setup: TuneSetup) -> tuple[Sequence[str], Sequence
 
 
 def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
-    """The measurement at the end, and what is to be done."""
+    """Yield the final measurement and the next steps."""
     yield ""
     goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
     at_present = outcome.best is outcome.trials[0]
@@ -96,7 +96,7 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
 
 
 def _why_not_compared(outcome: TuneResult) -> str:
-    """Reason for which a better configuration may have been missed; empty if all were measured to the end."""
+    """Return why a better configuration may have been missed; empty if all were measured to the end."""
     if outcome.interrupted:
         return "Interrupted before all configurations were compared."
     if outcome.out_of_time or any(each.unfinished for each in outcome.trials):
@@ -114,7 +114,7 @@ def gain_line(outcome: TuneResult) -> str:
 
 
 def remarks(outcome: TuneResult, setup: TuneSetup) -> list[str]:
-    """What stands above the configuration that is written."""
+    """Return the comment lines above the written configuration."""
     goal = f"p{setup.goal.percentile:g} <= {setup.goal.ms:g} ms"
     lines = [f"The configuration of model '{setup.model}' that 'modserve tune' recommends for {goal}."]
     if outcome.finals is not None and outcome.gain is not None:

@@ -31,20 +31,20 @@ _THREAD_PARAMETERS = {
 
 
 class SearchLimits(NamedTuple):
-    """How far a search may go."""
+    """Limits of a search."""
 
     cores: int
     goal_ms: float
     rows: int = 1
-    """Of a request, which every batch has to have room for."""
+    """Rows of a request; every batch must have room for them."""
     max_batch: int = 0
     """The largest max_batch_size to try; 0: the present one."""
     engines: bool = False
-    """Whether `auto` may choose another engine."""
+    """True if `auto` may choose another engine."""
 
 
 def why_not(config: pb.ModelConfig) -> str:
-    """Why a model is not to be tuned; empty if it is."""
+    """Return why a model cannot be tuned; empty if it can."""
     if config.HasField("ensemble_scheduling"):
         return "it is an ensemble, which has nothing to tune: tune its models"
     if config.HasField("sequence_batching"):
@@ -55,7 +55,7 @@ def why_not(config: pb.ModelConfig) -> str:
 
 
 def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[dict[str, Sequence[Value]], Point]:
-    """The dimensions with their values in order, and the present point. `backend` is what runs the model now."""
+    """Return the dimensions with their values in order, and the present point. `backend` runs the model now."""
     dimensions: dict[str, Sequence[Value]] = {}
     present: dict[str, Value] = {}
 
@@ -85,7 +85,7 @@ def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[d
 
 
 def _powers(most: int) -> list[int]:
-    """Powers of two, and the number itself."""
+    """Return powers of two, and the number itself."""
     return sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most})
 
 
@@ -94,7 +94,7 @@ def _ordered(now: int, values: Iterable[int]) -> Sequence[Value]:
 
 
 def applied(config: pb.ModelConfig, point: Point, present: Point, backend: str) -> pb.ModelConfig:
-    """The configuration with what differs from the present point; all else stays as its author wrote it."""
+    """Return the configuration with the differences from the present point; all other fields stay as written."""
     made = pb.ModelConfig()
     made.CopyFrom(config)
     changed = {name: value for name, value in point.items() if value != present[name]}
@@ -125,7 +125,7 @@ def applied(config: pb.ModelConfig, point: Point, present: Point, backend: str) 
 
 
 def text(config: pb.ModelConfig, remarks: Sequence[str]) -> str:
-    """A config.pbtxt, with remarks above it."""
+    """Return a config.pbtxt, with remarks above it."""
     body = text_format.MessageToString(config, as_utf8=True)
     return "".join(f"# {line}\n" for line in remarks) + ("\n" if remarks else "") + body
 
@@ -140,12 +140,12 @@ _SHOWN: Mapping[str, Callable[[Value], str]] = {
 
 
 def shown(point: Point, names: Sequence[str] = ()) -> str:
-    """A point in words; `names` picks dimensions."""
+    """Describe a point in words; `names` picks dimensions."""
     return ", ".join(_SHOWN[name](value) for name, value in point.items() if not names or name in names)
 
 
 def changes(point: Point, present: Point) -> list[str]:
-    """What differs from the present point, in words."""
+    """Return the differences from the present point, in words."""
     return [
         f"{_SHOWN[name](value)} (was: {_SHOWN[name](present[name])})"
         for name, value in point.items()
@@ -154,7 +154,7 @@ def changes(point: Point, present: Point) -> list[str]:
 
 
 class CoordinateSearch:
-    """Knows no server and no clock: `next` gives a point, `record` takes its score, the higher the better.
+    """Search without server or clock: `next` returns a point, `record` takes its score, the higher the better.
 
     From the best point so far, it goes along each dimension upwards until the score is no better, then downwards, and
     through all dimensions again until none has anything better. No point is tried twice. A point counts as better
@@ -179,7 +179,7 @@ class CoordinateSearch:
         return self.score * (1 + self._least_gain)
 
     def next(self) -> Point | None:
-        """None when the search is over."""
+        """Return the next point; None when the search is over."""
         return next(self._points, None)
 
     def record(self, point: Point, score: float) -> None:

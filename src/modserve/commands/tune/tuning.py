@@ -1,4 +1,4 @@
-"""Tries points, one server after the other, and measures the best one beside the present one at the end."""
+"""Search over points, one server at a time, and a final measurement of the best one against the present one."""
 
 import asyncio
 import gc
@@ -21,15 +21,15 @@ from .space import CoordinateSearch, Point, applied, text
 
 _CONNECTIONS = 256
 _SHARE_OF_POINT = 0.2
-"""Of the time: what one point may take, when it is the present one or a better one."""
+"""Share of the time that one point may take, if it is the present one or a better one."""
 _SHARE_FOR_END = 0.25
-"""Of the time, kept for measuring the best point beside the present one."""
+"""Share of the time reserved for measuring the best point against the present one."""
 _TURNS = 4
 """Measurements at the end: two of each."""
 _TOLERANCE = 0.08
-"""A rate is known to so much; points have to differ by more to matter."""
+"""Relative precision of a rate; smaller differences between points do not matter."""
 _ABOVE, _BELOW = 1.2, 0.25
-"""Of the rate that a point had, where the measurement at the end looks for its rate."""
+"""Range in which the final measurement searches, as multiples of the point's earlier rate."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Trial:
     rate: float = 0.0
     """The highest that met the goal; 0: none did, or none above that of the best point before."""
     results: list[tuple[Measurement, bool]] = field(default_factory=list)
-    """All rates that were measured, and whether each met the goal."""
+    """Measured rates, and True for each that met the goal."""
     failure: str = ""
     better: bool = False
     unfinished: bool = False
@@ -58,7 +58,7 @@ class TuneSetup:
 
     model: str
     config: pb.ModelConfig
-    """As its author wrote it."""
+    """Configuration as its author wrote it."""
     backend: str
     present: Point
     goal: LatencyGoal
@@ -66,7 +66,7 @@ class TuneSetup:
     data: DataOptions
     load_seconds: float
     options: Sequence[str] = ()
-    """For all servers."""
+    """Options of all servers."""
 
     def text(self, point: Point) -> str:
         return text(applied(self.config, point, self.present, self.backend), [])
@@ -92,19 +92,19 @@ class TuneResult:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a tuning calls: a person looks on, and tests have servers that exist only in numbers."""
+    """Callbacks of a tuning. Tests replace them with simulated servers."""
 
     attempt: Callable[[Point, float | None, float], "Trial"]
-    """Measures a point until a moment of the clock; only above a rate, if there is one. Blocks."""
+    """Measurement of a point until a time; only above a rate, if there is one. Blocks."""
     compare: Callable[[Trial, Trial, float], tuple[Trial, Trial]]
-    """Measures two of them side by side, until a moment."""
+    """Measurement of two points side by side, until a time."""
     on_trial: Callable[[Trial], None]
     interrupted: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
 
 
 def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budget: float, hooks: Hooks) -> TuneResult:
-    """The whole search. A point that does not exceed the best rate by some percent is given up at once."""
+    """Run the whole search. A point that does not exceed the best rate by some percent is given up at once."""
     begin = hooks.clock()
     end_of_search = begin + budget * (1 - _SHARE_FOR_END)
 
@@ -139,7 +139,7 @@ def tune(search_from: Callable[[float], CoordinateSearch], present: Point, budge
 
 
 class TrialRunner:
-    """Measures points with real servers; lives inside a running event loop's `Runner`, one measurement at a time."""
+    """Measurement of points on real servers, in a running event loop's `Runner`, one at a time."""
 
     def __init__(self, setup: TuneSetup, copies: tuple[ModelCopy, ModelCopy], run: "asyncio.Runner") -> None:
         self._setting, self._copies, self._runner = setup, copies, run
@@ -164,7 +164,7 @@ class TrialRunner:
         return trial
 
     def compare(self, present: Trial, best: Trial, deadline: float) -> tuple[Trial, Trial]:
-        """Both servers run; each is measured twice, in turns, and its better result counts."""
+        """Measure both points on servers that run side by side, in turns; the better of two results counts."""
         share = max(0.0, deadline - time.monotonic()) / _TURNS
         again = (Trial(present.point), Trial(best.point))
         setup = self._setting

@@ -1,4 +1,4 @@
-"""Which response cache the server has (``--cache-config``)."""
+"""Settings of the server's response cache (``--cache-config``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ PASSWORD_VARIABLE = "TRITONCACHE_REDIS_PASSWORD"
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Where a Redis is, and how long requests wait for it. The names are those of Triton's options."""
+    """Address and time-outs of a Redis server. The names are those of Triton's options."""
 
     host: str
     port: int
@@ -18,7 +18,7 @@ class RedisSettings:
     password: str = field(default="", repr=False)
     db: int = 0
     connect_timeout_s: float = 1.0
-    """For a connection, which no request waits for longer than `socket_timeout_s`."""
+    """Time-out of a connection. No request waits for one longer than `socket_timeout_s`."""
     socket_timeout_s: float = 0.1
     """The longest that a request waits for the cache, in all."""
     pool_size: int = 8
@@ -30,7 +30,7 @@ class RedisSettings:
     sni: str = ""
 
     def with_credentials(self, environment: Mapping[str, str]) -> Self:
-        """With user and password of the environment, where the options name none."""
+        """Return the settings with user and password from the environment, unless the options name them."""
         return replace(
             self,
             user=self.user or environment.get(USER_VARIABLE, ""),
@@ -40,12 +40,12 @@ class RedisSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """No cache if there is neither a `size` nor a `redis`."""
+    """Cache settings. Without `size` and `redis`, there is no cache."""
 
     size: int = 0
     """Bytes of the cache in this process."""
     ttl_s: float = 0
-    """How long a response is kept at most; 0: any time."""
+    """Maximum age of a response; 0: unlimited."""
     entry_size: int = 0
-    """Bytes of the longest response that is kept; 0: any length that there is room for."""
+    """Bytes of the largest cached response; 0: any size that fits."""
     redis: RedisSettings | None = None

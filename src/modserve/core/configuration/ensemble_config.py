@@ -39,7 +39,7 @@ class Condition:
         return f"{self.tensor} {self.comparison} {value!r}"
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether the condition is true of `tensor`. Raises INVALID_ARG unless that is one element of a kind that fits.
+        """Return True if `tensor` meets the condition. Raises INVALID_ARG unless it is one element of a fitting type.
 
         The value is rounded to the type of a floating-point tensor, so 0.1 equals 0.1. Integers are compared exactly.
         """
@@ -54,7 +54,7 @@ class Condition:
         return bool(COMPARISONS[self.comparison](array.reshape(-1).tolist()[0], value))
 
     def fits(self, datatype: dtypes.Datatype) -> bool:
-        """Whether a tensor of that type can be compared with the value: its kind, and for numbers its range."""
+        """Return True if a tensor of this type is comparable with the value: by its kind, and for numbers its range."""
         value = self.value
         if isinstance(value, bytes) or datatype is dtypes.BYTES:
             return isinstance(value, bytes) and datatype is dtypes.BYTES
@@ -67,7 +67,7 @@ class Condition:
 
 
 def comparable(datatype: dtypes.Datatype) -> str:
-    """What a tensor of a type can be compared with, for messages."""
+    """Return the values that a tensor of this type is comparable with, for messages."""
     if datatype is dtypes.BYTES:
         return "a text, in quotes if it looks like something else"
     if datatype is dtypes.BOOL:
@@ -77,7 +77,7 @@ def comparable(datatype: dtypes.Datatype) -> str:
 
 
 def _rounded(value: Operand, datatype: dtypes.Datatype) -> float:
-    """A number as a floating-point type has it; infinite if it is too large."""
+    """Round a number to a floating-point type; infinite if it is too large."""
     try:
         with np.errstate(over="ignore"):
             return float(datatype.numpy.type(float(value)))
@@ -86,7 +86,7 @@ def _rounded(value: Operand, datatype: dtypes.Datatype) -> float:
 
 
 def _range(datatype: dtypes.Datatype) -> tuple[int, int] | tuple[float, float]:
-    """The smallest and the largest finite number of a type."""
+    """Return the smallest and the largest finite number of a type."""
     if datatype.json_kind == "int":
         whole = np.iinfo(datatype.numpy)
         return whole.min, whole.max
@@ -95,7 +95,7 @@ def _range(datatype: dtypes.Datatype) -> tuple[int, int] | tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model. The maps go from its own tensor names to those of the ensemble; `version` None is the latest."""
+    """Step of an ensemble: a model. The maps go from its tensor names to the ensemble's. `version` None: the latest."""
 
     model: str
     version: int | None

@@ -1,23 +1,23 @@
-"""What is logged and in which form (protocol: logging extension)."""
+"""Log levels, format and destination (protocol: logging extension)."""
 
 import enum
 from dataclasses import dataclass
 
 
 class LogFormat(enum.Enum):
-    """How a line looks; the value is the protocol's name of it."""
+    """Format of a log line; the value is the protocol's name of it."""
 
     DEFAULT = "default"
-    """As Triton's: level, date and time, process, place and the message in quotes, always on one line."""
+    """Triton's format: level, date and time, process, place and the message in quotes, always on one line."""
     ISO8601 = "ISO8601"
     """Time, level, where, what."""
     JSON = "json"
-    """An object, with what a request was about as its keys."""
+    """JSON object, with the details of a request as its keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The switches are of one level each; a `verbose_level` above 0 means debugging."""
+    """Log settings with a switch per level; a `verbose_level` above 0 means debugging."""
 
     info: bool = True
     warning: bool = True
@@ -25,25 +25,25 @@ class LogSettings:
     verbose_level: int = 0
     format: LogFormat = LogFormat.ISO8601
     file: str = ""
-    """Where lines are added, in place of standard error. It is chosen at the start, and stays."""
+    """File to append to, in place of standard error. It is set at the start, and cannot change."""
     multiline: str = "auto"
-    """Whether tracebacks have lines of their own in the format ISO8601: true, false, or auto, on a terminal only."""
+    """Separate lines for tracebacks in the format ISO8601: true, false, or auto, which means on a terminal only."""
 
 
 class AccessMode(enum.Enum):
-    """Which requests get a line in the log; the value is that of the option."""
+    """Selection of the requests to log; the value is that of the option."""
 
     OFF = "off"
     ERRORS = "errors"
-    """Those that fail, and only so many of them a second."""
+    """Failed requests, up to a limit per second."""
     SAMPLED = "sampled"
-    """Also one of so many others."""
+    """Failed requests, and one in `rate` others."""
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class AccessSettings:
-    """`rate`: one of so many requests is logged in mode SAMPLED. `identify`: each request gets an id, logged or not."""
+    """Access log: one in `rate` requests in mode SAMPLED. `identify`: each request gets an id, logged or not."""
 
     mode: AccessMode = AccessMode.ERRORS
     rate: int = 100

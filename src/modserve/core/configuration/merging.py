@@ -1,4 +1,4 @@
-"""The configuration of merging requests whose shapes differ, as frozen values."""
+"""Configuration of batches of requests with different shapes, as frozen values."""
 
 import enum
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from ..tensors.dtypes import Datatype
 
 
 class BatchInputKind(enum.Enum):
-    """What a batch input tells the model about the requests (``BatchInput.Kind`` of the model configuration)."""
+    """Content of a batch input (``BatchInput.Kind`` of the model configuration)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -29,44 +29,44 @@ class BatchInput:
 
 
 class PaddingPolicy(enum.Enum):
-    """Who shares a batch, among requests of different lengths."""
+    """Policy for requests of different lengths to share a batch."""
 
     MEASURED = "measured"
-    """Those who are done sooner together than apart, by the run times that were measured."""
+    """Requests that finish sooner together than apart, by measured run times."""
     ALWAYS = "always"
-    """All whose lengths are in the same range."""
+    """Requests with lengths in the same range."""
     NEVER = "never"
-    """Only requests that need no padding for it, but what `multiple_of` adds."""
+    """Requests that need no padding to share a batch, except for that of `multiple_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How requests of different lengths become one batch.
+    """Padding of requests of different lengths to one batch.
 
-    `axes` has the inputs with a dimension of that length, and which of `dims` it is; the mask is among them. `values`
-    fill them up, as text in their datatypes. `unpad` has the outputs that are cut to the request's length.
+    `axes` maps each input with a dimension of that length to its index in `dims`; the mask is among them. `values` are
+    the fill values, as text in their datatypes. `unpad` has the outputs to cut to the request's length.
     """
 
     axes: Mapping[str, int]
     values: Mapping[str, str] = field(default_factory=dict)
     mask: str = ""
-    """The input that marks what is no padding. The server makes it if the client does not, and fills it with zeros."""
+    """Input that marks real elements. If the client does not send it, the server makes it. It is padded with zeros."""
     multiple_of: int = 1
     """The length of a batch is a multiple of this."""
     unpad: Mapping[str, int] = field(default_factory=dict)
     policy: PaddingPolicy = PaddingPolicy.MEASURED
     buckets: int = 4
-    """Of ALWAYS: the largest number of ranges of length, each with batches of its own; 1: all share batches."""
+    """Maximum number of length ranges for ALWAYS, each with batches of its own; 1: all share batches."""
     relearn_every: int = 1024
-    """Of ALWAYS: the ranges are worked out anew after so many requests."""
+    """Number of requests after which ALWAYS computes the ranges again."""
 
     def padded(self, length: int) -> int:
-        """The length of a batch, by that of its longest request."""
+        """Return the length of a batch with a longest request of `length`."""
         return -(-length // self.multiple_of) * self.multiple_of
 
 
 def rows_of(size: int, batch_sizes: tuple[int, ...]) -> int:
-    """The rows that run for `size` rows of requests: the least of `batch_sizes`, in ascending order, that suffices."""
+    """Return the rows to run for `size` rows of requests: the least sufficient one of the ascending `batch_sizes`."""
     for allowed in batch_sizes:
         if allowed >= size:
             return allowed

@@ -1,4 +1,4 @@
-"""What modserve acts on of a model's configuration, as frozen values. Made by `config/`, read by everybody."""
+"""Configuration of a model as frozen values: the fields that modserve uses. `config/` makes them."""
 
 import enum
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """So much of something of the server's, or of the instance's device, is needed by each execution."""
+    """Amount of a resource of the server, or of the instance's device, that each execution needs."""
 
     name: str
     count: int
@@ -53,35 +53,35 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
+    """Group of `count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
 
     name: str
     kind: InstanceKind
     count: int
     gpus: tuple[int, ...] = ()
     resources: tuple[Resource, ...] = ()
-    """What each execution needs, where the server has a rate limiter."""
+    """Needs of each execution, under the rate limiter."""
     priority: int = 1
-    """With the rate limiter: an instance of 2 gets half as many turns as one of 1."""
+    """Priority under the rate limiter: an instance of 2 gets half as many turns as one of 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long and how many requests of a level may wait."""
+    """Limits of the number of waiting requests of a level and of their waiting time."""
 
     max_queue_size: int = 0
     """Requests that may wait; 0 = no limit."""
     default_timeout_ns: int = 0
-    """How long a request may wait; 0 = for ever."""
+    """Maximum waiting time of a request; 0 = unlimited."""
     delay: bool = False
-    """What has waited too long goes behind the others of its level, in place of being refused."""
+    """True to move a request that waited too long behind the others of its level, instead of refusing it."""
     allow_timeout_override: bool = False
     """Requests may shorten `default_timeout_ns` by their ``timeout`` parameter."""
 
     def timeout_ns(self, asked_ns: int) -> int:
-        """How long a request may wait whose ``timeout`` parameter says `asked_ns`; 0 = for ever, for both.
+        """Return the maximum wait of a request with `asked_ns` as its ``timeout`` parameter; 0 = unlimited, for both.
 
-        As in Triton (core, PolicyQueue::Enqueue), but that a request's own is heard where the policy has none, too.
+        Follows Triton (core, PolicyQueue::Enqueue), but the request's own time-out also applies if the policy has none.
         """
         default_ns = self.default_timeout_ns
         if not default_ns:
@@ -91,19 +91,19 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Which requests are refused before they queue, and how."""
+    """Rules for refusing requests before they queue."""
 
     by_deadline: bool = False
-    """Refuse what is likely to miss its deadline."""
+    """Refuse requests that are likely to miss their deadline."""
     latency_goal_ns: int = 0
-    """Refuse what is likely to take longer than this, too; 0 = no goal."""
+    """Refuse requests that are likely to take longer than this; 0 = no goal."""
     too_many: bool = False
     """Overload is the client's fault (HTTP 429, RESOURCE_EXHAUSTED), not the server's (503, UNAVAILABLE)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
-    """How the dynamic batcher groups requests. Sizes sum the requests' batch sizes; times are in nanoseconds."""
+    """Settings of the dynamic batcher. Sizes are sums of the requests' batch sizes; times are in nanoseconds."""
 
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
@@ -114,26 +114,26 @@ class DynamicBatching:
     default_priority_level: int = 0
     default_policy: QueuePolicy = QueuePolicy()
     level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
-    """Of the levels that differ from the default."""
+    """Policies of the levels that differ from the default."""
     look_ahead: int = 1024
-    """How many arrivals after the first of a batch a request may come and still join it, past those of other shapes."""
+    """Maximum number of arrivals after a batch's first request for a request to join it, past those of other shapes."""
     ageing_ns: int = 0
     """A request counts as a level more urgent for each such time it has waited; 0 = never."""
     separate_by: tuple[str, ...] = ()
     """Request parameters: only requests with equal values of them share a batch."""
     p99_goal_ns: int = 0
-    """What 99 of 100 requests shall stay below, from queueing to the end of their execution: the delay and the batch
-    size are then found by trial; 0 = they are those given here."""
+    """Goal for the 99th percentile of the time from queueing to the end of execution. The delay and the batch size are
+    then found by trial; 0 = they are those configured here."""
     tuned_delay_limit_ns: int = 0
     """The longest delay that may be tried; 0 = the goal is the only limit."""
     batch_sizes: tuple[int, ...] = ()
     """The only sizes that are executed, ascending: rows are added up to the next one. Empty: any size."""
     max_batch_elements: int = 0
-    """How many elements a batch may have: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
+    """Maximum elements of a batch: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
 
     measured_sizes: bool = False
-    """Batches do not grow beyond the size from which on, by measured run times, they gain nothing. For models without
-    padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
+    """True to stop the growth of batches at the size above which, by measured run times, they gain nothing. For models
+    without padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
 
     def policy(self, level: int) -> QueuePolicy:
         return self.level_policies.get(level, self.default_policy)
@@ -149,12 +149,12 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """How much of a model may be in flight, for how long it may run, and what of it tenants share."""
+    """Limits of a model's requests in flight and execution time, and its cache sharing between tenants."""
 
     max_accepted_requests: int = 0
     """Requests that are accepted and not settled; 0: any number."""
     execution_timeout_ns: int | None = None
-    """After which an execution is given up; 0: never. None: as the server's option says."""
+    """Time-out of an execution; 0: none. None: the server's option applies."""
     share_cache: bool = False
     """A tenant may get the kept response to the request of another one."""
 
@@ -179,35 +179,35 @@ class ModelConfig:
     sequence_batching: SequenceBatching | None = None
     padding: Padding | None = None
     text: TextSettings = NO_TEXT_SETTINGS
-    """How the texts that become its tensors are handled, for the front ends that take texts."""
+    """Text handling, for the front ends that take texts."""
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: Mapping[str, str] = field(default_factory=dict)
-    """Outputs whose elements are given to the requests by the shapes of an input, which is the value."""
+    """Outputs to divide among the requests by the shapes of an input, which is the value."""
     ensemble: EnsembleConfig | None = None
     """The steps, for a model that is made of others and has no engine of its own."""
     default_model_filename: str = ""
     decoupled: bool = False
     residency: ResidencyRules = NO_RULES
-    """When the model is in memory."""
+    """Rules for loading the model into memory and evicting it."""
     limits: ModelLimits = ModelLimits()
     cached: bool = False
-    """Its responses are kept, if the server has a cache for them."""
+    """True to cache its responses, if the server has a response cache."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Upper bounds of the model's histograms that have not the usual ones, by family."""
     warm_ups: tuple[WarmUp, ...] = ()
-    """What each instance runs before it takes requests: ``model_warmup``."""
+    """Samples that each instance runs before it takes requests: ``model_warmup``."""
     routing: Routing | None = None
-    """How requests that name no version are divided between its versions, unless a client says otherwise."""
+    """Division of requests without a version between the model's versions, unless a client sets it."""
     runtime: str = ""
-    """Which implementation of its backend runs the model, where there are several."""
+    """Implementation of the backend that runs the model, where there are several."""
     graph_optimization_level: int | None = None
     """``optimization.graph.level``; None when the configuration does not set it."""
     gpu_accelerators: tuple[Accelerator, ...] = ()
-    """For the instances on GPUs, in order of preference."""
+    """Accelerators of the instances on GPUs, in order of preference."""
     cpu_accelerators: tuple[Accelerator, ...] = ()
-    """For all instances, behind those for GPUs."""
+    """Accelerators of all instances, after those for GPUs."""
     checksums: tuple[Checksum, ...] = ()
     """Digests that files must have, by the ``checksum`` agent of ``model_repository_agents``."""
     operation_libraries: tuple[str, ...] = ()
@@ -251,21 +251,21 @@ class ModelConfig:
 
     @property
     def fills_up(self) -> bool:
-        """Whether batches may have elements that are no request's."""
+        """True if batches may have padding elements, which belong to no request."""
         return self.padding is not None or bool(self.batch_sizes)
 
     @property
     def batching(self) -> bool:
-        """Whether the first dimension of every tensor is the batch dimension."""
+        """True if the first dimension of every tensor is the batch dimension."""
         return self.max_batch_size > 0
 
     @property
     def served_platform(self) -> str:
-        """What model metadata calls the platform: the legacy name where the configuration has one, else the backend."""
+        """The platform in model metadata: the legacy name if the configuration has one, else the backend."""
         return self.platform or self.backend
 
     def batch_size_remedy(self, size: str = "N") -> str:
-        """How to allow batches of `size`, as a line behind an error; empty unless `max_batch_size` is a default."""
+        """Say how to allow batches of `size`, in a line after an error; empty unless `max_batch_size` is a default."""
         if not self.default_batch_size:
             return ""
         return (
@@ -275,7 +275,7 @@ class ModelConfig:
         )
 
     def full_dims(self, spec: TensorSpec) -> Shape:
-        """The dims clients see: with -1 in front for the batch dimension of a batching model."""
+        """Return the dims that clients see: with -1 in front for the batch dimension of a batching model."""
         return (-1, *spec.dims) if self.batching else spec.dims
 
 
@@ -305,19 +305,19 @@ class ModelDescription:
     default_max_batch_size: int = 0
     """The max_batch_size to fill in if every tensor has a variable first dimension and the configuration says 0."""
     batching_obstacle: str = ""
-    """Why the rows of the model must not share an execution, although every first dimension is variable."""
+    """Reason against batching rows of the model, although every first dimension is variable."""
     max_batch_size: int | None = None
     """The largest batch, if the model itself knows it; replaces a configured 0."""
     batch_dimension: bool = True
-    """Whether the shapes include the batch dimension of a model that batches. False: it is added in front."""
+    """True if the shapes of a batching model include the batch dimension. False: it is added in front."""
     decoupled: bool | None = None
-    """Whether a request may have any number of responses."""
+    """True if a request may have any number of responses."""
     dynamic_batching: bool | None = None
-    """Whether requests are batched; None: if the model can batch."""
+    """True to batch requests; None: if the model can batch."""
     cpu_instances: int = 0
     """The number of CPU instances unless configured; 0: the backend's default."""
     adds_tensors: bool = False
-    """Whether its inputs and outputs that the configuration does not list are added to the listed ones."""
+    """True to add inputs and outputs that the configuration does not list to the listed ones."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` in the JSON form of a configuration, for a stateful model."""
     parameters: Mapping[str, str] = field(default_factory=dict)

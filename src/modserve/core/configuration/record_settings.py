@@ -1,15 +1,15 @@
-"""Which requests a server records, and where (``--record``)."""
+"""Settings of the recording of requests (``--record``)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
-    """Nothing is recorded without a `folder`.
+    """Recording settings. An empty `folder` disables recording.
 
-    `models` are patterns of names with rates of their own; None stands for `rate`. The last pattern that a name matches
-    counts; without any, all models are recorded. `redacted` are patterns of models and of their tensors, whose contents
-    are left out. `size` is the most bytes of all files.
+    `models` are patterns of names with their own rates; None stands for `rate`. The last pattern that matches a name
+    counts; without any, all models are recorded. `redacted` are patterns of models and of tensors; contents of these
+    are left out. `size` is the maximum number of bytes of all files.
     """
 
     folder: str = ""

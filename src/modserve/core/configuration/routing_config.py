@@ -1,4 +1,4 @@
-"""How requests that name no version are divided between the READY versions of a model: values, and what was counted."""
+"""Routing of requests without a version to the READY versions of a model: values, and figures of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A version that gets copies of requests; its responses are compared with those of the clients, and dropped."""
+    """Version that gets copies of requests; its responses are compared with those of the clients, and dropped."""
 
     route: str
     """A label, or a version in digits, as in all that follows."""
     share: float
-    """Of the requests, above 0 and at most 1."""
+    """Share of the requests, above 0 and at most 1."""
     tolerance: float
     """The largest relative difference at which two elements of floating point are the same."""
     max_in_flight: int
@@ -20,20 +20,20 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """When a version loses its weight. A limit of 0 is none; there is one at least."""
+    """Condition under which a version loses its weight. A limit of 0 is disabled; at least one is set."""
 
     route: str
     baseline: str
-    """The route whose latency is the measure for `p95_ratio`."""
+    """Route that `p95_ratio` compares latency with."""
     error_share: float = 0.0
     p95_ns: int = 0
     p95_ratio: float = 0.0
     last_requests: int = 200
-    """How many requests of each route are looked at, the latest ones."""
+    """Number of latest requests per route to consider."""
     last_ns: int = 0
-    """Older requests are not looked at; 0: any age."""
+    """Maximum age of the requests to consider; 0: unlimited."""
     least_requests: int = 20
-    """With fewer requests nothing is decided."""
+    """Minimum number of requests for a decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Routing:
     split: Mapping[str, float] = field(default_factory=dict)
     """The weights of the routes, in the order in which they were written; empty: all requests go to the latest."""
     sticky: str = ""
-    """The request parameter whose equal values go to the same version; empty: each request goes by the weights."""
+    """Request parameter that pins equal values to the same version; empty: each request goes by the weights."""
     shadow: Shadow | None = None
     rollback: Rollback | None = None
     allow_missing: bool = False
-    """Its versions may be missing when it is set."""
+    """True if its versions may be missing when the routing is set."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The same as it was written, in values that JSON has."""
+    """The routing as written, in JSON's values."""
 
     def version(self, route: str) -> int:
         return self.labels[route] if route in self.labels else int(route)
@@ -59,20 +59,20 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class RouteFigures:
-    """One route of a model's split, for the metrics page."""
+    """Figures of one route of a model's split, for the metrics page."""
 
     model: str
     route: str
     version: int
     share: float
-    """Of the requests that name no version, at this moment."""
+    """Current share of the requests without a version."""
     requests: int
     rolled_back: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowFigures:
-    """What became of the copies of requests, for the metrics page."""
+    """Outcomes of copied requests, for the metrics page."""
 
     model: str
     version: int

@@ -16,7 +16,7 @@ CORRELATION_DATATYPES = (dtypes.UINT64, dtypes.INT64, dtypes.UINT32, dtypes.INT3
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells the model about a request."""
+    """Content of a control input about a request."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -36,7 +36,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a state is when a sequence starts: zeros, or the content of `file` in the model's ``initial_state``."""
+    """State at the start of a sequence: zeros, or the content of `file` in the model's ``initial_state``."""
 
     name: str
     dims: Shape
@@ -56,7 +56,7 @@ class SequenceState:
     dims: Shape
     initial: InitialState | None = None
     growable: bool = False
-    """Any size may differ, whatever `dims` say (``use_growable_memory``)."""
+    """True if any size may differ from `dims` (``use_growable_memory``)."""
 
     @property
     def initial_dims(self) -> Shape:
@@ -66,7 +66,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """Each sequence has a row in the batches of one instance."""
+    """Strategy that gives each sequence a row in the batches of one instance."""
 
     max_queue_delay_ns: int = 0
     minimum_slot_utilization: float = 0.0
@@ -75,10 +75,10 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """Each instance has a number of sequences, whose oldest requests are batched."""
+    """Strategy that gives each instance a number of sequences and batches their oldest requests."""
 
     max_candidate_sequences: int = 0
-    """For each instance; 0: as many as fit a batch."""
+    """Sequences per instance; 0: as many as fit a batch."""
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
     preserve_ordering: bool = False
@@ -90,13 +90,13 @@ Strategy: TypeAlias = DirectStrategy | OldestStrategy
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """How the requests of sequences are scheduled, and what the model learns about them."""
+    """Scheduling of sequences, and the model's inputs about them."""
 
     strategy: Strategy = DirectStrategy()
     controls: tuple[Control, ...] = ()
     states: tuple[SequenceState, ...] = ()
     max_idle_ns: int = DEFAULT_IDLE_NS
-    """A sequence ends when no request of it has come for so long."""
+    """Idle time without a request after which a sequence ends."""
     iterative: bool = False
     """The model may reschedule a request; each request is a sequence of its own."""
 

@@ -1,4 +1,4 @@
-"""What a configuration says of the texts that a model takes. It goes before what the files beside the model say."""
+"""Text settings of a model configuration. They take precedence over the files beside the model."""
 
 import enum
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 class TextTask(enum.Enum):
-    """What a model makes of a text."""
+    """Task of a text model."""
 
     EMBEDDING = "embedding"
     """A vector."""
@@ -27,19 +27,19 @@ class TextSettings:
     """The ways in which the vectors of the tokens become one, side by side. Empty: the model's output is the vector."""
     normalize: bool | None = None
     max_length: int | None = None
-    """Tokens, those that the tokenizer adds included."""
+    """Maximum number of tokens, including those that the tokenizer adds."""
     truncate: bool = True
-    """Whether longer texts are cut, unless a request says otherwise."""
+    """True to truncate longer texts, unless a request says otherwise."""
     default_prompt: str | None = None
     """The name of the prompt of requests that name none; empty: no prompt."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Added to those of the files, by name."""
+    """Prompts by name, added to those of the files."""
     activation: str | None = None
-    """What makes scores of logits: ``sigmoid``, ``softmax`` or ``none``."""
+    """Activation from logits to scores: ``sigmoid``, ``softmax`` or ``none``."""
     output: str = ""
     """The output that is read."""
     max_texts: int = 2048
-    """Of one request."""
+    """Maximum number of texts in one request."""
 
 
 NO_TEXT_SETTINGS = TextSettings()

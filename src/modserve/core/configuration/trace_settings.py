@@ -1,4 +1,4 @@
-"""Which requests are traced, and what of them (protocol: trace extension)."""
+"""Selection and content of traces (protocol: trace extension)."""
 
 import enum
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 
 class TraceLevel(enum.Flag):
-    """What is recorded of a traced request; the names are the protocol's."""
+    """Content of a trace; the names are the protocol's."""
 
     OFF = 0
     TIMESTAMPS = 1
     TENSORS = 2
-    """Every input and output, with all its elements."""
+    """Inputs and outputs, with all their elements."""
 
     @property
     def names(self) -> list[str]:
@@ -22,9 +22,9 @@ class TraceLevel(enum.Flag):
 
 @dataclass(frozen=True, slots=True)
 class SpanSettings:
-    """How traces go to an OpenTelemetry collector; the names are Triton's, but for `protocol`.
+    """Export of traces to an OpenTelemetry collector; the names are Triton's, except for `protocol`.
 
-    `url` and `protocol` (``http/protobuf`` or ``grpc``) are empty for what the environment says, or the default.
+    `url` and `protocol` (``http/protobuf`` or ``grpc``) are empty to use the environment's value, or the default.
     `resource` has attributes that describe this server. `bsp_schedule_delay` is in milliseconds.
     """
 
@@ -38,11 +38,11 @@ class SpanSettings:
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """How requests are sampled, and where traces go.
+    """Sampling of requests, and destination of traces.
 
     Every `rate`th request is traced until `count` traces have been made; -1 does not limit them. `file` is a path,
     empty for none. With a `log_frequency` of n, every n traces get a file of their own, `file` with ``.0``, ``.1``, …
-    With `spans`, traces go to a collector instead, and requests whose clients trace them are traced as well.
+    With `spans`, traces go to a collector instead, and requests traced by their clients are traced as well.
     """
 
     level: TraceLevel = TraceLevel.OFF
@@ -54,7 +54,7 @@ class TraceSettings:
 
     @property
     def mode(self) -> str:
-        """As the protocol names it."""
+        """The protocol's name of the trace mode."""
         return TRITON if self.spans is None else OPENTELEMETRY
 
 

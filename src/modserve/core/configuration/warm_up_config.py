@@ -8,21 +8,21 @@ from ..tensors.dtypes import Datatype
 from ..tensors.tensor import Shape
 
 WARM_UP_FOLDER = "warmup"
-"""In the model's directory, as in Triton: the files that ``input_data_file`` names."""
+"""Subdirectory of the model's directory, as in Triton, with the files that ``input_data_file`` names."""
 
 
 class WarmUpMode(enum.Enum):
-    """Which models are warmed up."""
+    """Selection of the models to warm up."""
 
     AUTO = "auto"
-    """All: those that do not say with what get data that is made up."""
+    """Every model. A model without ``model_warmup`` gets made-up data."""
     CONFIG = "config"
-    """Those that have ``model_warmup`` in their configuration."""
+    """Models with ``model_warmup`` in their configuration."""
     OFF = "off"
 
 
 class DataKind(enum.Enum):
-    """Where the data of an input comes from: the field that says it."""
+    """Source of an input's data: the field that specifies it."""
 
     ZERO = "zero_data"
     RANDOM = "random_data"
@@ -41,7 +41,7 @@ class WarmUpInput:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """One sample: `batch_size` requests with the same inputs, which are executed together, `count` times."""
+    """Warm-up sample: `batch_size` requests with the same inputs, executed together, `count` times."""
 
     name: str
     batch_size: int

@@ -1,4 +1,4 @@
-"""Digests of files: those that a configuration or a list of ``sha256sum`` says, and those that files have."""
+"""Digests of files: expected by a configuration or a list of ``sha256sum``, and computed from the files."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ from . import regular_file
 SIZES = {"md5": 16, "sha1": 20, "sha256": 32, "sha512": 64}
 """The algorithms, and the bytes of their digests."""
 STRONG = frozenset({"sha256", "sha512"})
-"""Those of which nobody makes two files with one digest."""
+"""Algorithms without practical collisions."""
 _LINE = re.compile(r"(\\?)([0-9A-Fa-f]{64}) [ *](.+)")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
@@ -23,11 +23,11 @@ class Checksum(NamedTuple):
     path: str
     """Relative to the model's directory, with slashes."""
     digest: str
-    """In hexadecimal, small letters."""
+    """Lower-case hexadecimal digest."""
 
 
 def relative(path: str) -> str:
-    """A path in its simplest form. Raises ValueError for one that leads elsewhere, and for none."""
+    """Simplify a path. Raises ValueError for one outside the directory, and for none."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise ValueError(f"'{path}' is not a path below the directory")
@@ -35,7 +35,7 @@ def relative(path: str) -> str:
 
 
 def read_list(file: Path, text: str) -> list[Checksum]:
-    """The lines of ``sha256sum``; empty ones, and comments behind ``#``, do not count. Raises INVALID_ARG."""
+    """Read the lines of ``sha256sum`` without empty lines and comments after ``#``. Raises INVALID_ARG."""
     checksums = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -54,6 +54,6 @@ def read_list(file: Path, text: str) -> list[Checksum]:
 
 
 def digest_of(file: Path, algorithm: str) -> str:
-    """Blocking. Raises OSError."""
+    """Compute the digest of a file. Blocks. Raises OSError."""
     with regular_file.open_regular(file) as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

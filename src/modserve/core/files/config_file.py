@@ -9,7 +9,7 @@ _MISSPELT = ("config.pbtext", "config.pbtx", "config.pb", "config.prototxt", "co
 
 
 def misspelt_config(directory: Path) -> str:
-    """A warning for a file that is probably meant to be the configuration, where there is none."""
+    """Return a warning for a file that is probably a misnamed configuration, if there is none."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -21,7 +21,7 @@ def misspelt_config(directory: Path) -> str:
 
 
 def python_tensors(model: str) -> str:
-    """How a model of the Python backend gets inputs and outputs, with a configuration to copy."""
+    """Return advice on giving a Python model inputs and outputs, with a configuration to copy."""
     return (
         f"the class in its model.py may add them in auto_complete_config; or write {model}/{CONFIG_FILE}, with your "
         "names, types and dims (-1 is any size):\n"

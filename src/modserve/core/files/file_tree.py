@@ -1,4 +1,4 @@
-"""What lies below a directory, also behind links."""
+"""Walk over the files below a directory, through links."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -10,13 +10,13 @@ class FileEntry(NamedTuple):
     path: str
     """Below the directory, with the system's separators."""
     status: os.stat_result
-    """Of what a link leads to."""
+    """Status of the file; for a link, of its target."""
     is_directory: bool
     is_link: bool
 
 
 def walk(root: Path, skipped: Collection[str] = ()) -> Iterator[FileEntry]:
-    """All that can be read below `root`, without skipped names. Links to a directory around are not entered."""
+    """Yield the readable entries below `root`, without skipped names. Links to a directory above are not followed."""
     pending = [(str(root), "", frozenset[tuple[int, int]]())]
     while pending:
         directory, below, above = pending.pop()

@@ -1,4 +1,4 @@
-"""Opens regular files only. Reading a pipe or a device that somebody put into a repository may never end."""
+"""Opening of regular files only. Reading a pipe or a device in a repository may never end."""
 
 import errno
 import io

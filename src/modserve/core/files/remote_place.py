@@ -1,4 +1,4 @@
-"""Places of model repositories that are not on this machine, as people write them.
+"""Locations of remote model repositories, as users write them.
 
 The forms are Triton's (``src/filesystem/implementations`` of its core), and archives:
 
@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 _REMOTE = re.compile(r"([a-z][a-z0-9+.-]*)://|(?:s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
-"""How a place that is no directory begins; a `Path` keeps one slash of two only."""
+"""Start of a place that is not a directory; a `Path` keeps only one of two slashes."""
 _ONE_SLASH = re.compile(r"^([a-z0-9]+):/(?!/)(?:(https?):/)?")
 _HUB_MODEL = re.compile(
     r"(?P<model>(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII
@@ -33,7 +33,7 @@ _AZURE_HOST = ".blob.core.windows.net"
 
 @dataclass(frozen=True, slots=True)
 class RemotePlace:
-    """Where a repository is. `str` of it is what people wrote, without passwords and signatures."""
+    """Location of a repository. `str` of it is the text as written, without passwords and signatures."""
 
     scheme: str
     """``s3``, ``gs``, ``as``, ``hf``; ``http`` for archives over HTTP and HTTPS."""
@@ -41,13 +41,13 @@ class RemotePlace:
     bucket: str = ""
     """The bucket or container, or the model's name on the hub; empty for an archive."""
     prefix: str = ""
-    """What all keys of the repository begin with, without slashes at its ends; the revision of a model on the hub."""
+    """Common prefix of the repository's keys, without slashes at its ends; the revision of a model on the hub."""
     endpoint: str = ""
     """The URL of the server, for one that the place names."""
     account: str = ""
-    """Of Azure."""
+    """Azure storage account."""
     url: str = field(default="", repr=False)
-    """That of an archive, without a password, but with its query, which may be a signature."""
+    """URL of an archive, without a password, but with its query, which may be a signature."""
     login: tuple[str, str] | None = field(default=None, repr=False)
     """User and password for the archive."""
 
@@ -65,13 +65,13 @@ class RemotePath(type(Path())):  # type: ignore[misc]  # the class for this syst
 
 
 def without_secrets(text: str) -> str:
-    """A place for messages: user, password, query and fragment are left out."""
+    """Return a place for messages, without user, password, query and fragment."""
     text = re.sub(r"[?#].*", "", text, flags=re.DOTALL)
     return re.sub(r"(://?)[^/@]*@", r"\1", text)
 
 
 def parse_place(text: str) -> RemotePlace | None:
-    """The remote place that a text names; None for a path on this machine. Raises ValueError, without secrets."""
+    """Read a remote place; None for a path on this machine. Raises ValueError, without secrets."""
     match = _REMOTE.match(text)
     if match is None:
         return None
@@ -112,11 +112,11 @@ _BUCKETS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "as": "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
 }
-"""By scheme, where the credentials belong."""
+"""Variables of the credentials, by scheme."""
 
 
 def _server(rest: str, shown: str) -> tuple[str, str]:
-    """The URL of the server in an S3 place, empty if it names none, and what is behind it."""
+    """Split an S3 place into the URL of its server, empty if it names none, and the rest."""
     scheme = re.match(r"https?://", rest, re.IGNORECASE)
     begin = scheme.end() if scheme else 0
     host, _, behind = rest[begin:].partition("/")

@@ -23,7 +23,7 @@ class BrokenFileError(ValueError):
 
 
 class TokenizerFiles(NamedTuple):
-    """`template` is None if no file has one, or ``tokenizer_config.json`` only some without the name ``default``."""
+    """Tokenizer files. `template` is None without one, or if ``tokenizer_config.json`` has some but no ``default``."""
 
     template: str | None
     tokens: Mapping[str, str]
@@ -33,7 +33,7 @@ NO_FILES: Final = TokenizerFiles(None, {})
 
 
 def read(folder: Path) -> TokenizerFiles:
-    """What the files of a folder say; nothing if there are none. Raises BrokenFileError."""
+    """Read the tokenizer files of a folder; empty without any. Raises BrokenFileError."""
     config = _config(folder / CONFIG)
     tokens = {name: text for name in SPECIAL_TOKENS if (text := _token(config.get(name))) is not None}
     path = folder / TEMPLATE
@@ -42,7 +42,7 @@ def read(folder: Path) -> TokenizerFiles:
 
 
 def read_version(folder: Path) -> TokenizerFiles:
-    """Settings in the files of a version's folder, and, for what they leave out, of the model's.
+    """Read the settings in the files of a version's folder, and missing ones from the model's.
 
     Raises BrokenFileError.
     """
@@ -70,13 +70,13 @@ def _text(path: Path, most: int) -> str:
 
 
 def _token(value: object) -> str | None:
-    """A special token is a text, or an object with the text as its `content`."""
+    """Read a special token: a text, or an object with the text as its `content`."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
 
 def _template(value: object) -> str | None:
-    """A template, or that named ``default`` of several."""
+    """Read a template, or the one named ``default`` of several."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")

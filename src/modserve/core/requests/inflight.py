@@ -24,68 +24,68 @@ class RequestTrace(Protocol):
 
     @property
     def context(self) -> str:
-        """The request's span for whoever works on it, as JSON; empty where traces are no spans."""
+        """The request's span for its execution, as JSON; empty if traces are not spans."""
 
     @property
     def trace_id(self) -> str:
-        """By which others find the trace: exemplars of the metrics page have it."""
+        """The trace's id, for the exemplars of the metrics page."""
 
     def stamp(self, activity: str, ns: int = 0) -> None:
-        """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
+        """Stamp an activity of the front end that happens now, or happened at `ns` of the monotonic clock."""
 
     def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
-        """The model has accepted the request."""
+        """Note that the model has accepted the request."""
 
     def batched(self, timing: ExecutionTiming) -> None:
-        """The execution of `timing` is about to begin, and the request is part of it."""
+        """Note that the execution of `timing` is about to begin with the request."""
 
     def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
-        """An outcome is about to be handed to the request's sink; `timing` is that of its execution."""
+        """Note that an outcome is about to be handed to the request's sink; `timing` is that of its execution."""
 
     def child(self, model: ModelId) -> "RequestTrace":
-        """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
+        """Return the trace of another request that the model makes; it ends with that request's final outcome."""
 
     def link(self, other: "RequestTrace") -> None:
-        """This request is made for that of `other` as well, whose child it is not."""
+        """Link a request that is also made for that of `other`, without being its child."""
 
     def failed(self, error: ModserveError, status: int | str) -> None:
         """Note the error that the client gets in place of a response, with HTTP's status or the name of gRPC's."""
 
     def end(self) -> None:
-        """The response has been sent, or nobody waits for it any more. May be called again."""
+        """End the trace: the response has been sent, or is no longer wanted. May be called again."""
 
 
 class FlowControl(Protocol):
-    """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
+    """Limit that keeps an engine with many responses from running ahead of its client: `resources.flow.Flow`."""
 
     def given(self, size: int) -> None:
-        """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
+        """Note an imminent response with tensors of `size` bytes. On any thread, as all methods."""
 
     def wait(self) -> None:
         """Return when there is room for another response. Blocks."""
 
     @property
     def room(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
 
     def sent(self) -> None:
-        """The first unsent response has been sent, or dropped."""
+        """Note that the first unsent response has been sent, or dropped."""
 
     def progressed(self) -> None:
-        """A part of a response has been sent."""
+        """Note that a part of a response has been sent."""
 
     def release(self) -> None:
-        """Nobody sends any more: let the engine go on, now and later."""
+        """Stop limiting the engine, since no response is sent any more."""
 
 
 class RequestPermit(Protocol):
-    """What a request of a client holds of a limit: `resources.quotas.Permit`."""
+    """A client request's share of a limit: `resources.quotas.Permit`."""
 
     def release(self) -> None:
-        """The request is over."""
+        """Release the share at the end of the request."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -96,15 +96,15 @@ class Inflight:
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
     models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has waited
     too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
-    its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
+    its place in the queue it waits in, `priority` its initial one there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
-    response, the first one at the beginning: none for a client's request.
+    those of its sequence, if the model has any, changed by its execution. `callers` are the models waiting for its
+    response, outermost first: none for a client's request.
 
     `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
-    request wait for those of the requests before it. `flow` is for requests with many responses, None for all others.
+    request wait for those of the requests before it. `flow` is for requests with many responses, None for others.
     `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
-    `permit` is set by who has accepted the request for its client, and released with the final outcome.
+    `permit` is set by the code that accepts the request for its client, and released with the final outcome.
     """
 
     __slots__ = (
@@ -177,16 +177,16 @@ class Inflight:
 
     @property
     def begin_by_ns(self) -> int:
-        """When it is too late to begin its execution, for its client or its queue; 0 for never."""
+        """Latest time to begin its execution, for its client or its queue; 0 for unlimited."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
     def sent(self) -> None:
-        """One of the outcomes that the sink has received has been sent."""
+        """Report that an outcome received by the sink has been sent."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """A part of an outcome that the sink has received has been sent."""
+        """Report that a part of an outcome received by the sink has been sent."""
         if self.flow is not None:
             self.flow.progressed()
 
@@ -216,7 +216,7 @@ class Inflight:
             self.cancel()
 
     def cancel(self) -> None:
-        """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""
+        """Cancel the request for its client. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:

@@ -1,4 +1,4 @@
-"""How much memory all requests together may hold, and the refusal of what would exceed it."""
+"""Memory budget of all requests, which refuses requests that exceed it."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from ..errors import MemoryExhaustedError as MemoryExhaustedError
 
 @dataclass(slots=True, eq=False, repr=False)
 class MemoryBudget:
-    """Bytes that requests hold at this moment, against one limit for the whole server.
+    """Bytes that requests currently hold, against one limit for the whole server.
 
-    Bodies and messages count from their first byte until their request is settled, and so does what they are decoded
-    to. Responses count until the client has read them. Whoever calls `take` calls `give_back` with the same size,
+    Bodies and messages count from their first byte until their request is settled, and so do their decoded values.
+    Responses count until the client has read them. Each caller of `take` calls `give_back` with the same size,
     exactly once, however the request ends. Not thread-safe: on the event loop's thread only.
 
     With a `limit` of 0 nothing is ever refused, but everything still counts.
@@ -22,18 +22,18 @@ class MemoryBudget:
     peak: int = 0
     """The most that was held at one time."""
     refused: int = 0
-    """How many requests were refused."""
+    """Number of refused requests."""
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self.held} of {self.limit} bytes held, {self.refused} refused)"
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached. Any thread may read this."""
+        """True if the limit is reached. Any thread may read this."""
         return 0 < self.limit <= self.held
 
     def fits(self, size: int) -> bool:
-        """Whether `size` more bytes are within the limit."""
+        """Return True if `size` more bytes are within the limit."""
         return not self.limit or self.held + size <= self.limit
 
     def take(self, size: int) -> None:
@@ -57,7 +57,7 @@ class MemoryBudget:
         assert self.held >= 0, "more memory was returned than taken: this is a bug"
 
     def exhausted(self, size: int) -> MemoryExhaustedError:
-        """The refusal of a request that needs `size` more bytes."""
+        """Return the error for a request that needs `size` more bytes."""
         if size > self.limit:
             limit = f"the server allows {self.limit} bytes for all requests together"
             advice = "Send a smaller request, or raise --request-memory-limit."
@@ -79,15 +79,15 @@ class UnsentResponses:
     _sizes: deque[int] = field(default_factory=deque)
 
     def add(self, size: int) -> None:
-        """A response of `size` bytes, 0 for a failure or a bare end, waits behind the others."""
+        """Add a response of `size` bytes, 0 for a failure or a bare end, which waits behind the others."""
         self._sizes.append(size)
         self._budget.force(size)
 
     def sent(self) -> None:
-        """The first one has been sent."""
+        """Release the first one, which has been sent."""
         self._budget.give_back(self._sizes.popleft())
 
     def release(self) -> None:
-        """The rest is dropped."""
+        """Drop the rest."""
         while self._sizes:
             self.sent()

@@ -1,4 +1,4 @@
-"""Checks whether a request is what its model takes, with Triton's texts, and brings it into the model's own shapes.
+"""Check of requests against their model, with Triton's texts, and conversion to the model's own shapes.
 
 The order of the checks is Triton's (core, InferenceRequest::Normalize): outputs, input count, input names and batch
 dimension, batch size, and then each input's datatype, shape and byte size.
@@ -21,7 +21,7 @@ from .response import ResponseSink
 _MOST = 2**63 - 1
 _SHOWN = 10
 _MOST_FORMS: Final = 256
-"""Forms of requests that are remembered. If there are more, all are forgotten."""
+"""Maximum number of cached request forms. If there are more, the cache is emptied."""
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -30,7 +30,7 @@ _BATCH_NOTE = (
 
 
 class _Known(NamedTuple):
-    """What is the same for all requests of a form."""
+    """Values that all requests of a form share."""
 
     output_names: tuple[str, ...]
     batch_size: int
@@ -39,7 +39,7 @@ class _Known(NamedTuple):
 
 
 class Signature:
-    """What a model takes. It follows from the configuration, and is worked out once."""
+    """Requests that a model accepts, computed once from its configuration."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -49,14 +49,14 @@ class Signature:
         self._padding = config.padding
         self._ragged = tuple(spec.name for spec in config.inputs if spec.ragged)
         mask = None if config.padding is None else config.padding.mask
-        """Every batch has it, in any shape that fits."""
+        """Name of the mask, which every batch has, in any shape that fits."""
         self._keyed = tuple(
             spec.name
             for spec in config.inputs
             if (spec.optional or (-1 in spec.dims and not spec.ragged)) and spec.name != mask
         )
         self._same_inputs = all(spec.reshape is None and spec.datatype is not dtypes.BYTES for spec in config.inputs)
-        """What is accepted has the request's own inputs, and their elements do not matter."""
+        """True if accepted requests keep their own inputs, and the elements do not matter."""
         self._forms: dict[RequestForm, _Known] = {}
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -73,7 +73,7 @@ class Signature:
         return inflight
 
     def _accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """The same for a request that may be the first of its form."""
+        """Accept a request like `accept`, even if it is the first of its form."""
         config = self.config
         output_names = request.outputs or config.output_names
         if request.outputs:
@@ -134,7 +134,7 @@ class Signature:
         return inflight
 
     def _key(self, accepted: Mapping[str, Tensor]) -> object:
-        """The shape key where a batch may have requests of different lengths: without these dimensions."""
+        """Return the shape key for batches with requests of different lengths, without these dimensions."""
         dims = self._equal_dims
         return tuple([dims(name, accepted[name].shape) if name in accepted else None for name in self._keyed])
 
@@ -146,7 +146,7 @@ class Signature:
         return item if axis is None else (*item[:axis], *item[axis + 1 :])
 
     def _length(self, request: InferenceRequest, accepted: Mapping[str, Tensor], padding: Padding) -> int:
-        """The size of the dimension that batches are padded in, which all inputs that have it must agree on."""
+        """Return the size of the padded dimension, in which all inputs that have it must agree."""
         first, length = "", 0
         for name, axis in padding.axes.items():
             tensor = accepted.get(name)
@@ -210,7 +210,7 @@ class Signature:
         return batch_size
 
     def _lacks_rows(self, request: InferenceRequest) -> str:
-        """The end of a message about a batch size that may be none, as the shape is that of a row by itself."""
+        """Return the end of a message about a missing batch size, if the shape is that of one row; else empty."""
         for name, tensor in request.inputs.items():
             spec = self._rules[name][0]
             if len(tensor.shape) == len(spec.dims):
@@ -233,7 +233,7 @@ class Signature:
         )
 
     def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
-        """An empty tensor has the right size whatever its other dimensions are, but no array may have them all."""
+        """Check an empty tensor: its size fits any other dimensions, but no array may have them all."""
         if math.prod(size or 1 for size in tensor.shape) * (spec.datatype.size or 8) > _MOST:
             shape = format_shape(tensor.shape)
             effect = f"causes total element count to exceed maximum size of {_MOST}"
@@ -263,7 +263,7 @@ class Signature:
             raise invalid(f"{request.label}expected {count} string elements {where}, got {elements}")
 
     def _empty_batch(self, request: InferenceRequest, spec: TensorSpec, shape: Shape) -> ModserveError:
-        """The refusal of an empty batch. Triton counts it as one item, the bytes of which are missing."""
+        """Return the error for an empty batch. Triton counts it as one item with missing bytes."""
         missed = math.prod(abs(size) or 1 for size in shape[1:]) * (spec.datatype.size or 4)
         most = self.config.max_batch_size
         return invalid(
@@ -300,13 +300,13 @@ class Signature:
 
 
 def _item_bytes(spec: TensorSpec) -> int:
-    """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
+    """Return the bytes of one batch item; -1 for variable dims or BYTES."""
     fixed = -1 not in spec.dims and spec.datatype.size > 0
     return math.prod(spec.dims) * spec.datatype.size if fixed else -1
 
 
 def _names(names: Iterable[str]) -> str:
-    """The first names, since a client may send thousands."""
+    """Join the first names only, since a client may send thousands."""
     shown = [f"'{name}'" for name in islice(names, _SHOWN + 1)]
     if len(shown) > _SHOWN:
         shown[_SHOWN] = "..."

@@ -19,16 +19,16 @@ _TRACE: Final = b"traceparent"
 
 AGENT: Final = frozenset((_AGENT,))
 CHAINS: Final = frozenset((_CHAIN, _STANDARD_CHAIN))
-"""Headers by which proxies say whom a request is from (RFC 7239)."""
+"""Headers in which proxies name a request's client (RFC 7239)."""
 _ALL: Final = AGENT | CHAINS | {_TRACE}
 
 _LONGEST: Final = 1024
-"""Bytes of a line that are kept: the last ones of a chain, which are those of the nearest proxies."""
+"""Bytes kept of a line: the last ones of a chain, which the nearest proxies wrote."""
 
 
 @final
 class Origin:
-    """`peer` is the address of a connection as a socket has it, `lines` are those of the head that matter here.
+    """Origin of a request. `peer` is the connection's address as a socket has it, `lines` the head's relevant lines.
 
     `caller` is the name of the caller's key; `call` the path or RPC, where the wire knows one.
     """
@@ -57,7 +57,7 @@ NOWHERE: Final = Origin(None)
 
 
 def lines_of(head: Iterable[tuple[bytes, bytes]], names: frozenset[bytes] = _ALL) -> Lines:
-    """The lines that matter, of a head whose names are in lower case."""
+    """Return the relevant lines of a head with lower-case names."""
     return tuple([(name, cut(name, value)) for name, value in head if name in names])
 
 
@@ -66,21 +66,21 @@ def cut(name: bytes, value: bytes) -> bytes:
 
 
 def _value(lines: Lines, name: bytes) -> str:
-    """Several lines with one name are one value (RFC 9110, 5.3)."""
+    """Join lines with the same name to one value (RFC 9110, 5.3)."""
     return ",".join([value.decode("latin-1") for each, value in lines if each == name])
 
 
 class Proxies:
-    """The proxies that are believed, by their addresses and networks: by default, nobody is."""
+    """Trusted proxies, by their addresses and networks: none by default."""
 
     def __init__(self, networks: Sequence[Network] = ()) -> None:
         self.networks = networks
 
     def client(self, origin: Origin) -> object:
-        """The address of the client: the nearest one that is no such proxy's, as a socket has it or as a text.
+        """Return the client's address: the nearest one of no trusted proxy, as a socket has it or as text.
 
-        A chain says more the further to the right: whoever is no proxy of ours may have made up what is left of it.
-        X-Forwarded-For counts before Forwarded, which most proxies pass on as it comes.
+        A chain is more reliable the further to the right: a host that is not a trusted proxy may have made up the part
+        left of it. X-Forwarded-For counts before Forwarded, which most proxies pass on unchanged.
         """
         client = origin.peer
         if not self.networks or not isinstance(client, tuple) or not self._trusts(_address(str(client[0]))):
@@ -99,7 +99,7 @@ class Proxies:
 
 
 def _hops(lines: Lines) -> list[str]:
-    """The addresses in a chain, the client's first, with what comes with them."""
+    """Return the addresses in a chain, the client's first, with their attributes."""
     chain = _value(lines, _CHAIN)
     if chain:
         return chain.split(",")
@@ -123,7 +123,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def network_of(text: str) -> Network:
-    """Raises ValueError, with what would be right."""
+    """Read a network. Raises ValueError, with what would be right."""
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:

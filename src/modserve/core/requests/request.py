@@ -12,10 +12,10 @@ ParameterValue: TypeAlias = bool | int | float | str
 
 @final
 class RequestForm:
-    """Stands for requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
+    """Key of requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
 
-    Who decodes the same description again gives its requests the same form: what a model found out about the first of
-    them it need not find out again. A form is equal to itself only.
+    A decoder that sees the same description again gives its requests the same form, so that a model checks only the
+    first of them. A form is equal to itself only.
     """
 
     __slots__ = ()
@@ -23,11 +23,11 @@ class RequestForm:
 
 @dataclass(init=False, slots=True, eq=False)
 class InferenceRequest:
-    """One call as decoded. Tensors have the client's shapes; `core.requests.normalize` checks them against the model.
+    """Decoded call. Tensors have the client's shapes; `core.requests.normalize` checks them against the model.
 
     `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all. `deadline_ns`
     is on the monotonic clock; after it the request is dropped wherever it waits; 0 = none. `timeout_ns` is the client's
-    limit for the wait in a queue, whose policy decides what follows; 0 = none. `tenant` is who sent it; None if the
+    limit for the wait in a queue, and the queue's policy applies then; 0 = none. `tenant` is its sender; None if the
     server does not distinguish its users. Immutable, except `request_id`: the id of `core.requests.request_ids`, empty
     until it is needed.
     """
@@ -77,11 +77,11 @@ class InferenceRequest:
 
 
 def timeout_ns(parameters: Mapping[str, ParameterValue]) -> int:
-    """The ``timeout`` parameter, which counts microseconds, in nanoseconds; 0 if there is none."""
+    """Return the ``timeout`` parameter, given in microseconds, in nanoseconds; 0 if there is none."""
     timeout = parameters.get("timeout")
     return timeout * 1000 if type(timeout) is int else 0
 
 
 def label(request_id: str) -> str:
-    """How messages about a request begin."""
+    """Return the prefix of messages about a request."""
     return f"[request id: {request_id or '<id_unknown>'}] "

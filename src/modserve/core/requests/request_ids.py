@@ -1,8 +1,8 @@
-"""Ids by which requests are followed across systems: X-Request-ID over HTTP, the metadata ``x-request-id`` over gRPC.
+"""Request ids for tracing across systems: X-Request-ID over HTTP, the metadata ``x-request-id`` over gRPC.
 
-They are not the protocol's own ``id`` of a request, which is the client's alone, and need not differ from request to
-request. A client's id is used if it is `valid`. Others are made when somebody needs one: when a line about the request
-is logged, or with each request where that is set.
+They differ from the protocol's ``id`` of a request, which is the client's alone and need not be unique. A client's id
+is used if it is valid (`received`). Other ids are made when needed: when a line about the request is logged, or with
+each request if so configured.
 """
 
 import os
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 HEADER: Final = "x-request-id"
 
 MOST: Final = 128
-"""Characters of an id."""
+"""Maximum number of characters of an id."""
 
 INVALID: Final = "\n"
-"""Stands for an id that a client has sent and that cannot be used; `chosen` replaces it."""
+"""Stand-in for a client's unusable id; `chosen` replaces it."""
 
 _VALID: Final = re.compile(r"[!-~]{1,128}")
 _PREFIX: Final = os.urandom(5).hex() + "-"
@@ -29,33 +29,33 @@ _numbers: Final = count(1)
 
 
 def make() -> str:
-    """A new id: this process's prefix, and a number. On any thread."""
+    """Return a new id: this process's prefix, and a number. On any thread."""
     return _PREFIX + hex(next(_numbers))[2:]
 
 
 def received(value: str) -> str:
-    """A client's id, of printable ASCII without spaces; `INVALID` if it is anything else."""
+    """Check a client's id: printable ASCII without spaces; `INVALID` if it is anything else."""
     return value if _VALID.fullmatch(value) is not None else INVALID
 
 
 def chosen(value: str) -> str:
-    """What `received` returned, or another id in place of `INVALID`."""
+    """Return the result of `received`, or a new id in place of `INVALID`."""
     return make() if value == INVALID else value
 
 
 def of(request: InferenceRequest) -> str:
-    """The id of a request, made now if it has none."""
+    """Return the id of a request, making one if it has none."""
     if not request.request_id:
         request.request_id = make()
     return request.request_id
 
 
 def listed(requests: "Iterable[InferenceRequest]") -> str:
-    """The ids of the requests of a batch, for a line about all of them."""
+    """Return the ids of the requests of a batch, for a line about all of them."""
     return joined([of(request) for request in requests])
 
 
 def joined(ids: list[str], most: int = 8) -> str:
-    """The same of ids."""
+    """Join ids for a line about all of them, at most `most` in full."""
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return ", ".join(ids[:most]) + more

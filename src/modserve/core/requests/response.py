@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(init=False, slots=True, eq=False)
 class InferenceResponse:
-    """One response. `outputs` are in the order of the request, or of the configuration.
+    """Response of a model. `outputs` are in the order of the request, or of the configuration.
 
     Ensembles set `skipped` and `waited_ns` for an outer ensemble: the requested outputs that no step produced because
     of conditions, and the total queue time of the consecutive steps behind this response. Immutable.
@@ -52,7 +52,7 @@ class InferenceResponse:
         self.waited_ns = waited_ns
 
     def elements(self, names: Iterable[str]) -> int:
-        """The total number of elements in the outputs with these names."""
+        """Return the total number of elements in the outputs with these names."""
         return sum(math.prod(self.outputs[name].shape) for name in names)
 
     @property
@@ -62,19 +62,19 @@ class InferenceResponse:
 
 
 Outcome: TypeAlias = InferenceResponse | ModserveError | None
-"""A response, a failure, or None for the end of a request's responses where that comes without one."""
+"""Response, failure, or None for the end of a request's responses if it comes alone."""
 
 
 def bare_end(model: ModelId, request_id: str) -> InferenceResponse:
-    """A response without outputs, which tells a client that no more responses come."""
+    """Return a response without outputs, which tells a client that no more responses follow."""
     return InferenceResponse(model.name, model.version, {}, request_id)
 
 
 class ResponseSink(Protocol):
-    """Receives the outcomes of one request, always on the event loop's thread."""
+    """Receiver of one request's outcomes, always on the event loop's thread."""
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        """Called with each outcome in order, the last time with `final` set; None is always final.
+        """Receive each outcome in order, the last one with `final` set; None is always final.
 
         Models that are not decoupled have exactly one outcome. Must not block. If it raises, it is called once more,
         with an error as the last outcome.
@@ -111,9 +111,9 @@ def hand_over(sink: ResponseSink, outcome: Outcome, final: bool) -> bool:
 def single_outcome(
     held: InferenceResponse | None, outcome: Outcome, final: bool
 ) -> InferenceResponse | ModserveError | None:
-    """What a call with one response gets, whether its model is decoupled or not; None: `outcome` may be it at the end.
+    """Return the result of a call with one response, for any model. None: hold `outcome` until the end.
 
-    `held` is the response that may be it so far. A failure that follows a response which was not final replaces it.
+    `held` is the possible result so far. A failure after a response that was not final replaces it.
     """
     if outcome is None:
         return held or internal("the model sent no response")

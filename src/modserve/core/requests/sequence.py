@@ -1,4 +1,4 @@
-"""What a request says about its sequence, and the tensors that the model gets in addition to the client's."""
+"""Sequence parameters of a request, and the tensors that the model gets in addition to the client's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .request import InferenceRequest
 
 SequenceId: TypeAlias = int | str
 SequenceKey: TypeAlias = SequenceId | tuple[str, SequenceId]
-"""What tells a sequence from all others: its id, and its tenant if it has one. Ids are a tenant's own."""
+"""Unique key of a sequence: its id, and its tenant if it has one, since each tenant has its own ids."""
 
 _LONGEST_ID = 128
 _LARGEST_ID = 2**64 - 1
@@ -36,7 +36,7 @@ class Membership:
 
 
 def membership(request: InferenceRequest) -> Membership:
-    """The place of a request in a sequence, by its parameters. Raises INVALID_ARG for parameters of a wrong type."""
+    """Read the place of a request in a sequence. Raises INVALID_ARG for parameters of a wrong type."""
     parameters = request.parameters
     id = parameters.get("sequence_id", 0)
     if type(id) is str:
@@ -60,7 +60,7 @@ def _flag(request: InferenceRequest, name: str) -> bool:
 
 
 def check_id(id: SequenceId, request: InferenceRequest, batching: SequenceBatching) -> None:
-    """Raises INVALID_ARG for an id that the model's correlation id input does not take."""
+    """Check an id. Raises INVALID_ARG for one that the model's correlation id input does not take."""
     control = batching.correlation
     datatype = dtypes.BYTES if isinstance(id, str) else dtypes.UINT64
     if control is not None and (datatype is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
@@ -87,7 +87,7 @@ class ControlTensors:
         return self._with_id(self._flags[member.start, member.end], member.id)
 
     def absent(self) -> dict[str, Tensor]:
-        """The control inputs of a row in a batch that is no request's."""
+        """Return the control inputs of a padding row in a batch."""
         return self._with_id(self._absent, 0)
 
     def _made(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
@@ -108,9 +108,9 @@ class ControlTensors:
 
 
 def file_state(state: SequenceState, initial: InitialState, content: bytes) -> Tensor:
-    """The state in a file, without a batch dimension. The file has raw elements as in the protocol.
+    """Read the state in a file, without a batch dimension. The file has raw elements as in the protocol.
 
-    Raises INVALID_ARG for a file that is too short, for numbers with Triton's text. What is too much is ignored.
+    Raises INVALID_ARG for a file that is too short, for numbers with Triton's text. Excess bytes are ignored.
     """
     datatype, dims = state.datatype, initial.dims
     count = int(np.prod(dims))
@@ -132,7 +132,7 @@ def file_state(state: SequenceState, initial: InitialState, content: bytes) -> T
 
 
 class StateTable:
-    """The states with which sequences of a model begin. `files` has the states that come from files, by input name."""
+    """Initial states of a model's sequences. `files` has the states from files, by input name."""
 
     def __init__(self, states: tuple[SequenceState, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
         self.states = states
@@ -169,8 +169,8 @@ class SequenceStates:
     ) -> None:
         """Take the states for the next request from an execution's outputs; from row `row` of `rows` if there are rows.
 
-        With `some`, missing states stay as they are. Raises INTERNAL, and leaves all states as they were, if the
-        outputs are not what the model configuration says.
+        With `some`, missing states stay as they are. Raises INTERNAL, and leaves all states unchanged, if the outputs
+        do not match the model configuration.
         """
         inputs = dict(self.inputs)
         for state in self._states:
@@ -195,18 +195,18 @@ class SequenceStates:
         self.inputs = inputs
 
     def _fits(self, state: SequenceState, shape: Shape) -> bool:
-        """Whether a sequence may go on with a state of this shape. Triton does not check that, and passes on any."""
+        """Return True if a sequence may continue with a state of this shape. Triton accepts any shape."""
         expected = (*self._batch, *([-1] * len(state.dims) if state.growable else state.dims))
         return matches(expected, shape)
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the same datatypes and shapes, for rows in a batch that are no request's."""
+    """Return zeros of the same datatypes and shapes, for padding rows in a batch."""
     return {name: _zeros(tensor.datatype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def _filled(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
-    """A tensor that many requests share, so it is read-only."""
+    """Return a read-only tensor, which many requests share."""
     tensor = Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
     tensor.array.setflags(write=False)
     return tensor

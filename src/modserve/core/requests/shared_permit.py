@@ -4,7 +4,7 @@ from .inflight import RequestPermit
 
 
 class SharedPermit:
-    """What requests that count as one hold together: it is given back by the last of them, and by who made it."""
+    """Permit shared by requests that count as one. The last release, by a request or its creator, gives it back."""
 
     __slots__ = ("_holders", "_permit")
 
@@ -13,7 +13,7 @@ class SharedPermit:
         self._holders = 1
 
     def hold(self) -> None:
-        """One more releases it."""
+        """Add a holder, which must release the permit too."""
         self._holders += 1
 
     def release(self) -> None:

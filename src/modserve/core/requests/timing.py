@@ -1,4 +1,4 @@
-"""When things happened. Statistics, metrics, trace and access log read these stamps.
+"""Time stamps of requests and executions, for statistics, metrics, trace and access log.
 
 All stamps are nanoseconds of the monotonic clock.
 """
@@ -10,10 +10,10 @@ from typing import final
 class ExecutionTiming:
     """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
-    `batch_size` is what ran: the sum of the requests' batch sizes, each counting 1 for models without a batch
-    dimension, and of the rows that were added to keep those of sequences in their places. `close_reason` is why the
+    `batch_size` is the executed size: the sum of the requests' batch sizes, each counting 1 for models without a batch
+    dimension, and of the rows added to keep those of sequences in their places. `close_reason` is why the
     batch did not grow any more: a value of `scheduling.batching.Reason`. `elements` is the sum of the requests' rows
-    times their lengths, in models whose batches are filled up, and `padding` the elements that filled the batch up.
+    times their lengths, in models with padded batches, and `padding` the batch's padding elements.
     """
 
     __slots__ = (

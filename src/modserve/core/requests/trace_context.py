@@ -1,4 +1,4 @@
-"""Which span a request belongs to, as clients say it and models hear it (W3C Trace Context, W3C Baggage)."""
+"""Span of a request, as clients send it and models receive it (W3C Trace Context, W3C Baggage)."""
 
 import json
 import random
@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
 _LONGEST: Final = 8192
-"""Characters of a ``tracestate`` or ``baggage`` that are passed on. More is dropped, as the recommendations allow."""
+"""Maximum characters passed on of a ``tracestate`` or ``baggage``. More is dropped, as the recommendations allow."""
 
 NAMES: Final = frozenset((b"traceparent", b"tracestate", b"baggage"))
 """The headers, in lower case, which are also the keys of gRPC's metadata."""
 
 
 class TraceHeaders(NamedTuple):
-    """The three headers as they came, several lines of one joined by commas; empty where there is none."""
+    """The three headers as received, several lines of one joined by commas; empty if absent."""
 
     traceparent: bytes
     tracestate: bytes = b""
@@ -24,7 +24,7 @@ class TraceHeaders(NamedTuple):
 
 
 class SpanContext(NamedTuple):
-    """A span, here or at a client, and what comes with it from one service to the next."""
+    """Span, here or at a client, with the values passed on from one service to the next."""
 
     trace_id: int
     span_id: int
@@ -37,13 +37,13 @@ class SpanContext(NamedTuple):
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{_SAMPLED if self.sampled else 0:02x}"
 
     def as_json(self) -> str:
-        """What a model gets, for a propagator to extract: Triton's object, and the baggage."""
+        """Return the JSON object that a model gets, for a propagator to extract: Triton's, with the baggage."""
         headers = {"traceparent": self.traceparent, "tracestate": self.state, "baggage": self.baggage}
         return json.dumps({name: value for name, value in headers.items() if value})
 
 
 def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
-    """The client's span; None without one, and for one that is not valid, as the recommendation says."""
+    """Read the client's span; None without a valid one, as the recommendation says."""
     if headers is None:
         return None
     match = _TRACEPARENT.fullmatch(headers.traceparent.decode("latin-1").strip())
@@ -57,13 +57,13 @@ def from_headers(headers: TraceHeaders | None) -> SpanContext | None:
 
 
 def id_of(headers: TraceHeaders | None) -> str:
-    """The trace that the client's span belongs to; empty where there is none."""
+    """Return the trace of the client's span; empty without one."""
     context = from_headers(headers)
     return "" if context is None else f"{context.trace_id:032x}"
 
 
 def from_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> TraceHeaders | None:
-    """The headers among others, whose names are in lower case; None if there is no ``traceparent``."""
+    """Return the headers among others with lower-case names; None without ``traceparent``."""
     values: dict[bytes, bytes] = {}
     for name, value in pairs:
         if name in NAMES:
@@ -72,7 +72,7 @@ def from_pairs(pairs: Iterable[tuple[bytes, bytes]]) -> TraceHeaders | None:
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceHeaders | None:
-    """The headers among the metadata of a gRPC call; None if there is no ``traceparent``."""
+    """Return the headers among the metadata of a gRPC call; None if there is no ``traceparent``."""
     values: dict[bytes, bytes] = {}
     for key, value in metadata:
         name = key.encode("latin-1", "replace")
@@ -82,12 +82,12 @@ def from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> TraceHeaders |
 
 
 def add(values: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Several lines with one name are one value, joined by commas (RFC 9110, 5.3)."""
+    """Add a line, joining several of the same name by commas (RFC 9110, 5.3)."""
     values[name] = values[name] + b"," + value if name in values else value
 
 
 def of_values(values: dict[bytes, bytes]) -> TraceHeaders | None:
-    """The headers by name; None if there is no ``traceparent``."""
+    """Return the headers by name; None if there is no ``traceparent``."""
     traceparent = values.get(b"traceparent")
     if traceparent is None:
         return None
@@ -95,7 +95,7 @@ def of_values(values: dict[bytes, bytes]) -> TraceHeaders | None:
 
 
 def from_json(text: str) -> SpanContext | None:
-    """The opposite of `SpanContext.as_json`."""
+    """Read the result of `SpanContext.as_json`."""
     headers = {name.encode(): value.encode("latin-1", "replace") for name, value in json.loads(text).items()}
     return from_headers(of_values(headers))
 

@@ -1,1 +1,1 @@
-"""What the process's event loop, threads and memory have in common for everybody."""
+"""Event loop, threads and memory that the whole process shares."""

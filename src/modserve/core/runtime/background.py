@@ -10,7 +10,7 @@ from .failures import count_failure, register_task
 
 
 class Background:
-    """The parent of some tasks: it logs and counts what they fail with, as `name`, and waits for them at the end.
+    """Parent of some tasks: it logs and counts their failures, as `name`, and waits for them at the end.
 
     An `asyncio.TaskGroup` would not do: it must be left by the task that entered it, while loads, unloads and the end
     of a server come from different tasks, and it cancels all tasks when one of them fails.
@@ -39,7 +39,7 @@ class Background:
             await asyncio.wait(self._tasks)
 
     async def settle(self) -> None:
-        """The same; if this call is cancelled, cancel them and wait."""
+        """Wait for all tasks; if this call is cancelled, cancel them and wait."""
         try:
             await self.idle()
         except asyncio.CancelledError:

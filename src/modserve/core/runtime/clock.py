@@ -31,12 +31,12 @@ class Clock(Protocol):
 _TASK = "scheduling"
 register_task(_TASK)
 _AGAIN_NS = 1_000_000_000
-"""Until an alarm whose callback has failed rings again."""
+"""Time until an alarm with a failed callback rings again."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Alarm:
-    """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
+    """Movable alarm for a single moment. `when_ns` is that moment, 0 for none."""
 
     _clock: Clock
     _ring: Callable[[], None]
@@ -79,7 +79,7 @@ class Alarm:
 
 
 _EARLY_NS = 1_500_000
-"""So much before a moment that is far away the event loop's own timer is to ring."""
+"""Lead with which the event loop's own timer is to ring before a distant moment."""
 _FAR_NS = _EARLY_NS + 2_500_000
 """Moments that are farther away are not yet for the exact timers, since these keep what was cancelled.
 

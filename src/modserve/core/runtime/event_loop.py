@@ -2,8 +2,8 @@
 
 `yield_now` is called by long loops, so that other threads run.
 
-The interpreter hands its lock to a thread that waits for it between any two instructions. Compiled code has no such
-places but where it calls what is interpreted, and would keep the event loop waiting until its loop is through.
+Between any two instructions, the interpreter hands its lock to a thread that waits for it. Compiled code does so only
+where it calls interpreted code, and would otherwise block the event loop until its loop ends.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from .failures import count_unforeseen
 
 
 def yield_now() -> None:
-    """Other threads run now, if one has waited for some milliseconds. This module stays interpreted: that is its use.
+    """Let other threads run, if one has waited for some milliseconds. This only works in an interpreted module.
 
-    For loops over as many elements as a client likes: every few milliseconds, which are about 32 K elements.
+    For loops over any number of elements that a client sends: every few milliseconds, or about 32 K elements.
     """
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """With uvloop where it is installed."""
+    """Return a new event loop, of uvloop if installed."""
     try:
         import uvloop
     except ImportError:
@@ -31,7 +31,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def process_event_loop() -> asyncio.AbstractEventLoop:
-    """Event loop of a server's process. Closing it does not wait for threads that are stuck in a read.
+    """Make the event loop of a server's process. Closing it does not wait for threads that are stuck in a read.
 
     What nothing in the process handles is counted from now on.
     """

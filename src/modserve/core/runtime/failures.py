@@ -1,4 +1,4 @@
-"""Counts of failures of background work: what the server does by itself, and nobody waits for."""
+"""Failure counts of background work, which has no caller to report to."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ failures: dict[str, int] = {}
 
 
 def register_task(task: str) -> None:
-    """Have a count for the task with this name before it fails."""
+    """Create the count of the task with this name before it fails."""
     failures.setdefault(task, 0)
 
 
@@ -48,7 +48,7 @@ def count_unforeseen(loop: "asyncio.AbstractEventLoop") -> None:
 
 
 def guarded(task: str, work: Callable[_P, None]) -> Callable[_P, None]:
-    """`work`, for a timer that rings once or a thread: an exception is counted, logged, and goes no further."""
+    """Wrap `work` for a one-shot timer or a thread: an exception is counted, logged, and goes no further."""
     register_task(task)
 
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:

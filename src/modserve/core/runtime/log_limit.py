@@ -8,12 +8,12 @@ LINES_PER_SECOND: Final = 10
 
 
 class LogLimit:
-    """Allows `LINES_PER_SECOND` lines in each second. For one thread."""
+    """Limit of `LINES_PER_SECOND` lines in each second. For one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._second = -math.inf
-        """Start of the second whose lines are counted."""
+        """Start of the second in which lines are counted."""
         self._lines = 0
 
     def allows(self) -> bool:

@@ -1,10 +1,10 @@
-"""Buffers for what is long: not cleared before it is written, and in large pages.
+"""Long buffers: not cleared before they are written, and in large pages.
 
-Linux gives large pages to those that ask (`transparent_hugepage/enabled`: madvise). A buffer of tens of megabytes is a
+Linux gives large pages on request (`transparent_hugepage/enabled`: madvise). A buffer of tens of megabytes is a
 mapping of its own, and the system clears each page of it when it is first written to: 25 ms for 50 MB in pages of
 4 KiB, 4 ms in pages of 2 MiB; taking them back takes 8 ms, and 0.4 ms.
 
-Owners of memory that the system could have back, beside the C library: see `resources.allocator`.
+Owners of memory to return to the system, besides the C library: see `resources.allocator`.
 """
 
 import ctypes
@@ -19,10 +19,10 @@ import numpy as np
 
 
 class Keeper(Protocol):
-    """Somebody who keeps memory for the next time, such as an engine with an allocator of its own."""
+    """Owner of memory kept for later use, such as an engine with an allocator of its own."""
 
     def spare(self) -> int:
-        """Bytes that were not in use at any time since the last call. Called every few seconds on the event loop."""
+        """Return the bytes not in use at any time since the last call. Called every few seconds on the event loop."""
 
     def give_back(self) -> None:
         """Return them to the C library. Called on a thread."""
@@ -40,16 +40,16 @@ def unregister(keeper: Keeper) -> None:
 
 
 def keepers() -> tuple[Keeper, ...]:
-    """Made in one step, since models come and go on other threads."""
+    """Return a copy made in one step, since models are registered and removed on other threads."""
     return tuple(_keepers)
 
 
 WORTHWHILE = 32 * 1024 * 1024
-"""Bytes of the shortest buffer: shorter ones come from memory that the allocator keeps and has written to before."""
+"""Minimum size in bytes. Shorter buffers come from memory that the allocator keeps and has written to before."""
 
 BEGUN = 8 * 1024 * 1024
-"""Bytes that have come of what was announced before it gets large pages: the last one, of which only the beginning may
-be used, is then a small part of the whole."""
+"""Bytes received of an announced buffer before it gets large pages: its last page, which may be used only in part, is
+then a small share of the whole."""
 
 _LONG = 1024 * 1024
 _MADV_HUGEPAGE = 14
@@ -57,7 +57,7 @@ _OVERHEAD = sys.getsizeof(b"")
 
 
 def copy_of(raw: bytes | bytearray | memoryview) -> bytes | memoryview:
-    """Read-only. Of long ones numpy asks for large pages, and lets other threads run: `bytes` does neither."""
+    """Return a read-only copy. For long ones numpy asks for large pages, and lets other threads run, unlike `bytes`."""
     if len(raw) < _LONG:
         return bytes(raw)
     copy = np.empty(len(raw), np.uint8)
@@ -66,9 +66,9 @@ def copy_of(raw: bytes | bytearray | memoryview) -> bytes | memoryview:
 
 
 def room(size: int) -> BytesIO:
-    """A buffer of `size` bytes, which hold anything until they are written to. Raises MemoryError.
+    """Return a buffer of `size` uninitialised bytes. Raises MemoryError.
 
-    The system gives out a long one page by page, when it is written to: what does not come costs nothing.
+    The system allocates a long one page by page, on the first write: unwritten pages cost nothing.
     """
     if not 0 <= size <= sys.maxsize - _OVERHEAD:
         raise MemoryError(size)
@@ -77,7 +77,7 @@ def room(size: int) -> BytesIO:
 
 @cache
 def _uncleared() -> Callable[[None, int], bytes]:
-    """What makes bytes without a value. ``bytes(size)`` clears memory that the allocator has kept."""
+    """Return an allocator of uninitialised bytes. ``bytes(size)`` clears memory that the allocator has kept."""
     try:
         make = ctypes.pythonapi.PyBytes_FromStringAndSize
     except AttributeError:  # another Python than CPython
@@ -90,7 +90,7 @@ def _uncleared() -> Callable[[None, int], bytes]:
 
 @cache
 def _system_call() -> Callable[[int, int, int], int] | None:
-    """Linux's madvise, for an address, a length and an advice; None elsewhere."""
+    """Return Linux's madvise, for an address, a length and an advice; None elsewhere."""
     if sys.platform != "linux":
         return None
     try:

@@ -1,7 +1,7 @@
-"""Work that is done again and again: a failure is logged and counted, and the work is tried again.
+"""Periodic work: a failure is logged and counted, and the work is tried again.
 
-An exception would otherwise end the work for good and in silence: event loops log it at best, and whoever plans the
-next time at the end of the work never gets there.
+Otherwise an exception would silently end the work for good: event loops log it at best, and code that schedules the
+next run at the end of the work never gets there.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from .failures import count_failure, register_task
 
 
 class PeriodicTask:
-    """Does `work` every so many seconds from `start` to `stop`, the pause being from one end to the next beginning.
+    """Task that runs `work` from `start` to `stop`, with a pause of `seconds` from each end to the next beginning.
 
     A coroutine that `work` returns is awaited. Seconds that `work` returns are the next pause. On the event loop.
     """
@@ -32,7 +32,7 @@ class PeriodicTask:
         self._pause(self._seconds)
 
     def stop(self) -> None:
-        """End, and cancel what is under way. May be called again."""
+        """End, and cancel a run in progress. May be called again."""
         self._loop = None
         if self._timer is not None:
             self._timer.cancel()

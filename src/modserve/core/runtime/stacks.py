@@ -1,4 +1,4 @@
-"""Stacks of the threads of this process, for people who look for what hangs."""
+"""Stacks of this process's threads, to diagnose hangs."""
 
 import sys
 import threading
@@ -6,7 +6,7 @@ import traceback
 
 
 def stacks() -> dict[str, list[str]]:
-    """By the names and numbers of threads, where each is, innermost last. Compiled functions and native code have none.
+    """Return the stack of each thread by its name and number, innermost last, without compiled or native functions.
 
     Reads the files of the source.
     """

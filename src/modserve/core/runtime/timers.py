@@ -1,7 +1,7 @@
 """Timers that are exact to some microseconds. Event loops have timers of their own, but those count milliseconds.
 
 On Linux: one ``timerfd`` for each clock of an event loop (timerfd_create(2)), which the loop watches as it watches
-sockets. A timer rings when it is due and never before, so that nobody has to poll the clock.
+sockets. A timer rings when it is due and never before, so that no caller has to poll the clock.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class ExactTimers:
 
 
 def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
-    """New exact timers for an event loop; None if it cannot have any."""
+    """Create exact timers for an event loop; None if it cannot have any."""
     # No kernel but Linux has timerfd: the C library lacks the function (AttributeError). A sandbox may forbid the call,
     # or the process may have no descriptor left (OSError). An event loop may be unable to watch descriptors
     # (NotImplementedError). The loop's own timers, which are later by up to a millisecond, do in all three cases.
@@ -84,7 +84,7 @@ def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
 
 
 def _timer() -> tuple[int, Callable[[int], None]]:
-    """A new descriptor, and a function that sets it to a moment, 0 for never. Raises OSError or AttributeError."""
+    """Create a descriptor, and a function that sets it to a moment, 0 for never. Raises OSError or AttributeError."""
     if sys.version_info >= (3, 13):
         descriptor = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 

@@ -1,8 +1,8 @@
-"""When what came in a turn of the event loop is looked at: at the end of the turn, or at once.
+"""Dispatch of the requests of one event-loop turn: together at its end, or immediately.
 
-Requests that come in the same turn are seen together, so that they run as one batch: whoever queues one is called back
-when the turn is over. Where requests come one by one that is a turn too many. A front end which says when it `begin`s
-and `end`s to hand requests over gets them run before `end` returns, if lately nothing else came in the same turn.
+Requests of the same turn run as one batch: a scheduler that queues one is called back when the turn is over. If
+requests arrive singly, this costs an extra turn. A front end therefore marks the handover of requests by `begin` and
+`end`, and they run before `end` returns if recent turns had a single arrival each.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ BURST: Final = 1024 * 1024
 or 10 ms, if it is not stopped."""
 
 _SURE: Final = 16
-"""So many turns with a single comer, one after the other, and the next comers do not wait for the end of theirs."""
+"""Consecutive turns with a single arrival after which the next arrivals do not wait for the end of their turn."""
 _TRUSTED: Final = 15
-"""So many of them; then one waits, to see whether anything else comes."""
+"""Number of such arrivals; then one waits, to see whether others arrive."""
 
 
 @final
@@ -30,13 +30,13 @@ class Turn:
         self._loop = ref(loop)  # `_turns` must not keep the loop
         self._due: list[Callable[[], None]] = []
         self._came = 0
-        """How many have come in this turn."""
+        """Arrivals in this turn."""
         self._planned = False
-        """The end of this turn is to be heard of."""
+        """True if a callback at the end of this turn is scheduled."""
         self._inside = False
-        """Between `begin` and `end`."""
+        """True between `begin` and `end`."""
         self._alone = 0
-        """Turns in which a single one came, since the last one with more."""
+        """Turns with a single arrival, since the last one with more."""
         self._trusted = 0
 
     def call_soon(self, callback: Callable[[], None]) -> None:
@@ -47,11 +47,11 @@ class Turn:
             self._plan()
 
     def begin(self) -> None:
-        """A front end is about to hand over what a client has sent."""
+        """Note that a front end is about to hand over a client's requests."""
         self._inside = True
 
     def end(self) -> None:
-        """The front end has done so, and is ready for responses. Never raises."""
+        """Note that the front end has done so, and is ready for responses. Never raises."""
         self._inside = False
         if not self._due:
             return
@@ -94,7 +94,7 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
 
 
 def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
-    """The one of an event loop, which all its schedulers and front ends share."""
+    """Return the turn of an event loop, which all its schedulers and front ends share."""
     turn = _turns.get(loop)
     if turn is None:
         turn = _turns[loop] = Turn(loop)

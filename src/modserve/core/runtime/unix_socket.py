@@ -1,7 +1,7 @@
 """Unix sockets that servers listen on: files by which programs of the same machine reach them.
 
-A file outlives the process that made it. Whoever listens next replaces it, but never that of a server that lives: the
-directory is locked while one looks and makes its own.
+A file outlives the process that made it. The next server replaces it, but never that of a running server: the
+directory is locked during the check and the creation.
 """
 
 import errno
@@ -18,13 +18,13 @@ _INHERITED: Final = "fd@"
 LONGEST: Final = 107
 """Bytes of a path, by the system's limit."""
 MODE: Final = 0o660
-"""Of the file: to connect is to write. The directory's rights apply as well."""
+"""Mode of the socket file, since connecting needs write access. The directory's rights apply as well."""
 PEER: Final = "unix"
-"""Stands for the address of clients, which have none."""
+"""Stand-in for the address of clients, which have none."""
 
 
 def path_of(address: str) -> str:
-    """The path of ``unix:PATH`` and ``unix:///PATH``, or of the socket in ``fd@NUMBER``; empty for other addresses."""
+    """Return the path of ``unix:PATH``, ``unix:///PATH`` or the socket in ``fd@NUMBER``; empty for other addresses."""
     if address.startswith(PREFIX):
         path = address.removeprefix(PREFIX)
         return path[2:] if path.startswith("///") else path
@@ -35,18 +35,18 @@ def path_of(address: str) -> str:
 
 
 def is_socket(address: str) -> bool:
-    """Whether it is no host's."""
+    """Return True for the address of a Unix socket or an inherited one, rather than a host's."""
     return address.startswith((PREFIX, _INHERITED))
 
 
 def shown(address: str) -> str:
-    """The address as people write it."""
+    """Return the address as it is written."""
     path = path_of(address)
     return f"{PREFIX}{path}" if path else address
 
 
 def inherited_address(listening: socket.socket) -> str:
-    """The address by which a child process that inherits a listening socket finds it."""
+    """Return the address for a child process that inherits a listening socket."""
     return f"{_INHERITED}{listening.fileno()}"
 
 
@@ -55,7 +55,7 @@ def _descriptor(address: str) -> int:
 
 
 def check(address: str) -> None:
-    """Raises ValueError for a path that no socket can have."""
+    """Check an address. Raises ValueError for a path that no socket can have."""
     if not address.startswith(PREFIX):
         return
     path = path_of(address)
@@ -67,9 +67,9 @@ def check(address: str) -> None:
 
 
 def opened(address: str, backlog: int) -> socket.socket:
-    """The inherited socket that listens, or a new one at the path. Raises OSError.
+    """Return the inherited listening socket, or a new one at the path. Raises OSError.
 
-    That is EADDRINUSE if a server lives there, and EEXIST if the file is no socket.
+    That is EADDRINUSE if a running server uses it, and EEXIST if the file is not a socket.
     """
     if address.startswith(_INHERITED):
         inherited = socket.socket(fileno=_descriptor(address))
@@ -79,7 +79,7 @@ def opened(address: str, backlog: int) -> socket.socket:
 
 
 def listening(path: str, backlog: int) -> socket.socket:
-    """A new socket that listens at `path`, in place of one that nobody serves any more. Raises OSError, as `opened`."""
+    """Return a new socket that listens at `path`, replacing one without a server. Raises OSError, as `opened`."""
     with _locked(os.path.dirname(path) or "."):
         _remove_stale(path)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,7 +104,7 @@ def probe(path: str) -> None:
 
 @contextmanager
 def _locked(directory: str) -> Iterator[None]:
-    """No other server looks at sockets in the directory meanwhile. Raises OSError."""
+    """Keep other servers from checking sockets in the directory meanwhile. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # file systems without locks
@@ -136,7 +136,7 @@ def _remove_stale(path: str) -> None:
 
 
 class SocketFile:
-    """The file of a listening socket, which is removed once, unless somebody has replaced it."""
+    """File of a listening socket, removed once, unless it has been replaced."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._path = str(listening.getsockname())

@@ -1,1 +1,1 @@
-"""What is counted: for each model version, and by engines themselves."""
+"""Statistics of each model version, and those that engines report themselves."""

@@ -1,4 +1,4 @@
-"""What batching that learns from its own traffic has learnt, for people to look at."""
+"""Results of batching that learns from its own traffic, for people."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ RECENT_DECISIONS = 64
 
 
 class TunerDecision(NamedTuple):
-    """One decision of a tuner, by the requests of one window, for people to look at."""
+    """Decision of a tuner from the requests of one window, for people."""
 
     at_ms: int
     """Unix time."""
@@ -25,7 +25,7 @@ class TunerDecision(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TunerStatistics:
-    """Where a model's tuner stands, and its latest decisions."""
+    """Current state of a model's tuner, and its latest decisions."""
 
     goal_ns: int
     delay_ns: int
@@ -37,16 +37,16 @@ class TunerStatistics:
 
 @dataclass(slots=True, eq=False)
 class ChoiceStatistics:
-    """What was decided by measured run times, and what these are."""
+    """Decisions by measured run times, and these times."""
 
     batches: dict[str, int] = field(default_factory=dict)
-    """Batches by what they are: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
+    """Batches by kind: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
     trials: int = 0
-    """Batches that were not the best by what was known, to learn more."""
+    """Batches that were not the best by known run times, to learn more."""
     trial_ns: float = 0
-    """What trials have cost."""
+    """Cost of the trials."""
     run_ns: int = 0
-    """How long all executions ran."""
+    """Total run time of all executions."""
     utilisation: float = 1.0
     """The share of the time in which the instances ran, lately."""
     costs: list[tuple[int, int, float]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Histograms with fixed buckets, as Prometheus has them."""
+"""Histograms with fixed buckets, as in Prometheus."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from .summary import Sketch
 
 
 class Exemplar(NamedTuple):
-    """One value that a histogram has counted, of which there is a trace."""
+    """Counted value of a histogram that has a trace."""
 
     trace_id: str
     value: float
@@ -47,7 +47,7 @@ class Histogram:
         self.exemplars[bisect_left(self.bounds, value)] = Exemplar(trace_id, value, unix_s)
 
     def copy(self) -> "Histogram":
-        """The same counts, without exemplars."""
+        """Return a copy without exemplars."""
         copy = Histogram(self.bounds, self.unit_ns)
         copy.buckets, copy.total = list(self.buckets), self.total
         if self.sketch is not None:
@@ -55,7 +55,7 @@ class Histogram:
         return copy
 
     def at(self, bounds: Sequence[float]) -> "Histogram":
-        """The same counts in fewer buckets; `bounds` are some of this histogram's."""
+        """Return these counts in fewer buckets; `bounds` are some of this histogram's."""
         coarse = Histogram(bounds)
         coarse.total = self.total
         for place, count in enumerate(self.buckets):

@@ -1,4 +1,4 @@
-"""How busy a server is, as load balancers read it."""
+"""Load report of a server for load balancers."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias

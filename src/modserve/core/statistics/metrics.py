@@ -1,8 +1,8 @@
-"""The metrics that engines make, beside the server's own: families by name, and in each of them series by labels.
+"""Metrics that engines make, besides the server's own: families by name, and in each of them series by labels.
 
-There is one `MetricStore` in a server. Every loaded model version has a `StoredMetrics` of it, and every metric that
-its engine makes is a `StoredMetric`. A series is one value, whoever has metrics of it: instances of one model, or other
-models. It is there as long as somebody holds one, and a family as long as a model that declared it is loaded, which is
+A server has one `MetricStore`. Every loaded model version has a `StoredMetrics` of it, and every metric that its
+engine makes is a `StoredMetric`. A series is one value, shared by all its holders: instances of one model, or other
+models. It exists as long as it has a holder, and a family as long as a model that declared it is loaded, which is
 how Triton counts references in ``MetricFamily::Remove``. Names, kinds and holders change under the lock of the store;
 values change under the lock of their series, so that the hot path of one metric does not wait for another.
 """
@@ -77,11 +77,11 @@ class MetricStore:
         return f"MetricStore({len(self.families)} families)"
 
     def of_model(self) -> "StoredMetrics":
-        """For one model version."""
+        """Return the metrics of one model version."""
         return StoredMetrics(self)
 
     def read(self, names: Container[str] | None = None) -> list[FamilySnapshot]:
-        """The families of these names, or all, that have metrics, and these, by name and labels."""
+        """Return the families that have metrics, all or those of these names, sorted by name and labels."""
         with self.lock:
             every = [
                 (family, list(family.series.values()))
@@ -101,7 +101,7 @@ class MetricStore:
 
 
 class StoredMetrics:
-    """Implements `backends.api.ModelMetrics` for one model version."""
+    """Implementation of `backends.api.ModelMetrics` for one model version."""
 
     def __init__(self, store: MetricStore) -> None:
         self._store = store
@@ -143,7 +143,7 @@ class StoredMetrics:
             return metric
 
     def drop(self, metric: "StoredMetric", family: _Family, series: _Series) -> None:
-        """A metric is closed; the last one of a series takes the series with it."""
+        """Remove a closed metric; the last one of a series removes the series."""
         with self._store.lock:
             if metric not in self._metrics:
                 return
@@ -153,7 +153,7 @@ class StoredMetrics:
                 del family.series[series.labels]
 
     def close(self) -> None:
-        """The model version is gone, and with it all that only it has. May be called again."""
+        """Remove the metrics that only this unloaded version holds. May be called again."""
         with self._store.lock:
             self._closed = True
             for metric in list(self._metrics):
@@ -169,7 +169,7 @@ class StoredMetrics:
             raise internal("the model has been unloaded and no longer has metrics")
 
     def _declared(self, name: str, help: str, kind: MetricKind) -> _Family:
-        """The family of this name, new or of another model. The first one to declare it says its help text."""
+        """Return the family of this name, new or of another model. The first declaration sets its help text."""
         store = self._store
         if name in store.families:
             if store.families[name].kind != kind:
@@ -187,7 +187,7 @@ class StoredMetrics:
 
 
 class StoredMetric:
-    """Implements `backends.api.ModelMetric`."""
+    """Implementation of `backends.api.ModelMetric`."""
 
     __slots__ = ("_family", "_owner", "_series")
 
@@ -263,7 +263,7 @@ def _check_family(name: str, help: str, kind: str) -> None:
 
 
 def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
-    """As a key. Raises INVALID_ARG for names that Prometheus does not know, and for values that are no text."""
+    """Return the labels as a key. Raises INVALID_ARG for names invalid in Prometheus, and for non-text values."""
     for name, value in cast(Mapping[object, object], labels).items():  # what engines pass is not checked by mypy alone
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
             raise invalid(
@@ -275,7 +275,7 @@ def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
 
 
 def _check_text(value: object, label: str) -> None:
-    """What cannot be written would take the whole page with it."""
+    """Refuse a value that cannot be written, since it would break the whole page. Raises INVALID_ARG."""
     if not isinstance(value, str):
         raise invalid(f"{label} is of type {type(value).__name__}, expected a string")
     try:
@@ -285,7 +285,7 @@ def _check_text(value: object, label: str) -> None:
 
 
 def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
-    """The upper bounds without infinity, which every histogram has; None for other kinds. Raises INVALID_ARG."""
+    """Return the upper bounds without infinity, which is implied; None for other kinds. Raises INVALID_ARG."""
     who = f"{family.kind} '{family.name}'"
     if family.kind != "histogram":
         if buckets is not None:

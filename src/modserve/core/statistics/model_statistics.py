@@ -25,11 +25,11 @@ RECENT_BATCHES = 256
 MOST_INDEXES = 1024
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FIRST_RESPONSE_BUCKETS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
-"""As Triton has them."""
+"""Triton's bounds."""
 RESPONSE_INTERVAL_BUCKETS_NS = tuple(
     int(bound * 1e6) for bound in (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 75, 100, 150, 200, 300, 400, 500, 750, 1_000, 5_000)
 )
-"""Where a response is a token, those of vLLM between its bounds."""
+"""Bounds for responses that are tokens: those of vLLM within this range."""
 RESPONSE_INTERVAL: Final = "modserve_inter_response_latency_seconds"
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 HISTOGRAM_FAMILIES: Final = (
@@ -40,7 +40,7 @@ HISTOGRAM_FAMILIES: Final = (
     FIRST_RESPONSE,
     RESPONSE_INTERVAL,
 )
-"""How the metrics page names the histograms of a model."""
+"""Names of a model's histograms on the metrics page."""
 
 
 class FailureReason(Enum):
@@ -55,7 +55,7 @@ class FailureReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Duration:
-    """How often something happened and how long it took altogether."""
+    """Number of events, and their total duration."""
 
     count: int = 0
     ns: int = 0
@@ -63,7 +63,7 @@ class Duration:
 
 @dataclass(slots=True, eq=False)
 class BatchStatistics:
-    """How long the parts of executions took: of those of one batch size, or once for each request in them."""
+    """Durations of the parts of executions of one batch size, or counted once per request in them."""
 
     count: int = 0
     input_ns: int = 0
@@ -71,7 +71,7 @@ class BatchStatistics:
     output_ns: int = 0
 
     def add(self, timing: ExecutionTiming, times: int = 1) -> None:
-        """Count an execution so many times."""
+        """Count an execution `times` times."""
         input_end_ns, output_start_ns = timing.compute_input_end_ns, timing.compute_output_start_ns
         self.count += times
         self.input_ns += times * (input_end_ns - timing.compute_start_ns)
@@ -93,11 +93,11 @@ class BatchStatistics:
 
 @dataclass(slots=True, eq=False)
 class ResponseStatistics:
-    """How long the responses with one index took, over all requests of a decoupled model.
+    """Durations of the responses with one index, over all requests of a decoupled model.
 
     The time of a response begins with the response before it (for the first, with the execution) and ends when it is
     handed over. `empty_response` counts requests that ended without a response of their own, `cancel` responses that
-    nobody waited for.
+    no client waited for.
     """
 
     compute_infer: Duration = field(default_factory=Duration)
@@ -109,7 +109,7 @@ class ResponseStatistics:
 
 
 class BatchRecord(NamedTuple):
-    """One execution that succeeded, for people to look at."""
+    """Successful execution, for people."""
 
     end_ms: int
     """Unix time."""
@@ -117,12 +117,12 @@ class BatchRecord(NamedTuple):
     requests: int
     close_reason: str
     waited_ns: int
-    """How long the first of its requests had waited."""
+    """Waiting time of its first request."""
     compute_ns: int
     elements: int = 0
-    """The requests' rows times their lengths, in models whose batches are filled up."""
+    """Elements of the requests: rows times lengths, in models with padded batches."""
     padding: int = 0
-    """The elements that filled the batch up."""
+    """Padding elements of the batch."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -131,11 +131,11 @@ class ModelStatistics:
 
     def __init__(self) -> None:
         self.began_ns = time.monotonic_ns()
-        """Tells the counts of one load from those of another."""
+        """Start time, which distinguishes the counts of one load from those of another."""
         self.load_ns = 0
-        """How long it took to load the version."""
+        """Load time of the version."""
         self.memory = -1
-        """Bytes that the version holds, as measured when it was loaded; -1 if nobody has measured it."""
+        """Bytes that the version holds, as measured when it was loaded; -1 if not measured."""
         self.last_inference_ms = 0
         """Unix time of the last execution's end; 0 before the first."""
         self.inference_count = 0
@@ -143,9 +143,9 @@ class ModelStatistics:
         self.pending = 0
         """Requests that wait in the scheduler."""
         self.instances = 0
-        """How many it has, or should have; 0 for models without an engine of their own."""
+        """Number of instances, lost ones included; 0 for models without an engine of their own."""
         self.instances_lost = 0
-        """How many of them are gone, and not made anew yet."""
+        """Number of lost instances that are not replaced yet."""
         self.instance_restarts = 0
         self.calls = 0
         """Number of calls of its engine to other models, or to load them, that have not ended."""
@@ -153,36 +153,36 @@ class ModelStatistics:
         self.fail = Duration()
         self.queue = Duration()
         self._computed = BatchStatistics()
-        """Once for each request that succeeded."""
+        """Compute times, counted once per successful request."""
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = defaultdict(BatchStatistics)
         self.close_reasons: dict[str, int] = {}
-        """How many batches stopped growing, by reason."""
+        """Number of batches that stopped growing, by reason."""
         self.elements = 0
-        """Elements of requests in all batches, in models whose batches are filled up."""
+        """Elements of requests in all batches, in models with padded batches."""
         self.padding = 0
-        """Elements that filled up all batches."""
+        """Padding elements in all batches."""
         self._recent: deque[tuple[int, int, int, ExecutionTiming]] = deque(maxlen=RECENT_BATCHES)
-        """Of the latest executions the end in Unix milliseconds, the requests, and how long the first one waited."""
+        """Latest executions: end in Unix milliseconds, requests, waiting time of the first one, and timing."""
         self.tuner: TunerStatistics | None = None
-        """Only for models whose batching tunes itself."""
+        """Tuner statistics, only for models with self-tuning batching."""
         self.choice: ChoiceStatistics | None = None
-        """Only for models whose batches are chosen by measured run times."""
+        """Choice statistics, only for models that choose batches by measured run times."""
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
-        """By the response's index in its request; only for decoupled models."""
+        """Statistics by the response's index in its request; only for decoupled models."""
         self.request_bounds: tuple[float, ...] = LATENCY_BUCKETS_NS
         self.request_histogram = Histogram(sorted({*LATENCY_BUCKETS_NS, *FIRST_RESPONSE_BUCKETS_NS}), 1.0)
-        """Has the bounds of two families, `request_durations` and `first_responses`, as the next one has."""
+        """Histogram with the bounds of two families, `request_durations` and `first_responses`, like the next one."""
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
         self.first_response_bounds: tuple[float, ...] = FIRST_RESPONSE_BUCKETS_NS
         self.first_response_histogram = Histogram(self.request_histogram.bounds, 1.0)
-        """From a request's arrival to the first of its responses; only for decoupled models."""
+        """Times from a request's arrival to its first response; only for decoupled models."""
         self.response_intervals = Histogram(RESPONSE_INTERVAL_BUCKETS_NS, 1.0)
-        """From a response of a request to the next; only for decoupled models."""
+        """Times from a response to the next of its request; only for decoupled models."""
         self.summaries: LatencySummaries | None = None
         """None unless the metrics page has summaries."""
 
@@ -195,9 +195,9 @@ class ModelStatistics:
         self.memory = size
 
     def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
-        """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
+        """Set the buckets of some histograms, by `HISTOGRAM_FAMILIES`, in place of the usual ones.
 
-        Before they count anything: those that have these buckets already go on counting.
+        Call it before anything is counted; a histogram that already has these buckets keeps its counts.
         """
         for family, upper in bounds.items():
             if family == "modserve_batch_size":
@@ -220,11 +220,11 @@ class ModelStatistics:
         self.first_response_histogram = _bounded(self.first_response_histogram, both)
 
     def request_durations(self) -> Histogram:
-        """Nanoseconds from a request's arrival to its last response."""
+        """Return the nanoseconds from a request's arrival to its last response."""
         return self.request_histogram.at(self.request_bounds)
 
     def first_responses(self, decoupled: bool) -> Histogram:
-        """Nanoseconds from a request's arrival to its first response, the only one where a model is not `decoupled`."""
+        """Return the nanoseconds from a request's arrival to its first response, the only one if not `decoupled`."""
         histogram = self.first_response_histogram if decoupled else self.request_histogram
         return histogram.at(self.first_response_bounds)
 
@@ -305,7 +305,7 @@ class ModelStatistics:
             output.ns += end_ns - output_start_ns
 
     def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:
-        """Count a request whose response was in the cache; looking for it took `looked_ns`."""
+        """Count a request with a cached response; the lookup took `looked_ns`."""
         request_ns = now_ns - inflight.request_start_ns
         _add(self.success, request_ns)
         _add(self.queue, 0)
@@ -336,7 +336,7 @@ class ModelStatistics:
     ) -> None:
         """Count the requests of one execution: each counts the whole batch's compute time, as in Triton.
 
-        `trace_id` is that of a request whose trace has been let go of.
+        `trace_id` is that of a request with a released trace.
         """
         count = len(members)
         if not count:
@@ -394,7 +394,7 @@ def _add(duration: Duration, ns: int) -> None:
 
 
 def failure_reason(error: ModserveError, by_backend: bool) -> FailureReason:
-    """The label that a failure counts under; `by_backend`: it happened while or after the model ran."""
+    """Return the label of a failure; `by_backend`: it happened while or after the model ran."""
     if error.code is Code.CANCELLED:
         return FailureReason.CANCELED
     if by_backend:

@@ -1,7 +1,7 @@
-"""Quantiles of what happened in the last minute, for pages that ask for summaries.
+"""Quantiles of durations in the last minute, for pages that ask for summaries.
 
 A summary counts durations in the buckets of a sketch. The window is made of slots that are dropped one after the
-other. Counting costs the same whatever has come before.
+other. The cost of counting is constant.
 
 A sketch of durations: counts by buckets so narrow that every quantile is known within 2 %.
 
@@ -22,7 +22,7 @@ FINE_FAMILY: Final = "modserve_request_durations"
 LONGEST_FAMILY: Final = "modserve_request_longest_seconds"
 
 _FINE: Final = 128
-"""Durations below it have buckets of their own."""
+"""Limit in ns below which each duration has its own bucket."""
 _FINE_BITS: Final = 7
 
 
@@ -54,7 +54,7 @@ class Sketch:
         self.longest = max(self.longest, other.longest)
 
     def since(self, before: "Sketch") -> "Sketch":
-        """The durations counted since this sketch was `before`; none if it is another one, begun later."""
+        """Return the durations counted since the state `before`; none if that is another sketch, begun later."""
         counts = dict(self.counts)
         for bucket, count in before.counts.items():
             rest = counts.pop(bucket, 0) - count
@@ -78,7 +78,7 @@ class Sketch:
         return self.quantiles((share,))[0]
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """The nanoseconds that each of these shares of the durations did not exceed; NaN if there are none.
+        """Return the quantiles of these shares in nanoseconds; NaN without durations.
 
         The longest stands for its bucket: no quantile exceeds it, and that of a single request is exact.
         """
@@ -87,7 +87,7 @@ class Sketch:
 
 
 def quantiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[float]:
-    """Like `Sketch.quantiles`, for counts by bucket whose longest duration is unknown."""
+    """Return the quantiles like `Sketch.quantiles`, from counts by bucket without a known longest duration."""
     ordered, total = sorted(counts.items()), sum(counts.values())
     return [_quantile(ordered, math.ceil(share * total)) for share in shares]
 
@@ -102,7 +102,7 @@ def _quantile(ordered: Sequence[tuple[int, int]], rank: int) -> float:
 
 
 def bucket_of(ns: int) -> int:
-    """The number of a duration's bucket."""
+    """Return the number of a duration's bucket."""
     if ns < _FINE:
         return ns if ns > 0 else 0
     shift = ns.bit_length() - _FINE_BITS
@@ -110,7 +110,7 @@ def bucket_of(ns: int) -> int:
 
 
 def middle_of(bucket: int) -> float:
-    """The duration that stands for those of a bucket."""
+    """Return the duration that represents a bucket."""
     if bucket < _FINE:
         return float(bucket)
     shift = bucket // (_FINE // 2) - 1
@@ -123,7 +123,7 @@ SLOT_NS: Final = 10 * 10**9
 
 @final
 class Summary:
-    """Durations in nanoseconds: how many, their sum, and how those of the last minute are spread."""
+    """Summary of durations in nanoseconds: their count, their sum, and the distribution of the last minute."""
 
     __slots__ = ("_buckets", "_slot", "count", "total")
 
@@ -135,7 +135,7 @@ class Summary:
         self._buckets: list[dict[int, int]] = [{} for _ in range(SLOTS)]
 
     def observe(self, ns: int, now_ns: int, times: int = 1) -> None:
-        """Count a duration, so many times; `now_ns` is by the monotonic clock."""
+        """Count a duration `times` times; `now_ns` is on the monotonic clock."""
         self.count += times
         self.total += ns * times
         slot = now_ns // SLOT_NS
@@ -148,7 +148,7 @@ class Summary:
         buckets[bucket] = buckets.get(bucket, 0) + times
 
     def quantiles(self, ranks: Sequence[float], now_ns: int) -> list[float]:
-        """The duration that so large a part of those in the window did not exceed; NaN if there are none.
+        """Return the quantiles of these ranks over the window; NaN without durations.
 
         May be called on any thread.
         """
@@ -162,7 +162,7 @@ class Summary:
 
 @final
 class LatencySummaries:
-    """Those of one model version."""
+    """Latency summaries of one model version."""
 
     __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 PARTS: Final = ("queue", "input", "infer", "output")
-"""In the order in which a request has them; the rest of its time comes before the queue or after the output."""
+"""Parts in the order of a request's course; the rest of its time is before the queue or after the output."""
 
 _MOST = 0.5
 _ADVICE: Final = (
@@ -15,11 +15,11 @@ _ADVICE: Final = (
     "reading the engine's outputs: fewer requested outputs or smaller batches shorten it",
     "outside the queue and the engine: smaller tensors, binary data or more free CPU shorten it",
 )
-"""By part; the last is for the rest."""
+"""Advice by part; the last is for the rest."""
 
 
 def advice(model: str, total: float, parts: Sequence[float]) -> str:
-    """A sentence on what takes at least half of the time of requests; empty if nothing does.
+    """Return advice on the part that takes at least half of the requests' time; empty if none does.
 
     `total` and `parts`, in the order of `PARTS`, have the same unit and are of the same requests.
     """

@@ -1,7 +1,7 @@
-"""What DLPack says of an array: the protocol by which libraries hand arrays to each other, on whatever device they are.
+"""DLPack's description of an array. Libraries exchange arrays by this protocol, on any device.
 
-An exporter makes a capsule with a ``DLManagedTensor`` (dlpack.h, version 0.8 and before, which every exporter can still
-make). A capsule that nobody consumes frees what it holds when it goes; here they are only looked at.
+An exporter makes a capsule with a ``DLManagedTensor`` (dlpack.h, version 0.8 and before, which every exporter can
+still make). An unconsumed capsule frees its contents when it is deleted; here they are only inspected.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from .dtypes import Datatype
 
 
 class Device(NamedTuple):
-    """Where an array is, as ``__dlpack_device__`` says it."""
+    """Device of an array, as ``__dlpack_device__`` returns it."""
 
     type: int
     """A ``DLDeviceType``."""
@@ -24,7 +24,7 @@ class Device(NamedTuple):
 CPU: Final = 1
 CUDA: Final = 2
 EXTENSION: Final = 12
-"""What DLPack keeps for tests of devices that it does not know."""
+"""Device type that DLPack reserves for tests of unknown devices."""
 HOST_TYPES: Final = frozenset({CPU, 3, 11})
 """Memory that the processor reads as its own: plain, and pinned for CUDA and for ROCm."""
 
@@ -34,7 +34,7 @@ class Exporter(Protocol):
     """An array of any library, in the array API standard's terms."""
 
     def __dlpack__(self, *, stream: Any = None) -> object:
-        """A capsule named ``dltensor``. Work on `stream` waits until the array is computed: None is CUDA's default."""
+        """Make a capsule ``dltensor``. Work on `stream` waits until the array is computed: None is CUDA's default."""
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
@@ -92,7 +92,7 @@ def device_of(source: Exporter) -> Device:
 
 
 def layout_of(source: Exporter) -> ArrayLayout:
-    """Where an array is and what is in it. Raises INVALID_ARG for elements of a type that the protocol lacks.
+    """Return the location and contents of an array. Raises INVALID_ARG for element types that the protocol lacks.
 
     On a GPU, work on CUDA's (legacy) default stream that begins later waits until the array is computed. To be called
     where the array was made: PyTorch takes the current device and stream of the thread for those of the array.

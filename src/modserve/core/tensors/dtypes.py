@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """One tensor element type of the v2 protocol.
+    """Tensor element type of the v2 protocol.
 
     `name` is the protocol's spelling, `config_name` that of ``inference.DataType`` in config.pbtxt. `size` is in bytes,
     and 0 for BYTES, whose elements vary. `own_numpy` is numpy's own type, None for BF16. `contents_field` names the
@@ -34,7 +34,7 @@ class Datatype:
 
     @property
     def largest(self) -> float:
-        """The largest number, short of infinity, of a type whose `json_kind` is ``float``."""
+        """The largest finite number of a type with `json_kind` ``float``."""
         import ml_dtypes
 
         return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ FP64 = _row("FP64", "TYPE_FP64", "<f8", "fp64_contents", "float")
 BYTES = _row("BYTES", "TYPE_STRING", "O", "bytes_contents", "string", size=0)
 
 INVALID = _row("<invalid>", "TYPE_INVALID", "u1", None, "")
-"""What a request's misspelled datatype becomes: no model expects it, so validation refuses it with Triton's text."""
+"""Stand-in for a request's misspelled datatype: no model expects it, so validation refuses it with Triton's text."""
 
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES)
 BY_NAME = {row.name: row for row in ALL}
@@ -80,7 +80,7 @@ _BY_NUMPY = {row.own_numpy: row for row in ALL if row.own_numpy is not None}
 
 
 def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
-    """The row for a numpy type; fixed-width string arrays count as BYTES; None when the protocol has no such type."""
+    """Return the datatype of a numpy type; fixed-width strings count as BYTES; None if the protocol lacks the type."""
     if dtype.kind in "SU":
         return BYTES
     if dtype.kind == "V":

@@ -1,4 +1,4 @@
-"""Data that stands for requests which have not come yet: zeros, random values, files, and what most models take."""
+"""Sample data in place of real requests: zeros, random values, files, and what most models take."""
 
 import math
 import re
@@ -21,16 +21,16 @@ _SIZE = 64
 _IMAGE_SIZE = 224
 _CHANNELS = (1, 3, 4)
 _IDS = 100
-"""Token ids are below this: every vocabulary has so many."""
+"""Upper limit of token ids, within every vocabulary."""
 _LONGEST_TEXT = 16
 _LARGEST_FILE = 1 << 30
 
 
 class Sizes:
-    """What stands for variable dimensions: ``sample_shape``, or by default 224 of pictures and 64 of all else.
+    """Sizes for variable dimensions: ``sample_shape``, or by default 224 for pictures and 64 for all else.
 
-    The text has ``128`` or ``3x480x640`` for all inputs of so many dimensions, or the same behind ``name:`` for one,
-    with ``;`` between several. Dimensions leave out that of the batch.
+    The text has ``128`` or ``3x480x640`` for all inputs with this number of dimensions, or ``name:`` before it for one,
+    with ``;`` between several. The batch dimension is left out.
     """
 
     def __init__(self, text: str, model: str) -> None:
@@ -46,7 +46,7 @@ class Sizes:
             self._by_name[name.strip()] = tuple(int(size) for size in dims.split("x"))
 
     def resolve(self, name: str, dims: Shape) -> Shape:
-        """The dimensions with a size in place of each -1. Raises INVALID_ARG if a shape for `name` does not fit it."""
+        """Replace each -1 in the dimensions by a size. Raises INVALID_ARG if a shape for `name` does not fit."""
         variable = [index for index, size in enumerate(dims) if size < 0]
         if not variable:
             return tuple(dims)
@@ -66,12 +66,12 @@ class Sizes:
 
 
 def generator() -> "Generator":
-    """Always the same: what fails with random data fails again with it."""
+    """Return a generator that is always the same, so that failures with random data are reproducible."""
     return np.random.default_rng(0)
 
 
 def likely(name: str, datatype: Datatype, shape: Shape, random: "Generator", length: int) -> Array:
-    """Data that most models take: token ids that every vocabulary has, masks that hide nothing."""
+    """Return data that most models take: token ids within every vocabulary, masks that hide nothing."""
     lower = name.lower()
     if datatype is dtypes.BYTES:
         return _texts(b"a short text", shape)
@@ -88,12 +88,12 @@ def likely(name: str, datatype: Datatype, shape: Shape, random: "Generator", len
 
 
 def zeros(datatype: Datatype, shape: Shape) -> Array:
-    """Zeros, False, or empty strings."""
+    """Return zeros, False, or empty strings."""
     return _texts(b"", shape) if datatype is dtypes.BYTES else np.zeros(shape, datatype.numpy)
 
 
 def random_values(datatype: Datatype, shape: Shape, random: "Generator") -> Array:
-    """Normal numbers, integers below 100 (UINT8: any), either truth value, or words of 1 to 16 small letters.
+    """Return normal numbers, integers below 100 (UINT8: any), either truth value, or words of 1 to 16 small letters.
 
     Triton fills the memory with random bytes, which as floating point are huge, or no number at all.
     """
@@ -113,7 +113,7 @@ def random_values(datatype: Datatype, shape: Shape, random: "Generator") -> Arra
 
 
 def file_size_fault(path: Path, datatype: Datatype, dims: Shape) -> str:
-    """What is wrong with a file of raw elements, as in a request, for one row of these dims; empty if nothing is."""
+    """Return the fault of a file of raw elements, as in a request, for one row of these dims; empty if none."""
     if not path.exists():
         return f"there is no file '{path}'"
     if not path.is_file():  # a pipe would never end
@@ -131,7 +131,7 @@ def file_size_fault(path: Path, datatype: Datatype, dims: Shape) -> str:
 
 
 def file_tensor(path: Path, datatype: Datatype, dims: Shape) -> Tensor:
-    """The elements of a file: those of one row, and what comes after them is ignored, as by Triton.
+    """Read one row of elements from a file. Excess bytes are ignored, as by Triton.
 
     BYTES are strings, each preceded by its length in 4 bytes, little-endian. Raises INVALID_ARG.
     """

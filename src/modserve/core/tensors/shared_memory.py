@@ -9,7 +9,7 @@ from .tensor import Buffer, Tensor
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
-    """Where a tensor's raw form is: `byte_size` bytes from `offset` of a registered region, as the client said."""
+    """Place of a tensor's raw data: `byte_size` bytes from `offset` of a registered region, as in the request."""
 
     region: str
     offset: int
@@ -25,7 +25,7 @@ class SystemRegion:
     offset: int
     byte_size: int
     tenant: str = ""
-    """Whose it is, and in whose requests its name means it; empty where the server knows no tenants."""
+    """Tenant that owns the region and may use its name; empty if the server knows no tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class CudaRegion:
 
 
 class RegionLease(Protocol):
-    """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
+    """Regions that one request uses; none is removed before `release`. Usable from one thread at a time."""
 
     def read(self, place: RegionSlice) -> Buffer:
-        """What is at `place`: of system memory a read-only view of it, which the client may still write to.
+        """Return the bytes at `place`: for system memory a read-only view, which the client may still write to.
 
         Raises NOT_FOUND for an unknown region, INVALID_ARG for a place that is not inside it.
         """
@@ -51,14 +51,14 @@ class RegionLease(Protocol):
         """Keep the region of `place` for a `write`. Raises as `read` does."""
 
     def write(self, place: RegionSlice, raw: Buffer) -> None:
-        """Put `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory has gone."""
+        """Write `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory is lost."""
 
     def copy(self, place: RegionSlice, tensor: Tensor) -> bool:
-        """Put a tensor to a reserved place inside the memory of their device. False: they are not on the same one."""
+        """Copy a tensor to a reserved place within their device. Return False if they are on different devices."""
 
     def release(self) -> None:
-        """The request is over. Later calls do nothing."""
+        """Release the regions at the end of the request. Later calls do nothing."""
 
 
 LeaseFactory: TypeAlias = Callable[[], RegionLease]
-"""Returns the one lease of a request, on first use a new one; requests without shared memory need none."""
+"""Factory of a request's only lease, made on first use; requests without shared memory need none."""

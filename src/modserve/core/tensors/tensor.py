@@ -49,12 +49,12 @@ class Tensor:
 
     @classmethod
     def from_raw(cls, datatype: Datatype, shape: Shape, raw: Buffer) -> "Tensor":
-        """A tensor over `raw`, which must not change afterwards. `core.requests.normalize` checks sizes."""
+        """Make a tensor over `raw`, which must not change afterwards. `core.requests.normalize` checks sizes."""
         return cls(datatype, shape, raw, None)
 
     @classmethod
     def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
-        """A tensor over `array`, or of it as `datatype`.
+        """Make a tensor over `array`, or of it as `datatype`.
 
         Raises INVALID_ARG for a type that the protocol lacks, and for masked elements.
         """
@@ -75,7 +75,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> "Tensor":
-        """A tensor over an array of another library: a plain one in host memory, otherwise a `DeviceTensor`.
+        """Make a tensor over another library's array: in host memory an ordinary one, otherwise a `DeviceTensor`.
 
         `source` must not change afterwards. `to_host` copies it to the host. Without it, `source` must support the
         ``dl_device`` argument of ``__dlpack__``, and numpy its type. Raises INVALID_ARG like `from_array`.
@@ -131,7 +131,7 @@ class Tensor:
         return self._raw if self._array is None else None
 
     def count_elements(self) -> int:
-        """The number of elements in the raw form of BYTES; one too many stands for more. Raises `TruncatedError`."""
+        """Count the elements in the raw form of BYTES; one too many stands for more. Raises `TruncatedError`."""
         counted = self._counted
         if counted is None:
             try:
@@ -144,7 +144,7 @@ class Tensor:
         return counted
 
     def digest(self) -> bytes:
-        """256 bits of a cryptographic hash of the raw form, computed once: 85 ms for 100 MiB."""
+        """Return 256 bits of a cryptographic hash of the raw form, computed once: 85 ms for 100 MiB."""
         digest: bytes | None = getattr(self, "_digest", None)
         if digest is None:
             digest = self._digest = hashlib.blake2b(self.raw, digest_size=32).digest()
@@ -161,7 +161,7 @@ class Tensor:
         return array.nbytes + sum(map(len, array.reshape(-1).tolist()))
 
     def reshaped(self, shape: Shape) -> "Tensor":
-        """The same elements under another shape of equal element count."""
+        """Return the same elements under another shape of equal element count."""
         array = self._array
         return Tensor(self.datatype, shape, self._raw, None if array is None else array.reshape(shape))
 
@@ -170,7 +170,7 @@ class Tensor:
 
 
 class DeviceTensor(Tensor):
-    """A tensor in the memory of a device, held by `source`: the third form, beside raw bytes and arrays.
+    """Tensor in the memory of a device, held by `source`: the third form, besides raw bytes and arrays.
 
     Made where the array was, see `dlpack.layout_of`. Reading `array` or `raw` copies it to the host, once, on the
     reader's thread. Usable from any thread.
@@ -192,7 +192,7 @@ class DeviceTensor(Tensor):
 
     @property
     def on_host(self) -> bool:
-        """Whether it has been read on the host, and so is in both memories."""
+        """True if it has been read on the host, so that both memories hold it."""
         return self._array is not None
 
     @property
@@ -220,7 +220,7 @@ class DeviceTensor(Tensor):
         return math.prod(self.shape) * self.datatype.size
 
     def reshaped(self, shape: Shape) -> Tensor:
-        """Like `Tensor.reshaped`. Reading the result copies it to the host."""
+        """Reshape like `Tensor.reshaped`. Reading the result copies it to the host."""
         return self if shape == self.shape else _Reshaped(self, shape)
 
 
@@ -250,13 +250,13 @@ class _Reshaped(Tensor):
 
 
 def _on_host(source: dlpack.Exporter) -> Array:
-    """An array of another library as one of numpy: over its memory if that is the host's, else a copy."""
+    """Convert another library's array to numpy: over its memory if that is the host's, else a copy."""
     array: Array = np.from_dlpack(cast(Any, source), device="cpu")
     return array
 
 
 def _bytes_array(array: Array) -> Array:
-    """An object array whose elements are all ``bytes``; str elements are encoded as UTF-8."""
+    """Return an object array of ``bytes`` elements only; str elements are encoded as UTF-8."""
     flat = array.reshape(-1)
     if array.dtype.char == "O" and all(set(map(type, some)) <= _BYTES for some in in_lists(flat)):
         return array
@@ -275,36 +275,36 @@ def _bytes_array(array: Array) -> Array:
 
 
 def long_texts(tensors: Iterable[Tensor], limit: int) -> list[Tensor]:
-    """The BYTES among received tensors that have more than `limit` bytes."""
+    """Return the received BYTES tensors of more than `limit` bytes."""
     texts = [tensor for tensor in tensors if tensor.datatype is dtypes.BYTES]
     return [text for text in texts if (raw := text.received) is not None and len(raw) > limit]
 
 
 def count_ahead(tensors: Iterable[Tensor]) -> None:
-    """Count the elements of BYTES tensors now. What is wrong with them is raised when the count is needed."""
+    """Count the elements of BYTES tensors now. Their faults are raised when the count is needed."""
     for tensor in tensors:
         with suppress(TruncatedError):
             tensor.count_elements()
 
 
 def digest_ahead(tensors: Iterable[Tensor], limit: int) -> None:
-    """Compute the digests of tensors of more than `limit` bytes now, for a model whose responses are cached."""
+    """Compute the digests of tensors of more than `limit` bytes now, for a model with cached responses."""
     for tensor in tensors:
         if len(tensor.raw) > limit:
             tensor.digest()
 
 
 def matches(dims: Shape, shape: Shape) -> bool:
-    """Whether two shapes are the same where neither is variable (-1)."""
+    """Return True if two shapes are equal wherever neither is variable (-1)."""
     return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
 
 
 def as_reshape(reshape: Shape, dims: Shape, shape: Shape) -> Shape:
-    """What a tensor of `shape`, which `dims` describe, is reshaped to: variable dimensions keep their order."""
+    """Return the reshaped `shape` of a tensor with these `dims`: variable dimensions keep their order."""
     variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
     return tuple([next(variable) if size == -1 else size for size in reshape])
 
 
 def format_shape(shape: Sequence[int]) -> str:
-    """A shape as messages print it: ``[1,16]``, no spaces."""
+    """Format a shape for messages: ``[1,16]``, no spaces."""
     return "[" + ",".join(map(str, shape)) + "]"

@@ -13,7 +13,7 @@ _FOREIGN: Final = re.compile(rb"[^A-Za-z0-9+/\-_= \t\r\n]")
 
 
 def decoded(text: str | bytes | memoryview) -> bytes:
-    """Decode a text. Raises ValueError with the position of what is wrong."""
+    """Decode a text. Raises ValueError with the position of the fault."""
     view = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     content = BytesIO()
     rest = b""

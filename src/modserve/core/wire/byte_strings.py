@@ -28,12 +28,12 @@ _UNTIL_OTHERS = 4 * _AT_A_TIME
 
 
 def encoded(flat: Array) -> bytes:
-    """The raw form of BYTES elements, made of some at a time."""
+    """Encode BYTES elements to the raw form, some at a time."""
     return b"".join([encode_elements(some) for some in in_lists(flat)])
 
 
 def in_lists(flat: Array) -> Iterator[list[bytes]]:
-    """The elements, some at a time."""
+    """Yield the elements, some at a time."""
     for start in range(0, len(flat), _AT_A_TIME):
         if start:
             yield_now()
@@ -41,7 +41,7 @@ def in_lists(flat: Array) -> Iterator[list[bytes]]:
 
 
 def decoded(raw: Buffer, count: int) -> Array:
-    """The `count` elements of a raw BYTES tensor."""
+    """Decode the `count` elements of a raw BYTES tensor."""
     array = np.empty(count, dtype=object)
     if len(raw) <= _LONG:
         array[:] = decode_elements(raw)
@@ -56,7 +56,7 @@ def decoded(raw: Buffer, count: int) -> Array:
 
 
 def encode_elements(elements: Iterable[bytes]) -> bytes:
-    """The raw form of BYTES elements: each behind its length, a 4-byte little-endian unsigned integer."""
+    """Encode BYTES elements: each after its length, a 4-byte little-endian unsigned integer."""
     pack = _LENGTH.pack
     parts: list[bytes] = []
     for element in elements:
@@ -66,7 +66,7 @@ def encode_elements(elements: Iterable[bytes]) -> bytes:
 
 
 class TruncatedError(ValueError):
-    """Raw BYTES that end inside an element. `complete` elements came before; `left` bytes were left over."""
+    """Error for raw BYTES that end inside an element. `complete` elements precede it; `left` bytes are left over."""
 
     def __init__(self, complete: int, left: int, in_length: bool) -> None:
         super().__init__(f"{left} bytes left after {complete} elements")
@@ -76,7 +76,7 @@ class TruncatedError(ValueError):
 
 
 def decode_elements(raw: Buffer) -> list[bytes]:
-    """The elements of a raw BYTES tensor. Raises `TruncatedError`."""
+    """Decode the elements of a raw BYTES tensor. Raises `TruncatedError`."""
     data = bytes(raw)
     out: list[bytes] = []
     position, end = 0, len(data)
@@ -92,7 +92,7 @@ def decode_elements(raw: Buffer) -> list[bytes]:
 
 
 def _decode_some(data: bytes) -> Iterator[list[bytes]]:
-    """As `decode_elements`, of a long tensor: about `_AT_A_TIME` elements at a time."""
+    """Decode a long tensor like `decode_elements`, about `_AT_A_TIME` elements at a time."""
     alike = 0
     some: list[bytes] = []
     position, end, pause = 0, len(data), _UNTIL_OTHERS
@@ -121,7 +121,7 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
 
 
 def count_elements(raw: Buffer, most: int = _MOST) -> int:
-    """How many elements a raw BYTES tensor has; of a long one at most `most` + 1. Raises `TruncatedError`."""
+    """Count the elements of a raw BYTES tensor, of a long one at most `most` + 1. Raises `TruncatedError`."""
     view = memoryview(raw)
     unpack = _LENGTH.unpack_from
     count = 0
@@ -140,7 +140,7 @@ def count_elements(raw: Buffer, most: int = _MOST) -> int:
 
 
 def _count_many(view: memoryview, most: int) -> int:
-    """Elements of equal lengths are not counted one by one."""
+    """Count many elements, runs of equal lengths not one by one."""
     unpack = _LENGTH.unpack_from
     count = alike = 0
     before = -1
@@ -170,7 +170,7 @@ def _count_many(view: memoryview, most: int) -> int:
 
 
 def _alike(raw: Buffer, position: int, length: int) -> int:
-    """How many elements from `position` on have this length, up to `_AT_A_TIME`: much sooner known than one by one."""
+    """Count the consecutive elements of this length from `position`, up to `_AT_A_TIME`: faster than one by one."""
     step = 4 + length
     room = (len(raw) - position) // step
     count, look = 0, _ALIKE

@@ -10,5 +10,5 @@ NAMES: Final = (
 
 
 def name_of(number: int) -> str:
-    """The name of a code; the number itself for one that gRPC does not have."""
+    """Return the name of a code; the number itself for a code unknown in gRPC."""
     return NAMES[number] if 0 <= number < len(NAMES) else str(number)

@@ -1,7 +1,7 @@
 """Protobuf's wire format, for bytes that are read or written without message objects (protobuf.dev, "Encoding").
 
 A message is a row of fields. Each has a key, the field's number and wire type in one varint, and then its value.
-Functions that read raise `WireError` for what is no message, and IndexError where `data` ends before a number does.
+Reading functions raise `WireError` for an invalid message, and IndexError if `data` ends within a number.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class WireField(NamedTuple):
 
 
 def fields(data: Buffer, position: int = 0, end: int | None = None) -> Iterator[WireField]:
-    """The fields of the message from `position` to `end`, which is the end of `data` if left out."""
+    """Yield the fields of the message from `position` to `end`, by default the end of `data`."""
     stop = len(data) if end is None else end
     while position < stop:
         head = position
@@ -43,7 +43,7 @@ def fields(data: Buffer, position: int = 0, end: int | None = None) -> Iterator[
 
 
 def value_span(data: Buffer, position: int, end: int, key: int) -> tuple[int, int]:
-    """Where the value of a field begins and ends whose `key` is before `position`; its message goes to `end`.
+    """Return the start and end of the value after a field's `key`, at `position`. The message extends to `end`.
 
     Groups, which no format in use has, are refused.
     """
@@ -66,7 +66,7 @@ def value_span(data: Buffer, position: int, end: int, key: int) -> tuple[int, in
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """An unsigned number, and the position behind it."""
+    """Read an unsigned number, and return it with the position after it."""
     number = data[position]
     if number < 0x80:
         return number, position + 1
@@ -81,7 +81,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def integers(data: Buffer, field: WireField) -> list[int]:
-    """The elements of one occurrence of a repeated int64 field, packed or not."""
+    """Read the elements of one occurrence of a repeated int64 field, packed or not."""
     values: list[int] = []
     position = field.start
     while position < field.end:
@@ -91,12 +91,12 @@ def integers(data: Buffer, field: WireField) -> list[int]:
 
 
 def signed(value: int) -> int:
-    """The int64 that is written as the unsigned number `value`."""
+    """Return the int64 encoded as the unsigned number `value`."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def varint(value: int) -> bytes:
-    """An unsigned number in its encoded form."""
+    """Encode an unsigned number."""
     if value < 0x80:
         return _ONE_BYTE[value]
     encoded = bytearray()
@@ -111,10 +111,10 @@ _ONE_BYTE: Final[list[bytes]] = [bytes([value]) for value in range(0x80)]
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A field of an integer type; negative values of int32 and int64 are written with 64 bits."""
+    """Encode a field of an integer type; negative values of int32 and int64 take 64 bits."""
     return varint(number << 3 | VARINT) + varint(value if value >= 0 else value + 2**64)
 
 
 def bytes_field(number: int, content: bytes) -> bytes:
-    """A field that contains text, bytes, a message or packed numbers."""
+    """Encode a field that contains text, bytes, a message or packed numbers."""
     return varint(number << 3 | LENGTH_DELIMITED) + varint(len(content)) + content

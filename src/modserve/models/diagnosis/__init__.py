@@ -1,1 +1,1 @@
-"""What is said about files that are no models, and about models that do not load."""
+"""Diagnosis of files that are not models, and of models that do not load."""

@@ -1,6 +1,6 @@
-"""What to do about a model that does not load: the part of an error behind Triton's text, for people.
+"""Advice on a model that does not load: the part of an error behind Triton's text, for people.
 
-Everything here only looks at what lies in a directory and returns text; an empty one where there is nothing to say.
+Everything here only reads a directory and returns text; an empty one where there is no advice.
 """
 
 import difflib
@@ -28,7 +28,7 @@ _NOT_SUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("tensorrtllm", "llm", "llamacpp"), _LANGUAGE),
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
-"""Why a backend of Triton's is not there, and what to do. The keys are folded."""
+"""Reasons that Triton backends are missing here, and what to do. The keys are folded."""
 
 NAMED_BY_FOLDER = (
     "it comes from the end of the folder's name, since that has neither config.pbtxt nor a model file; folders whose "
@@ -45,12 +45,12 @@ _GLOBAL_OPTIONS: Mapping[str, str] = {
 
 
 def advised(error: ModserveError, advice: str) -> ModserveError:
-    """The same failure, with what to do about it behind its text."""
+    """Return the failure with the advice appended to its text."""
     return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
 def backend_name(name: str, installed: Collection[str]) -> str:
-    """What to say of a backend that is not there. Suggests only what is, or what can be installed."""
+    """Return advice on a missing backend. Suggests only backends that are installed or can be."""
     folded = backend_names.fold(name)
     if folded in _NOT_SUPPORTED:
         return _NOT_SUPPORTED[folded]
@@ -65,7 +65,7 @@ def backend_name(name: str, installed: Collection[str]) -> str:
 
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
-    """Warnings for backends that have options on the command line, and are not there."""
+    """Return warnings for missing backends that have options on the command line."""
     warnings = []
     for name in configured:
         if name and name not in installed:
@@ -80,7 +80,7 @@ def absent_backends(configured: Iterable[str], installed: Collection[str]) -> li
 def unknown_options(
     backend: str, options: Iterable[str], known: Mapping[str, str], shared: Collection[str] = ()
 ) -> list[tuple[int, str]]:
-    """Log lines, with their levels, on options of a backend on which nothing acts.
+    """Return log lines, with their levels, on options of a backend on which nothing acts.
 
     `known`: option → why it has no effect, or nothing. `shared` are set for all backends, so that one which does not
     know them is no reason to warn, unless it knows an option that is spelt almost alike.
@@ -102,15 +102,15 @@ def unknown_options(
 
 
 def layout(directory: Path, installed: Collection[str]) -> str:
-    """What lies in a model's directory, what the backends would take, and what to do."""
+    """Describe the files of a model's directory, the files that the backends take, and what to do."""
     lines = [contents(directory), *_mistakes(directory, installed), _takes(installed)]
     return "\n".join(line for line in lines if line)
 
 
 def correction(directory: Path, installed: Collection[str]) -> str:
-    """What to do with the files of a directory, and what lies there; empty where nothing shows what is meant.
+    """Return what to do with the files of a directory, and list them; empty where no file shows what is meant.
 
-    What the backends take is of use only if no file is for one of them.
+    The files that the backends take are listed only if they are of use: no file is for one of them.
     """
     lines = [*_mistakes(directory, installed), contents(directory)]
     if _foreign_in(directory, installed):
@@ -119,14 +119,14 @@ def correction(directory: Path, installed: Collection[str]) -> str:
 
 
 def versions(directory: Path, present: Sequence[int], installed: Collection[str]) -> str:
-    """What to say where the version policy selects none of the versions that are there."""
+    """Return advice where the version policy selects none of the versions present."""
     if present:
         return f"the available versions: {', '.join(map(str, present))}"
     return "\n".join([contents(directory), *_mistakes(directory, installed)])
 
 
 def model_file(directory: Path, version: int, path: Path, installed: Collection[str], reason: str) -> str:
-    """What to say where a version has no model file, or one that the engine does not take.
+    """Return advice where a version has no model file, or one that the engine does not take.
 
     `path` is the file that the configuration or the backend names, `reason` the text of the engine's error. Where the
     file is missing and the reason names another one that is there, the engine has read that one.
@@ -152,7 +152,7 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
 
 
 def contents(directory: Path) -> str:
-    """What lies in a directory and in those below it."""
+    """List the contents of a directory and of those below it."""
     names = _listed(directory)
     if not names:
         return f"'{directory}' is empty"
@@ -196,7 +196,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 
 
 def _by_suffix(installed: Collection[str]) -> dict[str, str]:
-    """The ends of names → the name that such a file has to have, for files that may have any name before it."""
+    """Return the required file name by suffix, for files that may have any name before the suffix."""
     return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
 
 
@@ -206,7 +206,7 @@ def _foreign_in(directory: Path, installed: Collection[str]) -> list[str]:
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
-    """A line for each kind of file that no engine here takes, or not as it is."""
+    """Return a line for each kind of file that no engine here takes, or not as it is."""
     lines: dict[ForeignFile, str] = {}
     served = _by_suffix(installed)
     for file in files:
@@ -238,7 +238,7 @@ def _rename(file: str, name: str) -> str:
 
 
 def _listed(directory: Path) -> list[str]:
-    """In order; empty for what is no directory."""
+    """List a directory in order; empty if `directory` is not one."""
     try:
         return sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError:

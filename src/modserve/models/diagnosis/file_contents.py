@@ -1,4 +1,4 @@
-"""What a model file is by what it begins with, and whether its end is missing, where a few bytes tell that."""
+"""Types of model files by their first bytes, and checks for a missing end, where a few bytes reveal that."""
 
 import io
 import os
@@ -48,7 +48,7 @@ _CONTENTS: tuple[tuple[bytes, str, str], ...] = (
         ".h5 .hdf5",
     ),
 )
-"""How files begin that are often in the place of a model, in lower case; what they are; and where that is right."""
+"""First bytes, in lower case, of files often found in place of a model; their types; and the right suffixes."""
 
 _IN_ZIP = (
     ("constants.pkl", f"TorchScript: name it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt .pt2"),
@@ -61,7 +61,7 @@ _IN_ZIP = (
 
 
 def problem(path: Path) -> str:
-    """Why a model file, or a directory of them, cannot be a model; empty if nothing is wrong at first sight."""
+    """Return why a model file or directory cannot be a model; empty if nothing is wrong at first sight."""
     if path.is_symlink() and not os.path.exists(path):
         return f"'{path}' is a symbolic link to '{os.readlink(path)}', which does not exist"
     try:
@@ -73,7 +73,7 @@ def problem(path: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those in a directory and in the directories in it."""
+    """Return a file, or the files in a directory and in its subdirectories."""
     if path.is_file():
         return [path]
     files = [file for pattern in ("*", "*/*") for file in sorted(path.glob(pattern)) if file.is_file()]
@@ -81,12 +81,12 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_beside(path: Path) -> bool:
-    """Whether a file in a directory may well be empty, or of any kind: vocabularies, code and the like."""
+    """True if a file in a directory may be empty, or of any kind: vocabularies, code and the like."""
     return path.parts[0] in _ASSETS or path.suffix.lower() not in _MODEL_SUFFIXES
 
 
 def _problem(path: Path, *, of_model: bool = True) -> str:
-    """`of_model` is False for a file that may be of any kind: only what is never right counts, a pointer of Git LFS."""
+    """Return a file's problem. If not `of_model`, it may be of any kind: only a pointer of Git LFS counts."""
     try:
         size = path.stat().st_size
         if not size:
@@ -108,7 +108,7 @@ def _problem(path: Path, *, of_model: bool = True) -> str:
 
 
 def _foreign(path: Path, head: bytes) -> str:
-    """What a file is, by its beginning, if that is not what its name says."""
+    """Return a file's type by its first bytes, if that contradicts its name."""
     suffix = path.suffix.lower()
     for beginning, what, right in _CONTENTS:
         if head.lower().startswith(beginning.lower()):
@@ -131,8 +131,8 @@ def _zip_contents(path: Path, suffix: str) -> str:
 
 
 Cut = Callable[[io.BufferedReader, bytes, int], str]
-"""From a file, its first bytes and its size to what is missing of it; empty if nothing is. Raises ValueError or
-IndexError for what is no such file."""
+"""Function from a file, its first bytes and its size to what is missing of it; empty if nothing is. Raises ValueError
+or IndexError for a file of another type."""
 
 
 def _cut(suffix: str, head: bytes) -> Cut | None:
@@ -144,13 +144,13 @@ def _cut(suffix: str, head: bytes) -> Cut | None:
 
 
 def _cut_zip(file: io.BufferedReader, head: bytes, size: int) -> str:
-    """A zip archive ends with a record that says where its directory is, behind which is at most a comment."""
+    """Check for the record at the end of a zip archive with its directory's place; only a comment may follow it."""
     file.seek(max(0, size - 65_557))
     return "" if b"PK\x05\x06" in file.read() else "the directory at the end of a zip archive is missing"
 
 
 def _cut_hdf5(file: io.BufferedReader, head: bytes, size: int) -> str:
-    """The superblock has the end of the file: HDF5 File Format Specification, II.A."""
+    """Compare the size with the end of file in the superblock: HDF5 File Format Specification, II.A."""
     version = head[8]
     if version < 2:
         width, place = head[13], 24 if version == 0 else 28
@@ -163,7 +163,7 @@ def _cut_hdf5(file: io.BufferedReader, head: bytes, size: int) -> str:
 
 
 def _cut_protobuf(file: io.BufferedReader, head: bytes, size: int) -> str:
-    """The fields of a message that stand one after the other, each of which may have its length before it."""
+    """Walk the fields of a message, one after the other, up to the end of the file."""
     position = 0
     for _ in range(_MOST_FIELDS):
         if position >= size:
@@ -204,7 +204,7 @@ _CUT_BY_SUFFIX: dict[str, Cut] = {
 
 
 def beside(path: Path) -> str:
-    """As `problem`, for the other files of a version: weights that lie beside the model's graph."""
+    """Return the `problem` of a version's other files: weights next to the model's graph."""
     try:
         files = [file for file in sorted(path.parent.iterdir()) if file.is_file() and file != path][:_MOST_FILES]
         for file in files:

@@ -13,11 +13,11 @@ class ForeignFile(NamedTuple):
     suffixes: str
     """The ends of its names, separated by spaces."""
     backend: str = ""
-    """Whose engine runs such models, perhaps when they are saved in another way."""
+    """Backend with an engine for such models, perhaps when they are saved in another way."""
     how: str = ""
-    """What to do for this engine; empty if the right name is all that it needs."""
+    """Steps for this engine; empty if the right name is all that it needs."""
     otherwise: str = ""
-    """What else helps, without this engine."""
+    """Other remedies, without this engine."""
 
 
 EXPORT_TORCH = "export the model to ONNX with torch.onnx.export(model, example_inputs, 'model.onnx')"
@@ -85,7 +85,7 @@ BY_SUFFIX = {suffix: kind for kind in KINDS for suffix in kind.suffixes.split()}
 
 
 def advice(file: str, kind: ForeignFile, installed: Collection[str]) -> str:
-    """What a file is, and the ways to serve its model: by its own engine, which may have to be installed first."""
+    """Describe a file, and the ways to serve its model: by its own engine, which may have to be installed first."""
     ways = []
     engine = BY_BACKEND.get(kind.backend)
     if kind.backend in installed:

@@ -1,6 +1,6 @@
-"""Whether a Python file defines a model, told from its text alone: to run it would be to run any script.
+"""Detection of models in Python files from their text alone: to run a file would be to run any script.
 
-What counts is what the worker looks for when it runs a ``model.py``: a class ``TritonPythonModel``, or an object that
+A model is what the worker looks for when it runs a ``model.py``: a class ``TritonPythonModel``, or an object that
 ``modserve.model`` decorates. Only the top level of the file is read, with the blocks of its ``if``, ``try`` and
 ``with`` statements, where names of the module are made.
 """
@@ -19,7 +19,7 @@ _Decorated = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def why_no_model(path: Path) -> str:
-    """What is missing in a Python file, as the end of an error; empty if it defines a model. Raises OSError."""
+    """Return what a Python file lacks, as the end of an error; empty if it defines a model. Raises OSError."""
     try:
         statements = list(_top_level(ast.parse(regular_file.read_bytes(path)).body))
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -46,7 +46,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names(statement: ast.stmt) -> Iterator[str]:
-    """The names of the module that a statement makes."""
+    """Yield the names of the module that a statement makes."""
     match statement:
         case ast.ClassDef(name=name):
             yield name
@@ -59,7 +59,7 @@ def _names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _decorates(statement: ast.stmt, statements: list[ast.stmt]) -> bool:
-    """Whether it decorates something with ``modserve.model``, under whatever names it imported that."""
+    """True if it decorates something with ``modserve.model``, under any name it was imported by."""
     if isinstance(statement, _Decorated):
         decorators = statement.decorator_list
     else:  # double = modserve.model(function)
@@ -79,7 +79,7 @@ def _decorates(statement: ast.stmt, statements: list[ast.stmt]) -> bool:
 
 
 def _imported(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
-    """The names of the package, and those of the decorator."""
+    """Return the names of the package, and the names of the decorator."""
     packages, names = set(), set()
     for statement in statements:
         if isinstance(statement, ast.Import):

@@ -1,1 +1,1 @@
-"""From a model's configuration and files to a model that takes requests."""
+"""Loading: turns a model's configuration and files into a model that takes requests."""

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 _MOST_AT_A_TIME = 8
 """Instances of a version that are made at the same time, for backends that allow it."""
 _CLOSING_S = 10.0
-"""Time that a lost instance may take to close before another one is made beside it."""
+"""Time that a lost instance may take to close before its replacement is made."""
 
 
 def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
@@ -83,7 +83,7 @@ def only_reads(backend: Backend) -> bool:
 
 
 def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
-    """Number of instances on the CPU."""
+    """Return the number of instances on the CPU."""
     return sum(placement.kind is not InstanceKind.GPU for _, placement in places)
 
 
@@ -99,7 +99,7 @@ def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
-    """Description of an instance for the engine. The JSON text of the configuration is made once, if at all."""
+    """Return the instances' descriptions for the engine. The configuration's JSON text is made once, if at all."""
     write = functools.cache(lambda: model_config.to_text(complete.message))
     return [
         InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)
@@ -108,7 +108,7 @@ def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placem
 
 
 def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
-    """A new instance that the server can use. Raises what the engine raises, and as `_check`, having closed it."""
+    """Make an instance that the server can use. Raises the engine's errors, and `_check`'s after closing it."""
     instance = new_instance(engine, spec)
     try:
         _check(spec.config, instance)
@@ -120,7 +120,7 @@ def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
 
 
 def threads_for(backend: Backend, count: int, cores: int) -> int:
-    """On how many threads `count` instances are made."""
+    """Return the number of threads on which `count` instances are made."""
     if getattr(backend, "parallel_instances", False) is not True:
         return 1
     return min(count, cores, _MOST_AT_A_TIME)
@@ -129,10 +129,10 @@ def threads_for(backend: Backend, count: int, cores: int) -> int:
 def make_instances(
     engine: BackendModel, specs: Sequence[InstanceSpec], threads: int, made: list[tuple[str, Executor]]
 ) -> None:
-    """Append the instances of a version to `made`, in the order of `specs`, so many at a time as there are `threads`.
+    """Append the instances of a version to `made`, in the order of `specs`, `threads` at a time.
 
-    Raises what the first one raises that cannot be made. `made` has all then that are to be closed; those that were
-    being made at the time are waited for, and those that had not been begun are left out.
+    Raises the error of the first one that cannot be made. `made` then has all that are to be closed; those that were
+    being made at the time are waited for, and the rest is not begun.
     """
     if threads <= 1:
         for spec in specs:
@@ -157,7 +157,7 @@ def make_instances(
 def make_replacement(
     engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
 ) -> Executor:
-    """An instance in the place of a lost one, which `close` closes first. On a loading thread.
+    """Make an instance in the place of a lost one, which `close` closes first. On a loading thread.
 
     `admit` raises where the files are not what they should be: an engine may read them again.
     """
@@ -209,7 +209,7 @@ def assemble_model(
 
 
 def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
-    """The same without what stands before a model: the cache, and the order of responses.
+    """Make a model as `assemble_model`, without its wrappers: the cache, and the order of responses.
 
     Raises INVALID_ARG if an instance needs more of a resource than there is.
     """
@@ -225,7 +225,7 @@ def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter
 
 
 def queue_config(config: ModelConfig) -> QueueConfig:
-    """How requests get to the instances of a model."""
+    """Return the queue configuration for requests to the instances of a model."""
     signature = Signature(config)
     if config.sequence_batching is not None:
         return QueueConfig(signature.accept)
@@ -254,7 +254,7 @@ def _policy(config: ModelConfig) -> BatchPolicy:
 def wrapped(
     servable: ServableT, clock: Clock, cache: Cache | None, former: Servable | None = None
 ) -> ServableT | ModelWrapper:
-    """A model or an ensemble behind the cache and the order of its responses, if it has these.
+    """Return a model or an ensemble behind the cache and the order of its responses, if it has these.
 
     `former` stood before the model until its configuration changed: what stays keeps its responses, or their order.
     """
@@ -278,7 +278,7 @@ def wrapped(
 
 
 def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
-    """Accept requests that only share a batch if `key` is the same for them, not only their shapes."""
+    """Return an `accept` for requests that share a batch only if both `key` and their shapes agree."""
 
     def accept_grouped(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = accept(request, sink, now_ns)
@@ -289,7 +289,7 @@ def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
 
 
 def by_parameters(names: tuple[str, ...], model: str) -> Callable[[Inflight], object]:
-    """A key made of request parameters. It raises INVALID_ARG for values that parameters cannot have."""
+    """Return a key made of request parameters. It raises INVALID_ARG for values that parameters cannot have."""
 
     def key(inflight: Inflight) -> object:
         request = inflight.request

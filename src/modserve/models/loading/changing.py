@@ -1,14 +1,14 @@
-"""Which changes of a configuration are applied to a model that serves, without opening its files again, and how.
+"""Changes of a configuration that apply to a serving model without opening its files again, and their effects.
 
 | field | how |
 |---|---|
 | `instance_group` | new ones warm up and serve, others finish what they have and are closed; a new queue |
 | `dynamic_batching` | a new queue; what waits in the old one runs first |
-| `model_warmup` | instances that are made from now on run it |
-| `response_cache` | what keeps the responses is put before the model, or taken away |
+| `model_warmup` | instances made from now on run it |
+| `response_cache` | the cache is put before the model, or taken away |
 | `version_policy` | nothing to do for a version that stays |
 
-Everything else makes the version load anew, and so does what its backend does not list in `in_place`.
+All other changes reload the version, and so do changes that its backend does not list in `in_place`.
 """
 
 import json
@@ -36,18 +36,18 @@ _OF_GROUPS: Final = frozenset({"name", "count", "kind", "gpus", "rate_limiter"})
 
 @dataclass(frozen=True)
 class Revision:
-    """What a loading thread has made ready for a model that serves."""
+    """Revision that a loading thread has prepared for a model that serves."""
 
     fields: tuple[str, ...]
     opened: OpenedModel
     specs: dict[int, InstanceSpec]
-    """Of the instances that stay, by number."""
+    """Specs of the instances that stay, by number."""
     removed: tuple[int, ...]
     added: Sequence[tuple[InstanceSpec, Executor]]
 
 
 def changed_fields(before: bytes, now: model_config.Complete, allowed: Collection[str]) -> tuple[str, ...] | None:
-    """The fields in which two complete configurations differ, if all are of those that may change in place."""
+    """Return the fields that differ between two complete configurations, if all may change in place; else None."""
     message = now.message
     old, new = [json.loads(model_config.to_text(each)) for each in (type(message).FromString(before), message)]
     fields = tuple(sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)))
@@ -61,7 +61,7 @@ def changed_fields(before: bytes, now: model_config.Complete, allowed: Collectio
 
 
 def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
-    """Settings in the groups of instances of how each instance is made, beside where it runs."""
+    """Return the settings of instance groups for making each instance, besides its placement."""
     groups = [{name: each[name] for name in each.keys() - _OF_GROUPS} for each in config.get("instance_group", ())]
     return sorted({json.dumps(each, sort_keys=True) for each in groups})
 
@@ -69,10 +69,10 @@ def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
 def matched(
     former: Mapping[int, InstanceSpec], now: Sequence[InstanceSpec]
 ) -> tuple[dict[int, InstanceSpec], list[InstanceSpec]]:
-    """The instances that stay, by number, and those that are to be made.
+    """Return the instances that stay, by number, and the instances to be made.
 
-    Any instance does for another one in the same place, that of its own name first. It keeps its name, as in Triton
-    (core, TritonModel::PrepareInstances), which its engine has heard.
+    Any instance can replace one in the same place, that of its own name first. It keeps its name, as in Triton
+    (core, TritonModel::PrepareInstances), since its engine knows it.
     """
     left = dict(former)
     staying: dict[int, InstanceSpec] = {}
@@ -89,7 +89,7 @@ def matched(
 
 
 class ModelChange:
-    """Implements `core.loading.Change` by a revision whose new instances are warm. `servable` stands before `model`."""
+    """Implements `core.loading.Change` by a revision with warm new instances. `servable` stands before `model`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What is checked of a model's files before an engine opens them, and again behind it.
+"""Integrity checks on a model's files before an engine opens them, and again afterwards.
 
 Digests come from lists in the format of sha256sum, called SHA256SUMS, in the repository, the model's directory or the
-version's, and from the ``checksum`` agent in the configuration. Whoever can write files can write lists as well: they
-find what was damaged or copied in part, and what somebody changed who could not change the list.
+version's, and from the ``checksum`` agent in the configuration. Anyone who can write files can write lists as well: the
+lists detect damaged or partial copies, and changes by someone who could not change the list.
 """
 
 import functools
@@ -26,22 +26,22 @@ LIST = "SHA256SUMS"
 _MOST_SHOWN = 5
 
 Marks: TypeAlias = dict[str, tuple[int, int, int]]
-"""Of files: time of modification, size and number, which a new file of the same name has not."""
+"""Marks of files: time of modification, size and number, which differ in a new file of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What of models is refused."""
+    """Rules for refusing models."""
 
     require_digests: bool = False
-    """Files without a digest."""
+    """Refusal of files without a digest."""
     deny_code: bool = False
-    """What would run code from the repository."""
+    """Refusal of models that would run code from the repository."""
 
     def admit(
         self, draft: model_config.Draft, backend: Backend | None, directory: Path, version: int, file: Path
     ) -> Callable[[], None]:
-        """Raises INVALID_ARG for a version that is not to be opened; `backend` is None for an ensemble. Blocking.
+        """Check a version. Raises INVALID_ARG if it must not be opened; `backend` is None for an ensemble. Blocking.
 
         The result is to be called when it has been opened: it raises UNAVAILABLE if its files changed meanwhile.
         """
@@ -56,7 +56,7 @@ class Guard:
     def problems(
         self, draft: model_config.Draft, backend: Backend | None, directory: Path, version: int, file: Path
     ) -> Iterator[ModserveError]:
-        """All reasons not to open a version. Blocking; reads the files that have a digest."""
+        """Yield all reasons not to open a version. Blocking; reads the files that have a digest."""
         if (
             backend is not None
             and self.deny_code
@@ -96,7 +96,7 @@ def _runs_code(draft: model_config.Draft, backend: Backend, file: Path) -> bool:
 
 
 def _lists(directory: Path, name: str, version: int) -> Iterator[tuple[Path, list[Checksum]]]:
-    """The lists that are there, with paths from the model's directory. Raises INVALID_ARG."""
+    """Yield the lists that are there, with paths from the model's directory. Raises INVALID_ARG."""
     places = ((directory.parent, f"{name}/", ""), (directory, "", ""), (directory / str(version), "", f"{version}/"))
     for folder, left_out, added in places:
         file = folder / LIST
@@ -117,7 +117,7 @@ def _lists(directory: Path, name: str, version: int) -> Iterator[tuple[Path, lis
 
 
 def _is_of(path: str, version: int) -> bool:
-    """Whether a file belongs to a version: it is in its folder, or in none of a version."""
+    """True if a file belongs to a version: it is in its folder, or in none of a version."""
     top, slash, _ = path.partition("/")
     number = parse_directory(top) if slash else None
     return number in (None, version)
@@ -126,7 +126,7 @@ def _is_of(path: str, version: int) -> bool:
 def _mismatch(
     draft: model_config.Draft, directory: Path, checksum: Checksum, known: dict[tuple[str, str], str | OSError]
 ) -> str:
-    """What is wrong with a file; empty if it has its digest. `known` are digests that were computed."""
+    """Describe what is wrong with a file; empty if it has its digest. `known` are digests already computed."""
     algorithm, path, expected = checksum
     file = directory / path
     digest = known.get((algorithm, path))
@@ -150,7 +150,7 @@ def _mismatch(
 
 
 def _files(directory: Path, version: int) -> Iterator[str]:
-    """The files of a version, and those that all versions share."""
+    """Yield the files of a version, and the files that all versions share."""
     for entry in walk(directory):
         path = entry.path.replace(os.sep, "/")
         if not entry.is_directory and _is_of(path, version) and path not in (LIST, f"{version}/{LIST}"):
@@ -172,8 +172,8 @@ def _without_digest(name: str, version: int, directory: Path, absent: list[str])
 def _irregular(folder: Path, file: Path, *, alone: bool) -> Iterator[tuple[Path, str]]:
     """Yield the pipes and devices of a version that an engine could open and then wait for ever, with the reason.
 
-    `alone`: look at the model's file only, since a model in Python may keep anything beside it. The same holds for a
-    file that is in no repository, whose version folder is a link.
+    `alone`: look at the model's file only, since a model in Python may keep anything next to it. The same holds for a
+    file in no repository; its version folder is a link.
     """
     with suppress(OSError):
         if fault := regular_file.fault(file.stat().st_mode):
@@ -190,9 +190,9 @@ def _irregular(folder: Path, file: Path, *, alone: bool) -> Iterator[tuple[Path,
 
 
 def _marks(directory: Path, version: int, file: Path, *, alone: bool) -> Marks:
-    """The state of what an engine opens: the model's file or folder, and unless `alone`, the files beside it.
+    """Return the marks of what an engine opens: the model's file or folder, and unless `alone`, the files next to it.
 
-    The folder of a file that is in no repository may be anybody's: there, files whose names begin alike count.
+    The folder of a file in no repository may have any other files: there, only files with similar names count.
     """
     marks: Marks = {}
     if file.is_file():
@@ -214,7 +214,7 @@ def _note(marks: Marks, files: Iterable[tuple[str, os.stat_result]]) -> None:
 
 
 def _compare(name: str, version: int, before: Marks, look: Callable[[], Marks]) -> None:
-    """What is new does not count: models in Python, and engines, may write beside the file."""
+    """Raise UNAVAILABLE if a file has changed. New files are ignored: Python models and engines may write them."""
     after = look()
     for path, mark in before.items():
         if after.get(path) != mark:

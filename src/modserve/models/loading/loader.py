@@ -1,4 +1,4 @@
-"""From a model directory to a model that takes requests."""
+"""Loader: turns a model directory into a model that takes requests."""
 
 import asyncio
 import functools
@@ -73,7 +73,7 @@ class Loader:
         )
 
     def _load_of(self, design: Design) -> Callable[[Path, int], Awaitable[Servable]]:
-        """What loads a version: at once, or with its first request."""
+        """Return the function that loads a version: at once, or with its first request."""
         load, residency = functools.partial(self._load_version, design), self._options.residency
         if residency is not None:
             look = functools.partial(self._reader.look, design.draft)
@@ -172,7 +172,7 @@ class Loader:
         self._options.caches.forget(name)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
-        """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.
+        """List the reasons not to load a model that show before an engine opens it. Blocking; may import the engine.
 
         `inspect` raises the first of them, and the load the rest.
         """
@@ -180,12 +180,12 @@ class Loader:
 
 
 def _discard(loading: "futures.Future[OpenedModel | LoadedEnsemble]") -> None:
-    """Close what a load has made that nobody takes. Runs on the thread of the load."""
+    """Close what an abandoned load has made. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), OpenedModel):
         close_untaken(loaded.engine, loaded.instances, loaded.on_closed)
 
 
 def _discard_revision(revising: "futures.Future[Revision | None]") -> None:
-    """The same for a change."""
+    """Close what a change has made, as `_discard` does."""
     if not revising.cancelled() and revising.exception() is None and (revision := revising.result()) is not None:
         close_instances([(spec.name, instance) for spec, instance in revision.added])

@@ -18,7 +18,7 @@ _ALONE: Mapping[str, Mapping[str, object]] = {
         "parameters": {"predict_proba": {"string_value": "true"}}
     },  # of more use than the class; no matter to others
 }
-"""Settings of a model by backend, where nobody has configured it."""
+"""Settings of a model without a configuration, by backend."""
 
 
 class StandaloneModel(NamedTuple):
@@ -28,28 +28,28 @@ class StandaloneModel(NamedTuple):
     """The files of the version."""
     filename: str
     in_repository: bool
-    """Whether the folder is that of a version."""
+    """True if the folder is that of a version."""
     backend: str
-    """What runs such files, unless the configuration says otherwise."""
+    """Backend for such files, unless the configuration names another."""
     is_folder: bool = False
-    """Whether the files beside it belong to the model, too: else only those with its name."""
+    """True if all files next to it belong to the model: else only those with its name."""
 
     @property
     def path(self) -> Path:
         return self.folder / self.filename
 
     def config(self, *, measured: bool) -> bytes:
-        """A configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
+        """Return a configuration that says which file is the model; if `measured`, `auto` runs what it takes."""
         backend = "auto" if measured and self.backend in MEASURED else self.backend
         document = {"backend": backend, "default_model_filename": self.filename, **_ALONE.get(backend, {})}
         return from_json(json.dumps(document)).encode()
 
 
 def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
-    """What `path` is: a file of a known format, or a folder that has one, such as a SavedModel.
+    """Identify `path`: a file of a known format, or a folder that has one, such as a SavedModel.
 
-    Raises INVALID_ARG for what is not there, for what no engine takes, and for Python that defines no model: serving it
-    would run any script. `installed` are the backends that are there.
+    Raises INVALID_ARG for a missing path, for a file that no engine takes, and for Python that defines no model:
+    serving it would run any script. `installed` are the backends that are there.
     """
     path = path.absolute()
     if not os.path.exists(path):  # which takes names that are too long
@@ -81,7 +81,7 @@ def model_file(path: Path, installed: Collection[str]) -> StandaloneModel:
 
 
 def _own_name(path: Path) -> str:
-    """The file's without its ending, or the folder's; of a snapshot in the cache of Hugging Face, the model's."""
+    """Return the name without a suffix, or the folder's; for a snapshot in the cache of Hugging Face, the model's."""
     if not path.is_dir() or path.suffix == ".savedmodel":
         return path.stem
     source = path.parent.parent.name
@@ -101,14 +101,14 @@ def _check_that_it_is_a_model(file: Path) -> None:
 
 
 def is_model_directory(path: Path) -> bool:
-    """Whether a directory is one of a model, as in a repository: it has a configuration, or versions."""
+    """True if a directory is a model's, as in a repository: it has a configuration, or versions."""
     return os.path.isfile(path / CONFIG_FILE) or any(
         _subdirectories(path, lambda name: parse_directory(name) is not None)
     )
 
 
 def is_repository(path: Path) -> bool:
-    """Whether a directory has directories of models in it."""
+    """True if a directory has directories of models in it."""
     return any(is_model_directory(each) for each in _subdirectories(path, may_be_model))
 
 
@@ -123,9 +123,9 @@ def _ends_alike(one: str, other: str) -> bool:
 
 @contextmanager
 def repository_of(file: StandaloneModel) -> Iterator[Path]:
-    """A repository with this model alone, without a configuration. Its version 1 is a link to the file's folder.
+    """Make a repository with this model alone, without a configuration. Its version 1 is a link to the file's folder.
 
-    The whole folder, since weights may lie beside the graph; the configuration has to name the file.
+    The whole folder, since weights may lie next to the graph; the configuration has to name the file.
     """
     with tempfile.TemporaryDirectory(prefix="modserve-") as directory:
         model = Path(directory) / file.name

@@ -1,4 +1,4 @@
-"""From a model's files to an engine with its instances: the part of a load that blocks, on a loading thread."""
+"""Opening of a model's files as an engine with instances: the part of a load that blocks, on a loading thread."""
 
 import functools
 import logging
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Opener:
-    """Opens model versions. Instances that are lost later are made anew on `executor`.
+    """Opens model versions. Instances that are lost later are revived on `executor`.
 
     `on_health` is called when a model may have become ready, or not ready, by itself.
     """
@@ -58,7 +58,7 @@ class Opener:
         self._executor = executor
         self._on_health = on_health
         self._checked: set[str] = set()
-        """The backends whose options have been looked at."""
+        """Backends with checked options."""
 
     def open(
         self,
@@ -209,7 +209,7 @@ class Opener:
         path: Path,
         version: int,
     ) -> ModelDescription | None:
-        """The description, with what a trial says against batches that nobody has configured."""
+        """Return the description, with a trial's objections to batches that are not configured."""
         complete = self._completed(draft, backend, description, path)
         config = complete.config
         merges = config.dynamic_batching or config.sequence_batching
@@ -229,7 +229,7 @@ class Opener:
         description: ModelDescription | None = None,
         path: Path | None = None,
     ) -> model_config.Complete:
-        """As `_completed`, and its warnings are in the log."""
+        """Return `_completed`, and log its warnings."""
         complete = self._completed(draft, backend, description, path)
         self._tell(draft, complete)
         return complete
@@ -255,7 +255,7 @@ class Opener:
         description: ModelDescription | None,
         path: Path | None,
     ) -> model_config.Complete:
-        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
+        """Return the complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
 
         `path` is the model's directory.
         """
@@ -287,7 +287,7 @@ class Opener:
 def close_untaken(
     engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]
 ) -> None:
-    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
+    """Close what an abandoned load has made; if a part fails to close, the rest is closed. Never raises."""
     try:
         with ExitStack() as stack:
             stack.callback(on_closed)
@@ -299,7 +299,7 @@ def close_untaken(
 
 
 def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
-    """As `close_untaken`, for instances of an engine that stays."""
+    """Close instances as `close_untaken`, for an engine that stays."""
     try:
         with ExitStack() as stack:
             for _, instance in instances:
@@ -309,7 +309,7 @@ def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
 
 
 def _folder(path: Path, version: int) -> Path:
-    """The version's directory: for a file that is in no repository, its own folder, which messages then name."""
+    """Return the version's directory: for a file that is in no repository, its own folder, which messages then name."""
     folder = path / str(version)
     is_of_file = folder.is_symlink() and len(os.listdir(path)) == 1
     return folder.readlink() if is_of_file and folder.readlink().is_absolute() else folder

@@ -1,6 +1,6 @@
 """Reads a model's listing into its design: the configuration is checked once, before an engine opens anything.
 
-The files beside a model that its configuration names: labels of classes, states of new sequences.
+The other files that a model's configuration names: labels of classes, states of new sequences.
 
 The files of a model, looked at before any engine opens them: what a load would fail for.
 """
@@ -41,7 +41,7 @@ INITIAL_STATE_FOLDER = "initial_state"
 def read_labels(
     directory: Path, config: ModelConfig, warn: Callable[[str], None] = lambda text: None
 ) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file. Raises as `_read`. Warns of files that are not UTF-8."""
+    """Read the lines of each output's label file. Raises as `_read`. Warns of files that are not UTF-8."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.outputs:
         if not output.label_filename:
@@ -64,7 +64,7 @@ def read_labels(
 
 
 def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The states of new sequences that come from files, by input. Raises as `_read`."""
+    """Read the states of new sequences that come from files, by input. Raises as `_read`."""
     states: dict[str, Tensor] = {}
     for state in config.sequence_batching.states if config.sequence_batching is not None else ():
         initial = state.initial
@@ -78,7 +78,7 @@ def read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tenso
 
 
 def _read(path: Path, label: str) -> bytes:
-    """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
+    """Read a file that the configuration names. Raises INTERNAL, as Triton does, if that fails."""
     try:
         return regular_file.read_bytes(path)
     except OSError as error:
@@ -152,47 +152,47 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """What the server's settings say about loading."""
+    """Loading options from the server's settings."""
 
     cores: int
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shared_options: Collection[str] = ()
-    """The names of options that are set for all backends, also for those that do not know them."""
+    """Names of the options that are set for all backends, even if a backend does not know them."""
     caches: VersionCaches = field(default_factory=VersionCaches)
-    """For the models that ask for it."""
+    """Caches for the models that ask for it."""
     limiter: RateLimiter | None = None
     metrics: MetricStore = field(default_factory=MetricStore)
-    """Of engines."""
+    """Metrics of engines."""
     measured: bool = False
-    """Backend `auto` runs models whose configuration names no backend."""
+    """True if backend `auto` runs models without a backend in their configuration."""
     on_notes: Callable[[str, model_config.SourceText, Sequence[model_config.Problem]], None] = lambda *notes: None
-    """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    """Called with a model's name and the parts of its configuration with no effect, or another one than it seems."""
     guard: Guard = field(default_factory=Guard)
     warm_up: WarmUpMode = WarmUpMode.CONFIG
-    """Which models run samples before they take requests."""
+    """Mode that selects the models that run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
     residency: Residency | None = None
-    """When models come into memory; None: all of them when they are loaded."""
+    """Rules for when models come into memory; None: all of them when they are loaded."""
     execution_timeout_ns: int = 0
-    """After which an execution is given up, unless a model says otherwise; 0: never."""
+    """Time after which an execution is given up, unless a model sets another; 0: never."""
     growth: Growth | None = None
-    """Measures the models that stay in memory; None: nobody does."""
+    """Measures the models that stay in memory; None: they are not measured."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """What all versions of a load share, from one reading of the configuration."""
+    """Design that all versions of a load share, from one reading of the configuration."""
 
     draft: model_config.Draft
     versions: tuple[int, ...]
     needs: Needs
     cpu_instances: int
-    """Of all the versions."""
+    """Number of CPU instances of all the versions."""
     only_reads: bool
-    """Whether the backend only reads the model's files."""
+    """True if the backend only reads the model's files."""
 
 
 class ModelReader:
@@ -222,7 +222,7 @@ class ModelReader:
         return Design(draft, versions, needs, cpu_instances * len(versions), reads)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
-        """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.
+        """List the reasons not to load a model that show before an engine opens it. Blocking; may import the engine.
 
         `inspect` raises the first of them, and the load the rest.
         """
@@ -255,7 +255,7 @@ class ModelReader:
         return [*failures, *(files or ()), *(contents or ())]
 
     def look(self, draft: model_config.Draft, path: Path, version: int) -> list[ModserveError]:
-        """What is wrong with the files of a version, as far as that shows before an engine opens them."""
+        """Return what is wrong with the files of a version, as far as that shows before an engine opens them."""
         backend, config = self.backend(draft)
         filename, names, guard = backend.default_model_filename, self._registry.names, self._options.guard
         refusal = self._refusal(draft, backend)
@@ -272,7 +272,7 @@ class ModelReader:
         return lambda config, path: refusal(config, path, options)
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
-        """The versions to serve. Raises INVALID_ARG if there are none."""
+        """Return the versions to serve. Raises INVALID_ARG if there are none."""
         versions = tuple(draft.provisional().version_policy.select(listing.versions, listing.rolled_back))
         if not versions:
             policy = f"the version policy of model '{listing.name}'"
@@ -284,7 +284,7 @@ class ModelReader:
         return versions
 
     def _count_cpu(self, draft: model_config.Draft) -> int:
-        """How many instances of a version run on the CPU. Raises INVALID_ARG for GPUs that are not there."""
+        """Count the instances of a version that run on the CPU. Raises INVALID_ARG for GPUs that are not there."""
         backend, config = self.backend(draft)
         for index, group in enumerate(config.instance_groups):
             try:
@@ -295,7 +295,7 @@ class ModelReader:
         return count_cpu(place(config, backend))
 
     def read(self, listing: Listing) -> model_config.Draft:
-        """The configuration as it is written. Raises `UnreadableModelError`."""
+        """Read the configuration as it is written. Raises `UnreadableModelError`."""
         path = listing.path / listing.config_file
         try:
             if listing.refusal is not None:
@@ -314,7 +314,7 @@ class ModelReader:
         return replace(draft, backends=self._registry.known, measured=self._options.measured, filenames=filenames)
 
     def _check(self, draft: model_config.Draft, listing: Listing, files: Path | None = None) -> None:
-        """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
+        """Check a configuration as far as possible without the engine. Raises INVALID_ARG for errors in it."""
         on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
         try:
             model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes, files=files)
@@ -332,7 +332,7 @@ class ModelReader:
             _log.warning("model '%s': %s", listing.name, warning)
 
     def backend(self, draft: model_config.Draft) -> tuple[Backend, ModelConfig]:
-        """The engine, and the configuration as it sees it."""
+        """Return the engine, and the configuration as it sees it."""
         try:
             backend = self._registry.get(draft.backend)
         except ModserveError as error:
@@ -351,7 +351,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-    """The border between foreign code and the server: what is raised beyond it is a `ModserveError`, whatever it was.
+    """Run foreign code at the border of the server: any exception from it is raised as a `ModserveError`.
 
     Runs on a loading thread, where SystemExit means no more than that a backend cannot go on.
     """

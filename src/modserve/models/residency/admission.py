@@ -1,4 +1,4 @@
-"""Which models come and go, and how they begin."""
+"""Selection of the models that are loaded on demand, and how they begin."""
 
 import asyncio
 import functools
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 LoadVersion: TypeAlias = Callable[..., Awaitable[Servable]]
 """Loads a version from the model's directory at a path; `statistics` are those it counts in, its own without them."""
 Look: TypeAlias = Callable[[Path, int], Sequence[ModserveError]]
-"""What is wrong with the files of a version, as far as that shows without an engine. Blocking."""
+"""Function that returns what is wrong with a version's files, as far as that shows without an engine. Blocking."""
 
 
 class Residency:
-    """How the models of one server come into memory. Without a limit, or an option, they do so when they are loaded.
+    """Residency of the models of one server. Without a limit or an option, they enter memory when loaded.
 
-    `limit` is that of all models together, in bytes; 0: none. `lazy`, `idle_ns`: for models that do not say it.
+    `limit` is that of all models together, in bytes; 0: none. `lazy`, `idle_ns`: defaults for models without their own.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Residency:
         return MemoryReport(self.limit, 0) if self._memory is None else self._memory.report
 
     def around(self, draft: Draft, needs: Needs, load: LoadVersion, look: Look, borrow: Borrow) -> LoadVersion:
-        """What loads the versions of a model in place of `load`: the model itself, or one that comes and goes."""
+        """Return the loader of versions in place of `load`: of the model itself, or of one loaded on demand."""
         if draft.is_ensemble:
             return functools.partial(_load_ensemble, needs, load, borrow)
         rules = draft.provisional().residency
@@ -71,7 +71,7 @@ class Residency:
         return functools.partial(self._admit, draft, load, look)
 
     async def _admit(self, draft: Draft, load: LoadVersion, look: Look, path: Path, version: int) -> Servable:
-        """Raises what is wrong with its files, that they are larger than the limit, and what an eager load raises."""
+        """Admit a version. Raises errors of its files, of files above the limit, and of an eager load."""
         self._clock = self._clock or LoopClock(asyncio.get_running_loop())
         memory = self._memory = self._memory or ModelMemory(self.limit, self._clock, self._meter, wait_ns=self._wait_ns)
         for failure in await asyncio.to_thread(look, path, version):
@@ -118,7 +118,7 @@ async def _make(load: LoadVersion, path: Path, version: int, files: Files, stati
 async def _load_ensemble(
     needs: Needs, load: LoadVersion, borrow: Borrow, path: Path, version: int, *rest: Any
 ) -> Servable:
-    """An ensemble is checked against its models: those that only their engine can describe are loaded for it."""
+    """Load an ensemble and check it against its models. Models that only their engine can describe are loaded."""
     for name, versions in needs.items():
         for needed in versions:
             try:
@@ -134,7 +134,7 @@ async def _load_ensemble(
 
 
 def _is_whole(draft: Draft) -> bool:
-    """Whether a configuration says of all its tensors what they are."""
+    """True if a configuration gives the datatypes and shapes of all its tensors."""
     message = draft.identified
     inputs = [bool(each.data_type and each.dims) for each in message.input]
     outputs = [bool(each.data_type and each.dims) for each in message.output]

@@ -1,4 +1,4 @@
-"""A model whose load has failed is not tried again at once, but later and later."""
+"""Backoff after failed loads: each further attempt comes later."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from .memory import TooLargeError
 _FIRST_NS = 1_000_000_000
 _LONGEST_NS = 60_000_000_000
 _TOO_LARGE_NS = 300_000_000_000
-"""For a model that is larger than the limit: its load would need memory, and others would have to leave for it."""
+"""Wait for a model larger than the limit: its load would need memory, and others would have to leave for it."""
 
 
 class Backoff:
@@ -44,12 +44,12 @@ class Backoff:
         self._alarm.end()
 
     def check(self) -> None:
-        """Raises UNAVAILABLE until it is time to try again."""
+        """Raise UNAVAILABLE until it is time to try again."""
         if self.failure is not None:
             raise self.refusal(self.failure)
 
     def refusal(self, failure: ModserveError) -> ModserveError:
-        """What requests hear of a failure."""
+        """Return the error of requests after a failed load."""
         left_ns = max(0, self._retry_ns - self._clock.now_ns())
         name, version = self._id
         return OverloadedError(

@@ -4,20 +4,20 @@ What counts. Each occupant counts with `held`: what it was measured to need whil
 loaded what it is expected to need: what it needed the last time, or the size of its files. The sum of all is kept at or
 below the limit, but for a first load that turns out larger than expected: then others leave, or it does.
 
-Who leaves. Those without work in flight, the least recently used first, and only if enough of them can leave for the
+Who leaves. Models without work in flight, the least recently used first, and only if enough of them can leave for the
 new one to fit. Never an occupant that is pinned, has work in flight or open sequences. One that another model borrows
 (an ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would
-help nobody, since those that borrow wait for the memory themselves.
+be useless, since the borrowers wait for the memory themselves.
 
-Who comes. Those that wait for room get it in the order in which they came: a model that has to leave and is wanted
-again at once waits behind the one that it has left for. Who has waited for `BLOCKED_NS` holds up nobody any more.
+Who comes. Waiting models get room in the order in which they came: a model that has to leave and is wanted
+again at once waits behind the one that it has left for. After a wait of `BLOCKED_NS` a model holds up no other.
 
 Where all are busy at every moment, none would ever leave. So after `PATIENCE_NS` the least recently used ones are held
 back: new requests for them wait, and when what they have in flight is over they leave. After `wait_ns` the one that
 wanted room fails, and they go on.
 
 Loads run one after the other, so that the growth of the process is the size of what was loaded. One that calls another
-model, as a warm-up may do, lets others run beside it: the other may have to be loaded first, and is not counted twice.
+model, as a warm-up may do, lets others run meanwhile: the other may have to be loaded first, and is not counted twice.
 
 Sizes of models: in files, and in memory.
 
@@ -65,7 +65,7 @@ class Files(NamedTuple):
 
 
 def files_of(directory: Path) -> Files:
-    """All that lies below a directory."""
+    """Return the size and the latest change of all files below a directory."""
     size = changed_ns = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -79,7 +79,7 @@ def files_of(directory: Path) -> Files:
 
 
 def own_bytes(proc: Path = _PROC) -> int:
-    """Bytes of memory that this process has, without shared memory; 0 if the system does not say."""
+    """Return the bytes of memory that this process has, without shared memory; 0 if the system does not say."""
     try:
         lines = (proc / "self/status").read_text().splitlines()
     except OSError:
@@ -88,7 +88,7 @@ def own_bytes(proc: Path = _PROC) -> int:
 
 
 def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
-    """The processes that a process has started, with those that these have started."""
+    """Return the processes that a process has started, and their descendants."""
     parents: dict[int, list[int]] = {}
     try:
         numbers = [int(name) for name in os.listdir(proc) if name.isdecimal()]
@@ -110,7 +110,7 @@ def children(pid: int, proc: Path = _PROC) -> frozenset[int]:
 
 
 def share_of(pid: int, proc: Path = _PROC) -> int:
-    """The proportional share of memory of another process; what is resident where the system says no more."""
+    """Return the proportional share of memory of another process; what is resident where the system says no more."""
     try:
         for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -144,7 +144,7 @@ class Meter:
         return MemorySample(self.own(), self.processes())
 
     def after(self, before: MemorySample) -> int:
-        """Bytes that this process has grown by, and that the processes have which were not there before."""
+        """Return the growth of this process, and the bytes of processes that were not there before."""
         self.trim()
         grown = max(0, self.own() - before.own)
         return grown + sum(self.share(pid) for pid in self.processes() - before.processes)
@@ -162,10 +162,10 @@ class MeasuredLoad:
         self.elsewhere = 0
         """Bytes of the processes that run the model."""
         self.own = False
-        """It has added nothing to this process."""
+        """True if it has added nothing to this process."""
         self.grown = 0.0
         self.on_measured: Callable[[int], None] | None = None
-        """Gets the bytes that the model holds; None for a load that failed."""
+        """Called with the bytes that the model holds; None for a load that failed."""
 
 
 class _Span(NamedTuple):
@@ -198,7 +198,7 @@ class Growth:
     def end(
         self, load: MeasuredLoad, processes: Sequence[int] = (), on_measured: Callable[[int], None] | None = None
     ) -> Callable[[], None]:
-        """The load is over; `processes` run the model, if this one does not.
+        """End a load; `processes` run the model, if this one does not.
 
         What is returned gives all sizes that are known by now to the `on_measured` of their loads.
         """
@@ -247,7 +247,7 @@ def _report(loads: Sequence[MeasuredLoad]) -> None:
 
 
 def _with_children(pid: int) -> int:
-    """The share of memory of a process, and of those that it has started."""
+    """Return the share of memory of a process and its descendants."""
     return share_of(pid) + sum(share_of(each) for each in children(pid))
 
 
@@ -257,7 +257,7 @@ def _nothing() -> None: ...
 _log = logging.getLogger(__name__)
 
 PATIENCE_NS = 1_000_000_000
-"""How long a model waits for others to be idle by themselves."""
+"""Longest wait of a model for others to become idle by themselves."""
 BLOCKED_NS = 3 * PATIENCE_NS
 WAIT_NS = 30_000_000_000
 _MOST_NAMED = 5
@@ -281,15 +281,15 @@ class Occupant(Protocol):
 
     @property
     def movable(self) -> bool:
-        """Whether it is in memory, and not pinned nor about to leave."""
+        """True if it is in memory, not pinned and not about to leave."""
 
     @property
     def at_work(self) -> str:
-        """What it is doing, for people; empty if nothing."""
+        """Present activity, for people; empty if none."""
 
     @property
     def borrowed(self) -> bool:
-        """Whether others hold it, and may use it at any moment."""
+        """True if other holders may use it at any moment."""
 
     @property
     def calls(self) -> bool:
@@ -297,14 +297,14 @@ class Occupant(Protocol):
 
     @property
     def interruptible(self) -> bool:
-        """Whether what is at work ends by itself if it gets no new requests: no sequences, nothing that is borrowed."""
+        """True if its work ends by itself without new requests: no sequences, no loans."""
 
     @property
     def holds(self) -> str:
-        """Why it stays in memory, for people."""
+        """Reason that it stays in memory, for people."""
 
     async def relieved(self) -> None:
-        """Return when it is not at work any more; if it is not, when nobody borrows it any more."""
+        """Wait until it is not at work any more; if it is not, until it is no longer borrowed."""
 
     def hold_back(self, on: bool) -> None:
         """Let new requests wait, or let them through again."""
@@ -338,7 +338,7 @@ class ModelMemory:
         self._loading: dict[Occupant, int] = {}
         """Occupants that are being loaded, each with the bytes of others that were loaded meanwhile."""
         self._queue: dict[Occupant, int] = {}
-        """Those that wait for room, the first one first, each with when it is blocked."""
+        """Occupants that wait for room, the first one first, each with the end of its block."""
         self._changed = asyncio.Event()
         self._tasks = Background("model_memory")
 
@@ -350,7 +350,7 @@ class ModelMemory:
         return sum(each.held for each in self._occupants)
 
     def has(self, name: str) -> bool:
-        """Whether a version of a model is in memory."""
+        """True if a version of a model is in memory."""
         return any(each.id.name == name for each in self._occupants)
 
     @property
@@ -362,14 +362,14 @@ class ModelMemory:
         return self._tasks.start(work)
 
     def changed(self) -> None:
-        """Somebody may have room now."""
+        """Wake the waiting occupants: there may be room now."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     # Into memory
 
     def check(self, occupant: Occupant) -> None:
-        """Raises `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
+        """Raise `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
         size = occupant.size or occupant.files
         if self.limit and size > self.limit:
             by = "as measured when it was loaded" if occupant.size else "its files alone"
@@ -426,7 +426,7 @@ class ModelMemory:
         return servable
 
     async def _fits_now(self, occupant: Occupant) -> bool:
-        """Whether what was loaded may stay, perhaps since others leave."""
+        """Evict others until a loaded model fits; False if it cannot stay."""
         while self._excess(occupant, occupant.held) > 0:
             if occupant.held > self.limit:
                 return False
@@ -479,7 +479,7 @@ class ModelMemory:
                 each.hold_back(False)
 
     def _is_first(self, occupant: Occupant) -> bool:
-        """Whether nobody waits for room before an occupant, but those that are blocked."""
+        """True if no occupant waits for room ahead of this one, except blocked ones."""
         now_ns = self._clock.now_ns()
         return (
             next((each for each, end_ns in self._queue.items() if each is occupant or now_ns < end_ns), None)
@@ -487,7 +487,7 @@ class ModelMemory:
         )
 
     def _is_hopeless(self, occupant: Occupant, size: int) -> bool:
-        """Whether what is pinned leaves too little room, and nothing is on its way."""
+        """True if pinned models leave too little room, and no other model is on its way in or out."""
         others = [each for each in self._occupants if each is not occupant and each.held and not each.movable]
         if not all(each.holds for each in others):
             return False
@@ -509,7 +509,7 @@ class ModelMemory:
     # Out of memory
 
     def forget(self, occupant: Occupant) -> None:
-        """An occupant has nothing in memory any more."""
+        """Remove an occupant that has nothing in memory any more."""
         occupant.held = 0
         self._occupants.pop(occupant, None)
         self.changed()
@@ -536,16 +536,16 @@ class ModelMemory:
     # Who has to leave
 
     def _others(self, occupant: Occupant) -> list[Occupant]:
-        """Those that could leave for an occupant once they have nothing to do, the least recently used first."""
+        """Return the occupants that could leave for this one once idle, the least recently used first."""
         others = [each for each in self._occupants if each is not occupant and each.movable]
         return sorted(others, key=lambda each: each.last_used_ns)
 
     def _excess(self, occupant: Occupant, size: int) -> int:
-        """By how much the limit would be exceeded with an occupant of this size; 0 or less if it fits."""
+        """Return the bytes by which an occupant of this size would exceed the limit; 0 or less if it fits."""
         return self.held - occupant.held + size - self.limit if self.limit else 0
 
     def _choose(self, occupant: Occupant, size: int) -> list[Occupant]:
-        """The occupants that leave now, so that an occupant of this size fits; none if not enough of them can."""
+        """Choose the occupants to evict so that an occupant of this size fits; none if too few can leave."""
         idle = [each for each in self._others(occupant) if not each.at_work]
         chosen = self._prefix([each for each in idle if not each.borrowed], occupant, size)
         if not chosen and not any(each.at_work for each in self._occupants):
@@ -553,7 +553,7 @@ class ModelMemory:
         return chosen
 
     def _prefix(self, candidates: Sequence[Occupant], occupant: Occupant, size: int) -> list[Occupant]:
-        """The first candidates whose memory is enough; none if that of all is not."""
+        """Return the first candidates with enough memory in total; none if all of them have too little."""
         excess, chosen = self._excess(occupant, size), list[Occupant]()
         for each in candidates:
             if excess <= 0:

@@ -82,15 +82,15 @@ class OnDemandModel:
         self._engine_report: Mapping[str, object] = {}
         self._waiting = WaitingRequests(clock, self.statistics, self._nobody_waits)
         self._task: asyncio.Task[None] | None = None
-        """Brings it into memory."""
+        """Task that brings it into memory."""
         self._gave_up = False
-        """That task was cancelled since nobody waited any more: who has come since needs another one."""
+        """True if the task was cancelled because no requests were left; later requests need another one."""
         self._watchers = 0
-        """Those that wait for the model without a request."""
+        """Number of waiters for the model without a request."""
         self._leaving: asyncio.Task[None] | None = None
         self._stopped = False
         self.described = False
-        """Whether it was in memory once, so that its configuration is complete."""
+        """True if it was in memory once, so that its configuration is complete."""
         self.whole = whole
         self._backoff = Backoff(clock, model_id, on_health)
         self._idle = IdleWatch(clock, rules.idle_ns, self._used_ns, self._unused)
@@ -269,7 +269,7 @@ class OnDemandModel:
         self._memory.changed()  # it may leave from now on
 
     def _nobody_waits(self) -> None:
-        """Those that made it wait for memory have gone: the memory is for others."""
+        """Stop waiting for memory, which others can use, since all requests for it have left."""
         if self._task is not None and self._stage is Stage.WAITING and not self._waiting and not self._watchers:
             self._gave_up = True
             self._task.cancel()
@@ -392,7 +392,7 @@ class OnDemandModel:
                 await self._inner.idle()
 
     async def drain(self) -> None:
-        """What waits is still served, for which the model may have to be loaded."""
+        """Drain the model. Waiting requests are still served, for which it may have to be loaded."""
         self._stopped = True
         self.pin(True)  # else it could be evicted while it is drained
         self.hold_back(False)

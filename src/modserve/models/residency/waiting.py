@@ -15,7 +15,7 @@ The stages of a model that comes into memory and leaves it, and which event lead
 - Requests that wait: at every stage but RESIDENT. Something always ends that: one of the two tasks, or the budget,
   which holds a model back only while it makes room for another one.
 
-Draining is beside this, since it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
+Draining is independent of this: it only bars the way to HELD_BACK, and pins the model. The budget (`memory`) sees an
 occupant that is `movable` while there is a loaded model; it asks for HOLD, RELEASE and EVICT, and for nothing else.
 
 The work of a loaded model, and how it comes and goes by its own rules.
@@ -89,7 +89,7 @@ TRANSITIONS: Mapping[Stage, Mapping[StageEvent, Stage]] = {
 
 
 def after(stage: Stage, event: StageEvent) -> Stage:
-    """The next stage. Raises RuntimeError for an event that cannot happen at a stage; that is a bug."""
+    """Return the next stage. Raises RuntimeError for an event that cannot happen at a stage; that is a bug."""
     following = TRANSITIONS[stage].get(event)
     if following is None:
         raise RuntimeError(f"{event.name} cannot happen to a model that is {stage.name}: this is a bug")
@@ -112,7 +112,7 @@ class Borrowers(NamedTuple):
 
 
 def at_work(servable: object) -> str:
-    """Return the activity of a servable, for people. A `Finisher` knows of requests that nobody waits for."""
+    """Return the activity of a servable, for people. A `Finisher` knows of abandoned requests."""
     idle = isinstance(servable, Finisher) and not servable.busy
     if not idle and (count := outstanding(servable)):
         return f"{count} requests in flight" if count > 1 else "1 request in flight"
@@ -169,7 +169,7 @@ class IdleWatch:
 
 
 def mark_seen(task: "asyncio.Task[None]") -> None:
-    """Take note of a task's failure, which whoever waits has been told; asyncio would report it as never retrieved."""
+    """Retrieve a task's failure, which the waiters have received; asyncio would report it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
@@ -179,7 +179,7 @@ MOST = 1024
 
 
 class WaitingRequests:
-    """Of one model, in the order in which they came. On the event loop's thread.
+    """Waiting requests of one model, in order of arrival. On the event loop's thread.
 
     `on_empty` is called when the last one has left by itself: its client cancelled it, or it waited too long.
     """
@@ -189,21 +189,21 @@ class WaitingRequests:
         self._statistics = statistics
         self._on_empty = on_empty
         self._waiting: dict[Inflight, int] = {}
-        """Each with when it has waited too long; 0 for never."""
+        """Waiting requests, each with the time at which it has waited too long; 0 for never."""
         self._alarm = Alarm(clock, self._look)
         self._emptied = asyncio.Event()
         self.waited_ns = 0
-        """How long those that wait no more have waited."""
+        """Total time of the waits that are over."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def longest_ns(self, now_ns: int) -> int:
-        """For how long the oldest of those that wait has done so; 0 if none waits."""
+        """Return how long the oldest waiting request has waited; 0 if none waits."""
         return next((now_ns - inflight.queue_start_ns for inflight in self._waiting), 0)
 
     def add(self, inflight: Inflight, policy: QueuePolicy) -> None:
-        """Raises UNAVAILABLE if as many wait as may, by the policy of the model's queue."""
+        """Queue a request. Raises UNAVAILABLE if the limit of the model's queue policy is reached."""
         most = policy.max_queue_size or MOST
         if len(self._waiting) >= most:
             request = inflight.request
@@ -222,7 +222,7 @@ class WaitingRequests:
             self._alarm.by(end_ns)
 
     def hand_over(self, servable: Servable) -> None:
-        """The model is there: submit all of them to it."""
+        """Submit all waiting requests to the model, which is loaded."""
         for inflight in list(self._waiting):
             if not self._leave(inflight):
                 continue  # re-entrancy: a sink may cancel other requests when it hears of a failure
@@ -240,7 +240,7 @@ class WaitingRequests:
         self._alarm.cancel()
 
     async def emptied(self) -> None:
-        """Return when nobody waits."""
+        """Wait until no request waits."""
         while self._waiting:
             await self._emptied.wait()
 
@@ -270,7 +270,7 @@ class WaitingRequests:
             inflight.settle(error)
 
     def _leave(self, inflight: Inflight) -> bool:
-        """Whether it was still there."""
+        """Remove a request; True if it was still there."""
         if self._waiting.pop(inflight, None) is None:
             return False
         inflight.on_cancel = None
@@ -287,13 +287,13 @@ class WaitingRequests:
 
 
 def waiting_inflight(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-    """The bookkeeping of a request that nobody has checked yet: its model does, when it is there."""
+    """Return the `Inflight` of an unchecked request: its model checks it when it is loaded."""
     return Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
 
 
 @dataclass(slots=True, eq=False)
 class _Relay:
-    """Implements `core.requests.response.ResponseSink`: the model's outcomes are those of the request that waited."""
+    """Implements `core.requests.response.ResponseSink`: passes the model's outcomes to the request that waited."""
 
     outer: Inflight
     inner: Inflight | None = None

@@ -1,7 +1,7 @@
-"""A model whose responses are kept: a request like one before does not run, one like another under way waits.
+"""Models with cached responses: a request like one before does not run, one like another under way waits.
 
-What is alike and under way is a *flight*. Its first request runs, or looks for its response where that takes a wait;
-those that join it hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others
+Similar requests under way are a *flight*. Its first request runs, or looks for its response where that takes a wait;
+later ones hold `Inflight`s made here. When the first one gets a response, all get it. When it fails, the others
 run: one after the other if it was only the first client's doing (it has gone, its time was up), else all at once, as if
 each had come alone. Requests with another priority or patience are no part of it: they would wait in another way.
 """
@@ -26,7 +26,7 @@ from modserve.resources.response_cache import Cache, key
 from .wrappers import ModelWrapper
 
 _FlightKey: TypeAlias = tuple[bytes, object, int]
-"""What requests of a flight have in common: the key of their response, and how they wait in a queue."""
+"""Common key of the requests of a flight: the key of their response, and how they wait in a queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,13 +34,13 @@ class _Flight:
     place: _FlightKey
     looked_ns: int
     waiting: dict[Inflight, Alarm | None] = field(default_factory=dict)
-    """Those made here whose response is not there yet, in the order in which they came, with their deadlines."""
+    """Requests made here without a response so far, in order of arrival, with their deadlines."""
 
 
 class CachedModel(ModelWrapper):
     """Keeps the responses of a model or an ensemble that has one for each request: the same request does not run again.
 
-    Of an ensemble the response of the whole is kept, and a hit runs none of its models. Those that wait for the
+    For an ensemble the response of the whole is kept, and a hit runs none of its models. Requests that wait for the
     response of another request count as hits. Each tenant has responses of its own, unless the model shares them.
     """
 
@@ -129,7 +129,7 @@ class CachedModel(ModelWrapper):
         return inflight
 
     def _leave(self, flight: _Flight, inflight: Inflight) -> None:
-        """It waits no more."""
+        """Remove a request from the waiting ones."""
         alarm = flight.waiting.pop(inflight)
         if alarm is not None:
             alarm.end()
@@ -160,7 +160,7 @@ class CachedModel(ModelWrapper):
             self._fail(inflight, error)
 
     def _leaving(self, flight: _Flight) -> Iterator[Inflight]:
-        """All who wait, who leave one by one: what becomes of one may cancel others."""
+        """Remove and yield the waiting requests one by one, since the outcome of one may cancel others."""
         while flight.waiting:
             inflight = next(iter(flight.waiting))
             self._leave(flight, inflight)
@@ -180,14 +180,14 @@ class CachedModel(ModelWrapper):
             self._land(flight, kept)
 
     def kept(self, flight: _Flight, response: InferenceResponse) -> None:
-        """The model has responded to a request that was not in the cache."""
+        """Cache the model's response to a request that was not in the cache."""
         start_ns = time.monotonic_ns()
         if not self._stopped:
             self._cache.put(self, flight.place[0], response)
         self.statistics.record_cache_miss(flight.looked_ns + time.monotonic_ns() - start_ns)
 
     def ended(self, flight: _Flight, outcome: Outcome, of_client: bool) -> None:
-        """The request that ran has its outcome; `of_client`: what it failed by says nothing of the others."""
+        """End a flight's run by its outcome; `of_client`: its failure says nothing about the other requests."""
         if self._flights.get(flight.place) is not flight:
             return
         if isinstance(outcome, InferenceResponse):
@@ -205,7 +205,7 @@ class CachedModel(ModelWrapper):
             self._hit(inflight, response, flight.looked_ns)
 
     def _next(self, flight: _Flight) -> None:
-        """Let the first of those that wait run; the flight ends if there is none."""
+        """Let the first waiting request run; the flight ends if there is none."""
         inflight = next(iter(flight.waiting), None)
         if inflight is None:
             del self._flights[flight.place]
@@ -241,7 +241,7 @@ class CachedModel(ModelWrapper):
 def _inflight(
     request: InferenceRequest, sink: ResponseSink, now_ns: int, start_ns: int, kept: InferenceResponse | None = None
 ) -> Inflight:
-    """A request that the model does not know of."""
+    """Return a request that the model does not know of."""
     names = request.outputs if kept is None else tuple(kept.outputs)
     inflight = Inflight(request, sink, request.inputs, names, 0, None, now_ns, request.deadline_ns)
     inflight.queue_start_ns = start_ns
@@ -287,13 +287,13 @@ class _Relay:
             self._model.ended(self._flight, outcome, _of_client(outcome))
 
     def cancel(self, outer: Inflight) -> None:
-        """The client has gone."""
+        """Cancel the run, since the client has gone."""
         if self.inner is not None:
             self.inner.cancel()
 
 
 def _of_client(outcome: Outcome) -> bool:
-    """Whether a failure is of one client only: it has gone, or waits no longer."""
+    """True if a failure is of one client only: it has gone, or waits no longer."""
     if not isinstance(outcome, ModserveError):
         return False
     return outcome.code is Code.CANCELLED or outcome.message == "Request timeout expired"

@@ -24,7 +24,7 @@ _CHUNK = 1024 * 1024
 
 
 def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
-    """The cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
+    """Make the cache that the settings ask for. Raises UNAVAILABLE if a library is missing."""
     if (redis := settings.redis) is not None:
         store = shared_cache.connect(redis)
         return SharedCache(store, redis.socket_timeout_s, settings.ttl_s, settings.entry_size)
@@ -33,14 +33,14 @@ def make_cache(settings: CacheSettings) -> ResponseCache | SharedCache | None:
 
 @dataclass(slots=True)
 class _Version:
-    """What is known of a version that was loaded."""
+    """Record of a version that was loaded."""
 
     path: Path
     config: bytes
     marks: object
     """The state of its files when it was loaded."""
     identity: bytes | None = None
-    """None until somebody needs it."""
+    """Identity, or None until it is needed."""
 
 
 class VersionCaches:
@@ -59,7 +59,7 @@ class VersionCaches:
     async def of(
         self, model_id: ModelId, path: Path, draft: Draft, needs: Iterable[str], executor: futures.Executor
     ) -> Cache | None:
-        """The cache of a version with its files at `path`, which is made of the models `needs`. Raises nothing."""
+        """Return the cache of a version with files at `path`, made of the models `needs`. Raises nothing."""
         if not isinstance(self._cache, SharedCache):
             return self._cache
         loop = asyncio.get_running_loop()
@@ -72,12 +72,12 @@ class VersionCaches:
         return ModelCache(self._cache, model_id.name, model_id.version, identity)
 
     def _identified(self, model_id: ModelId, path: Path, config: bytes, needs: Iterable[str]) -> bytes:
-        """Blocks. What is needed has been loaded before, and is not being changed meanwhile."""
+        """Return a version's identity. Blocks. Its models were loaded before, and are not being changed meanwhile."""
         parts = [each for name in needs for each in self._of_model(name)]
         return _identity(model_id, path, config, [self._server, *parts])
 
     def _of_model(self, name: str) -> list[bytes]:
-        """What identifies the versions of a model that an ensemble needs; something unique if that is not known."""
+        """Return the identities of the versions of a model that an ensemble needs; a unique value if unknown."""
         identities = []
         for model_id, version in sorted(self._versions.items(), key=lambda each: each[0]):
             if model_id.name != name:
@@ -90,12 +90,12 @@ class VersionCaches:
         return identities or [os.urandom(16)]
 
     def forget(self, name: str) -> None:
-        """The model has gone."""
+        """Forget the versions of a model that has gone."""
         for model_id in [each for each in self._versions if each.name == name]:
             del self._versions[model_id]
 
     def ending(self) -> None:
-        """The server ends: what it shares stays for those that go on."""
+        """Leave shared responses in place for other servers; this one ends."""
         if isinstance(self._cache, SharedCache):
             self._cache.ending = True
 
@@ -105,9 +105,9 @@ class VersionCaches:
 
 
 def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[bytes]) -> bytes:
-    """128 bits of a hash of all that the responses of a version depend on, as far as that can be read.
+    """Return 128 bits of a hash of all that the responses of a version depend on, as far as that can be read.
 
-    The files of the version and those that all versions share; `parts` stand for the server and other models. Blocks.
+    The files of the version and the shared ones of all versions; `parts` stand for the server and other models. Blocks.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in (config, *parts):
@@ -127,7 +127,7 @@ def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[byte
 
 
 def _marks(path: Path, version: int) -> object:
-    """The state of the files of a version: equal if none has changed. Blocks."""
+    """Return the state of the files of a version: equal if none has changed. Blocks."""
     try:
         stats = [(str(file), file.stat()) for file in _files(path, version)]
     except OSError:
@@ -136,7 +136,7 @@ def _marks(path: Path, version: int) -> object:
 
 
 def _files(path: Path, version: int) -> list[Path]:
-    """All files but those of other versions. Raises OSError if there is no such directory."""
+    """Return all files except those of other versions. Raises OSError if there is no such directory."""
     files = []
     for directory, folders, names in os.walk(path, onerror=_raise, followlinks=True):
         if Path(directory) == path:

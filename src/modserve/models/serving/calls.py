@@ -2,7 +2,7 @@
 
 A call is made on any thread, and begins on the event loop's: there it borrows the model and submits the request, and
 there its responses come. It holds the borrowed model until its last response, or until it is refused; after that it
-refers to nobody. Each request knows the models that wait for it (`Inflight.callers`), so that none waits for itself.
+holds no references. Each request knows the models that wait for it (`Inflight.callers`), so that none waits for itself.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class CallControl(Protocol):
-    """What engines may do to the models of the server; implemented by `server.Server`."""
+    """Calls by which engines control the models of the server; implemented by `server.Server`."""
 
     @property
     def memory(self) -> MemoryBudget: ...
@@ -225,7 +225,7 @@ class RunningCall:
             self._calls.on_loop(self._taken)
 
     def begin(self) -> None:
-        """On the event loop's thread; never raises, and settles nothing before it returns."""
+        """Begin the call on the event loop's thread; never raises, and settles nothing before it returns."""
         if self._over:
             return
         request, parents, self._parents = self._request, self._parents, []
@@ -313,7 +313,7 @@ def _requests(parent: Parents) -> list[RunningRequest]:
 
 
 def _at_hand() -> list[Inflight]:
-    """The batch that runs on this thread."""
+    """Return the batch that runs on this thread."""
     thread = threading.current_thread()
     job = thread.job if isinstance(thread, InstanceThread) else None
     return [] if job is None else job.members
@@ -340,7 +340,7 @@ def _on_all_cancelled(requests: list[RunningRequest], callback: Callable[[], Non
 
 
 def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> RequestTrace | None:
-    """The trace of a call that is made for `parents`: a child of the only one, or of the one with this context.
+    """Return the trace of a call that is made for `parents`: a child of the only one, or of the one with this context.
 
     Where traces are spans, a call for several is a child of the first, with links to the others.
     """
@@ -357,7 +357,7 @@ def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> Requ
 
 
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
-    """The request with what it has from its parents: their time and tenant, and the sequence of the only one."""
+    """Return the request with what it has from its parents: their time and tenant, and the sequence of the only one."""
     if len(parents) == 1 and not request.request_id:
         request.request_id = request_ids.of(parents[0].request)
     tenants = [parent.request.tenant for parent in parents]

@@ -109,19 +109,19 @@ class EnsembleModel:
 
 @dataclass(frozen=True)
 class LoadedEnsemble:
-    """What is known of an ensemble without its models."""
+    """Data of an ensemble without its models."""
 
     complete: model_config.Complete
     labels: Mapping[str, tuple[str, ...]]
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders whose models call no others."""
+    """Implement `Borrow` for loaders of models that call no others."""
     raise not_found(f"model '{name}' cannot be called by other models here")
 
 
 def assemble(model_id: ModelId, loaded: LoadedEnsemble, borrow: Borrow, clock: Clock) -> EnsembleModel:
-    """The ensemble, checked against its models. For the event loop's thread.
+    """Return the ensemble, checked against its models. For the event loop's thread.
 
     It is decoupled if one of them is. Outputs without a label file have the labels of the outputs they come from.
     Raises INVALID_ARG if a model is not READY or does not fit.

@@ -1,4 +1,4 @@
-"""One loaded model version: checks requests, queues them, and knows when all are settled."""
+"""Single loaded model version: checks requests, queues them, and knows when all are settled."""
 
 import asyncio
 import logging
@@ -39,17 +39,17 @@ from .warm_up import warm_up
 _log = logging.getLogger(__name__)
 
 _ABANDONED_NS = 5_000_000_000
-"""How long a model that is to end waits for executions that nobody else waits for."""
+"""Time that an ending model waits for executions with no requests waiting for them."""
 _LOOK_S = 0.5
-"""It looks so often whether there are others."""
+"""Interval of checks for such executions."""
 
 
 class Model:
     """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, and `execution.owner.PoolOwner`.
 
     On the event loop's thread. `service` has its states. It closes the engine and the instances that it is made with;
-    if making it fails, that is left to the caller. With a `limiter`, its instances share resources with those of other
-    models: INVALID_ARG is raised if one needs more than there is.
+    if making it fails, that is left to the caller. With a `limiter`, its instances share resources with other
+    models' instances: INVALID_ARG is raised if one needs more than there is.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Model:
     ) -> None:
         self.id = model_id
         self.unready_reason: str | None = None
-        """Why it takes no requests at the moment, although it is loaded: it has no instance left."""
+        """Reason that it takes no requests at the moment, although it is loaded: it has no instance left."""
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = opened.statistics
@@ -70,10 +70,10 @@ class Model:
         self.labels = opened.labels
         self.engine_report = opened.engine_report
         self.opened = replace(opened, instances=())
-        """What it was made of, but for the instances, which come and go."""
+        """Opened model that it was made of, without the instances, which come and go."""
         self.outstanding = 0
         self._apart = False
-        """Requests run alone although the configuration has a dynamic batcher: their rows were mixed."""
+        """True if requests run alone despite a dynamic batcher in the configuration: their rows were mixed."""
         self._engine = opened.engine
         self._clock = clock
         self._all_settled = asyncio.Event()
@@ -149,7 +149,7 @@ class Model:
         self._scheduler.enqueue(inflight)
 
     def _refuse(self, inflight: Inflight) -> None:
-        """In place of `Scheduler.enqueue` where no instance is left."""
+        """Refuse a request, in place of `Scheduler.enqueue`, where no instance is left."""
         trouble = self.pool.trouble
         raise unavailable(f"{inflight.request.label}{'' if trouble is None else trouble.message}")
 
@@ -161,9 +161,9 @@ class Model:
         return self.outstanding > 0 and not (abandoned_ns >= _ABANDONED_NS and self._is_abandoned())
 
     def _is_abandoned(self) -> bool:
-        """Whether all requests at hand are with engines that go on with them although nobody waits any more.
+        """True if all requests at hand are with engines that continue them although their clients have left.
 
-        Such an engine may hang. To close it is the only way to end it then, if there is one.
+        Such an engine may hang. Closing it is then the only way to end it, if there is one.
         """
         return not self.statistics.pending and not self.pool.awaited
 
@@ -201,7 +201,7 @@ class Model:
         self.engine_report = {**self.engine_report, **await warm_up(self.pool, numbers, samples, at_a_time)}
 
     async def warm(self, instances: Sequence[Instance], opened: OpenedModel) -> None:
-        """The same for instances that are to be added, with the samples of a new configuration."""
+        """Warm up instances that are to be added, with the samples of a new configuration."""
         numbers = [instance.number for instance in instances]
         await warm_up(self.pool, numbers, opened.samples, opened.warmed_at_a_time)
 
@@ -211,7 +211,7 @@ class Model:
         return dict(self.opened.specs)
 
     def promise(self, config: ModelConfig, specs: Mapping[int, InstanceSpec]) -> Mapping[int, ResourceTurn] | None:
-        """Needs of the instances of a change of shared resources, by number; None if there is no limiter.
+        """Return a change's needs of shared resources, by instance number; None if there is no limiter.
 
         Raises INVALID_ARG if there is not so much. `change` or `break_promise` follows.
         """
@@ -223,7 +223,7 @@ class Model:
         return by_number
 
     def break_promise(self, needs: Mapping[int, ResourceTurn]) -> None:
-        """There will be no `change` to what was promised."""
+        """Withdraw a promise: there will be no `change` to these needs."""
         if self._limited is not None:
             self._limited.break_promise(needs)
 
@@ -235,9 +235,9 @@ class Model:
         removed: Collection[int] = (),
         needs: Mapping[int, ResourceTurn] | None = None,
     ) -> None:
-        """Another configuration over the same engine: with other instances, and a new queue if `queue_config` is given.
+        """Apply another configuration to the same engine: other instances, and a new queue if `queue_config` is given.
 
-        What waits in the old queue runs first, and nothing of it fails. `needs` are those of all instances, by number;
+        Requests in the old queue run first, and none of them fails. `needs` are those of all instances, by number;
         None: they are as before, or there is no limiter.
         """
         self.opened, self.config, self.config_message = opened, opened.config, opened.message
@@ -256,7 +256,7 @@ class Model:
         self.health_changed()
 
     def _remove(self, numbers: Collection[int]) -> None:
-        """Instances finish what they have, and are closed."""
+        """Remove instances: they finish what they have, and are closed."""
         for number in numbers:
             self.opened.specs.pop(number, None)
         if self._limited is not None:
@@ -264,11 +264,11 @@ class Model:
         self.pool.change((), numbers)
 
     def _reassign(self, added: Collection[Instance], removed: Collection[int]) -> Collection[int]:
-        """Instances come and go. The numbers of those that may leave at once."""
+        """Reassign instances that come and go. Returns the numbers of instances that may leave at once."""
         return removed
 
     def _replace_queue(self, queue_config: QueueConfig) -> BatchPolicy | None:
-        """Learner from executions from now on."""
+        """Replace the queue; returns the learner from executions from now on."""
         former = self._scheduler
         self._accept, self._scheduler = queue_config.accept, self._new_queue(queue_config)
         former.stop()
@@ -321,7 +321,7 @@ class Model:
             self._engine.close()
 
     def _on_drop(self, inflight: Inflight, error: ModserveError) -> None:
-        """A request leaves the queue without having run."""
+        """Count a request that leaves the queue without having run."""
         self.statistics.pending -= 1
         try:
             self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())

@@ -63,7 +63,7 @@ class OpenedModel:
     initial_states: Mapping[str, Tensor] = field(default_factory=dict)
     """The states of new sequences that come from files, by input."""
     make: Make | None = None
-    """Makes an instance anew that was lost; None: it stays lost."""
+    """Makes a lost instance again; None: it stays lost."""
     on_health: Callable[[], None] = lambda: None
     """Called when the model may have become ready, or not ready, by itself."""
     on_closed: Callable[[], None] = lambda: None
@@ -73,7 +73,7 @@ class OpenedModel:
     samples: Sequence[Sample] = ()
     """Samples that the instances run before the model takes requests."""
     make_samples: MakeSamples | None = None
-    """The same for an instance that is made anew, much later; None: it takes requests at once."""
+    """Maker of samples for an instance revived much later; None: it takes requests at once."""
     warmed_at_a_time: int = 1
     """The instances that run them side by side."""
     description: ModelDescription | None = None
@@ -83,7 +83,7 @@ class OpenedModel:
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     """Counts of the model, also of earlier loads of it."""
     execution_timeout_ns: int = 0
-    """After which an execution is given up, unless the configuration says otherwise; 0: never."""
+    """Time after which an execution is given up, unless the configuration sets another; 0: never."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -96,4 +96,4 @@ class QueueConfig:
 
     accept: Accept
     policy: BatchPolicy | None = None
-    """None for models with sequences."""
+    """Batch policy; None for models with sequences."""

@@ -1,4 +1,4 @@
-"""Asks the instances of a model whether it is ready: those that have `check_ready`."""
+"""Readiness checks of a model by its instances with `check_ready`."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from modserve.core.version import ModelId
 _log = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 5.0
-"""As in Triton: an instance that takes longer to say that it is ready is not."""
+"""Time limit of Triton: an instance that takes longer to say that it is ready is not."""
 
 
 class _Reason(NamedTuple):
-    """Why a model is not ready. The text may differ from check to check; the log has one line while the rest stays."""
+    """Reason that a model is not ready. The text may vary between checks; it is logged once while the rest stays."""
 
     instance: str
     kind: str
@@ -24,7 +24,7 @@ class _Reason(NamedTuple):
 
 
 class ReadinessCheck:
-    """Of one model version, on the event loop's thread. One check is under way at a time, and all who ask share it.
+    """Readiness check of one model version, on the event loop's thread. Concurrent callers share one check.
 
     `executors` are the instances that are up, by name. An instance that has not ended one check when its time was over
     is not asked again before it has.
@@ -41,14 +41,14 @@ class ReadinessCheck:
         self._limit_seconds = limit_seconds
         self._running: asyncio.Task[bool] | None = None
         self._under_way: dict[str, asyncio.Task[bool]] = {}
-        """What instances have not said yet, by name."""
+        """Pending answers of instances, by name."""
         self._last: _Reason | None = None
 
     def __repr__(self) -> str:
         return f"ReadinessCheck({self._model.name}, {len(self._under_way)} under way)"
 
     async def check(self) -> bool:
-        """Whether every instance that has something to say says that it is ready, in time."""
+        """Return whether every instance that has something to say says that it is ready, in time."""
         if self._running is None:
             if not any(hasattr(executor, "check_ready") for _, executor in self._executors()):
                 return True
@@ -59,7 +59,7 @@ class ReadinessCheck:
         return not running.cancelled() and running.result()
 
     def close(self) -> None:
-        """End what is under way; whoever waits hears that the model is not ready."""
+        """End what is under way; waiters get the answer that the model is not ready."""
         for task in (self._running, *self._under_way.values()):
             if task is not None:
                 task.cancel()
@@ -116,7 +116,7 @@ class ReadinessCheck:
 
 
 async def _ask(check: Callable[[], Awaitable[object]]) -> bool:
-    """Raises what the engine raises, and TypeError for what is no bool."""
+    """Ask an instance. Raises what the engine raises, and TypeError if the answer is no bool."""
     ready = await check()
     if not isinstance(ready, bool):
         raise TypeError(f"'check_ready' returned {ready!r}, expected True or False")

@@ -1,4 +1,4 @@
-"""A loaded model version whose requests belong to sequences."""
+"""Loaded model version with requests in sequences."""
 
 from collections.abc import Collection
 from functools import partial
@@ -45,10 +45,10 @@ class SequenceModel(Model):
         return leaving
 
     def _replace_queue(self, queue_config: QueueConfig) -> None:
-        """Sequences stay where they are: there is nothing in the configuration of their queue that changes in place."""
+        """Leave sequences where they are: no configuration of their queue changes in place."""
 
     def _lane_left(self, number: int) -> None:
-        """The last sequence on a removed instance is over: it leaves, once its execution is over in every respect."""
+        """Let a removed instance leave after its last sequence, once its execution is over in every respect."""
         self._clock.call_soon(partial(self._let_go, number))
 
     def _let_go(self, number: int) -> None:

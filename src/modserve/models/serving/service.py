@@ -3,11 +3,11 @@
 `Model` owns its state and is the only one that changes it, by `after`. What belongs to it knows nothing of states:
 
 - *Queues.* One takes requests. A change in place that makes a new one stops the old one, which is *former* until
-  nothing waits there. Former queues exist in every state, run what they have first, and are told of free instances in
+  it is empty. Former queues exist in every state, run what they have first, and are told of free instances in
   the order in which they were replaced; the present queue comes last.
 - *Instances.* The pool has them, and tells the model of losses and recoveries. Those that a change removed leave when
   they have nothing left to do, in any state, and closing the model waits for that.
-- *Drain.* The queues refuse what is new themselves, since sequences that have begun may continue. So the state decides
+- *Drain.* The queues refuse new requests themselves, since sequences that have begun may continue. So the state decides
   only whether the queue is asked at all: without an instance it is not, and requests are refused at once.
 
 What stands before a model has states of its own, which are not mixed with these: the response cache keeps responses or
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 
 class Service(enum.Enum):
-    """What becomes of a request that comes now."""
+    """Fate of a request that arrives now."""
 
     OPEN = "it queues"
     STRANDED = "it is refused, since no instance is left; what waits goes on waiting until an attempt to make one fails"
@@ -31,12 +31,12 @@ class Service(enum.Enum):
 
     @property
     def takes(self) -> bool:
-        """Whether the queue is asked."""
+        """True if the queue is asked."""
         return self not in (Service.STRANDED, Service.DRAINING_STRANDED)
 
     @property
     def drains(self) -> bool:
-        """Whether a new queue is stopped from the start."""
+        """True if a new queue is stopped from the start."""
         return self in (Service.DRAINING, Service.DRAINING_STRANDED)
 
 
@@ -88,7 +88,7 @@ TRANSITIONS: Mapping[Service, Mapping[ServiceEvent, Service]] = {
 
 
 def after(state: Service, event: ServiceEvent) -> Service:
-    """The next state. Raises RuntimeError for an event that cannot happen in a state; that is a bug."""
+    """Return the next state. Raises RuntimeError for an event that cannot happen in a state; that is a bug."""
     following = TRANSITIONS[state].get(event)
     if following is None:
         raise RuntimeError(f"{event.name} cannot happen to a model that is {state.name}: this is a bug")

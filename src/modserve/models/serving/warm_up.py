@@ -1,4 +1,4 @@
-"""From the warm-up of a configuration, or from data that is made up, to samples that instances run; and running them.
+"""Warm-up: makes samples from the configuration, or from generated data, and runs them on instances.
 
 Triton makes requests of a sample that skip its scheduler, `batch_size` of them, each with a row of the same data. So do
 we. Where Triton's requests to a model with sequences are outside all sequences, and lack the control inputs that the
@@ -38,10 +38,10 @@ _MOST_MADE_UP = 64 << 20
 def make_samples(
     config: ModelConfig, mode: WarmUpMode, directory: Path, initial_states: Mapping[str, Tensor]
 ) -> Sequence[Sample]:
-    """What each instance of a model is to run. Blocks; for a loading thread.
+    """Make the samples that each instance of a model is to run. Blocks; for a loading thread.
 
     `directory` is that of the model, `initial_states` as `models.loading.model_files` reads them. Raises INVALID_ARG
-    for samples that the model does not take; those that are made up are left out then, with a warning.
+    for samples that the model does not take; generated ones are left out then, with a warning.
     """
     if mode is WarmUpMode.OFF:
         return []
@@ -72,7 +72,7 @@ def _configured(config: ModelConfig, warm_up: WarmUp, directory: Path, initial_s
 
 
 def _tensor(spec: WarmUpInput, file: Path) -> Tensor:
-    """One row, without the batch dimension."""
+    """Make one row, without the batch dimension."""
     if spec.kind is DataKind.FILE:
         return file_tensor(file, spec.datatype, spec.dims)
     random = spec.kind is DataKind.RANDOM
@@ -81,7 +81,7 @@ def _tensor(spec: WarmUpInput, file: Path) -> Tensor:
 
 
 def _likely(specs: Sequence[TensorSpec], sizes: Sizes) -> dict[str, Tensor]:
-    """A row of what most models take, for each of these inputs."""
+    """Return a row of what most models take, for each of these inputs."""
     random = generator()
     shapes = {spec.name: sizes.resolve(spec.name, spec.dims) for spec in specs}
     length = min([shape[-1] for shape in shapes.values() if shape], default=1)
@@ -92,7 +92,7 @@ def _likely(specs: Sequence[TensorSpec], sizes: Sizes) -> dict[str, Tensor]:
 
 
 def _made_up(config: ModelConfig, initial_states: Mapping[str, Tensor]) -> list[Sample]:
-    """One row, and as many as a batch may have."""
+    """Generate samples of one row, and of as many as a batch may have."""
     tensors = _likely(config.inputs, Sizes(config.parameters.get("sample_shape", ""), config.name))
     size = sum(math.prod(tensor.shape) * (tensor.datatype.size or 64) for tensor in tensors.values())
     most = max(1, min(config.max_batch_size, _MOST_MADE_UP // max(1, size)))
@@ -134,7 +134,7 @@ class _Requests:
             self._states = StateTable(sequences.states, config.batching, initial_states)
 
     def __call__(self, sink: ResponseSink) -> list[Inflight]:
-        """Raises INVALID_ARG for what the model does not take."""
+        """Make the requests. Raises INVALID_ARG for requests that the model does not take."""
         return [self._request(sink, row) for row in range(self._count)]
 
     def _request(self, sink: ResponseSink, row: int) -> Inflight:
@@ -152,7 +152,7 @@ class _Requests:
         return inflight
 
     def _membership(self, sequences: SequenceBatching, row: int) -> dict[str, ParameterValue]:
-        """A sequence of one request, unless the sample says otherwise of its start or end."""
+        """Return a sequence of one request, unless the sample says otherwise of its start or end."""
         control = sequences.correlation
         as_text = control is not None and control.datatype is dtypes.BYTES
         id: SequenceId = f"{self._id} {row + 1}" if as_text else row + 1

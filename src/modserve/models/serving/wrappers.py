@@ -81,14 +81,14 @@ WrapperT = TypeVar("WrapperT", bound=ModelWrapper)
 
 
 def find(servable: Servable, kind: type[WrapperT]) -> WrapperT | None:
-    """The wrapper of a kind that stands before a model."""
+    """Return the wrapper of a kind that stands before a model."""
     while isinstance(servable, ModelWrapper) and not isinstance(servable, kind):
         servable = servable.inner
     return servable if isinstance(servable, kind) else None
 
 
 class OrderedModel(ModelWrapper):
-    """Its responses leave in the order of the requests: ``preserve_ordering`` of the dynamic batcher."""
+    """Model with responses in the order of the requests: ``preserve_ordering`` of the dynamic batcher."""
 
     def __init__(self, servable: Servable, order: ResponseOrder) -> None:
         super().__init__(servable)

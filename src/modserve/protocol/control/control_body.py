@@ -17,7 +17,7 @@ def read(
     most_parts: int | None = LIMITS.control_json_parts,
     origin: Callable[[int], int] = lambda position: position,
 ) -> JsonObject:
-    """The object that `body` holds. Raises INVALID_ARG, where Triton answers a mistaken INTERNAL with the same text.
+    """Return the object in `body`. Raises INVALID_ARG, where Triton answers a mistaken INTERNAL with the same text.
 
     `most_parts` is how many commas and opening brackets it may have, None for any number; `origin` that of
     `json_text.parse_any`.
@@ -35,7 +35,7 @@ def read(
 
 
 def _check_depth(document: object) -> None:
-    """Raises INVALID_ARG for values in 100 or more objects and arrays, one in the other."""
+    """Check the nesting. Raises INVALID_ARG for values in 100 or more objects and arrays, one in the other."""
     level = [document]
     for _ in range(json_text.MAX_DEPTH):
         inner: list[object] = []
@@ -50,14 +50,14 @@ def _check_depth(document: object) -> None:
 
 
 def typed(value: object, expected: type[T], prefix: str = "") -> T:
-    """`value`, which must be exactly an `expected`. Raises INVALID_ARG, beginning with `prefix` it is the value of."""
+    """Return `value`, which must be exactly an `expected`. Raises INVALID_ARG with a text that begins with `prefix`."""
     if type(value) is not expected:
         raise invalid(f"{prefix}{JsonTypeError(_TYPES[expected])}")
     return value
 
 
 def unsigned(value: object, highest: int) -> int:
-    """`value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
+    """Return `value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
     if type(value) is not int or not 0 <= value <= highest:
         raise invalid(str(JsonTypeError("unsigned-integer")))
     return value

@@ -13,7 +13,7 @@ HEADER: Final = "endpoint-load-metrics"
 BINARY_HEADER: Final = "endpoint-load-metrics-bin"
 """Over gRPC: a trailer with the protobuf message."""
 FORMAT_HEADER: Final = "endpoint-load-metrics-format"
-"""By which clients of Triton ask for a report."""
+"""Header by which clients of Triton request a report."""
 
 _FIGURES: Final = ("cpu_utilization", "mem_utilization", "application_utilization", "rps_fractional", "eps")
 
@@ -23,18 +23,18 @@ def _rounded(report: LoadReport) -> list[tuple[str, float]]:
 
 
 def text(report: LoadReport) -> str:
-    """``TEXT name=value, …``, as Envoy reads it; those of the application begin with ``named_metrics.``."""
+    """Return ``TEXT name=value, …``, as Envoy reads it; the application's begin with ``named_metrics.``."""
     named = [(f"named_metrics.{name}", value) for name, value in report.named_metrics.items()]
     return "TEXT " + ", ".join(f"{name}={_decimal(value)}" for name, value in (*_rounded(report), *named))
 
 
 def _decimal(value: float) -> str:
-    """Without an exponent, which not every reader knows."""
+    """Format a number without an exponent, which not every reader knows."""
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def json(report: LoadReport) -> str:
-    """``JSON {…}``, with the names of the protobuf message."""
+    """Return ``JSON {…}``, with the names of the protobuf message."""
     document: dict[str, object] = dict(_rounded(report))
     if report.named_metrics:
         document["named_metrics"] = dict(report.named_metrics)
@@ -42,7 +42,7 @@ def json(report: LoadReport) -> str:
 
 
 def message(report: LoadReport) -> bytes:
-    """``xds.data.orca.v3.OrcaLoadReport``."""
+    """Encode the report as ``xds.data.orca.v3.OrcaLoadReport``."""
     return orca.OrcaLoadReport(
         cpu_utilization=report.cpu_utilization,
         mem_utilization=report.mem_utilization,
@@ -54,14 +54,14 @@ def message(report: LoadReport) -> bytes:
 
 
 def binary(report: LoadReport) -> str:
-    """``BIN`` and the message in base64."""
+    """Return ``BIN`` and the message in base64."""
     return "BIN " + base64.b64encode(message(report)).decode()
 
 
 def trailer(serialised: bytes) -> bytes:
-    """The message as gRPC's headers have bytes: base64 without padding."""
+    """Return the message as gRPC's headers have bytes: base64 without padding."""
     return base64.b64encode(serialised).rstrip(b"=")
 
 
 FORMATS: Final = {"text": text, "json": json, "bin": binary}
-"""By the name that the option has for them, and requests that ask for one."""
+"""Report writers, by the format's name in the option and in requests for a report."""

@@ -42,7 +42,7 @@ def message(settings: LogSettings) -> pb.LogSettingsResponse:
 
 
 def change_by_json(body: bytes) -> Mapping[str, Any]:
-    """The fields of `LogSettings` that a POST's body changes; null and unknown names change nothing.
+    """Return the fields of `LogSettings` that a POST's body changes; null and unknown names change nothing.
 
     Raises INVALID_ARG, and UNSUPPORTED for ``log_file``.
     """
@@ -51,12 +51,12 @@ def change_by_json(body: bytes) -> Mapping[str, Any]:
 
 
 def change_by_message(request: pb.LogSettingsRequest) -> Mapping[str, Any]:
-    """The fields of `LogSettings` that a request changes. Raises as `change_by_json` does."""
+    """Return the fields of `LogSettings` that a request changes. Raises as `change_by_json` does."""
     return _change(request.settings, _message_value, "log_format")
 
 
 def _change(values: Mapping[str, Any], read: Callable[[str, Any, type], Any], format_option: str) -> Mapping[str, Any]:
-    """`read` returns the value of a named setting of some type; `format_option` is the name in Triton's text."""
+    """Return the changes. `read` returns a named setting of a type; `format_option` is the name in Triton's text."""
     if "log_file" in values:
         raise unsupported("log file location can not be updated through network protocol")
     changes = {field: read(name, values[name], kind) for name, (field, kind) in _SETTINGS.items() if name in values}

@@ -1,4 +1,4 @@
-"""What ``GET /v2/memory`` responds: an extension of ours."""
+"""Response of ``GET /v2/memory``, an extension of ours."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from modserve.protocol.json.json_text import JsonObject
 
 
 def json(total: MemoryReport, servables: Iterable[Servable]) -> JsonObject:
-    """All sizes are in bytes, all times in milliseconds. Only models that come and go are listed."""
+    """Return the memory report: sizes in bytes, times in milliseconds. Only models loaded on demand are listed."""
     return {
         "limit": total.limit,
         "held": total.held,

@@ -22,7 +22,7 @@ def model_json(servable: Servable, versions: Iterable[int]) -> JsonObject:
 
 
 def model_message(servable: Servable, versions: Iterable[int]) -> pb.ModelMetadataResponse:
-    """Model metadata: shapes with the batch dimension in front, versions as strings."""
+    """Return a model's metadata: shapes with the batch dimension in front, versions as strings."""
     config = servable.config
     return pb.ModelMetadataResponse(
         name=config.name,
@@ -34,7 +34,7 @@ def model_message(servable: Servable, versions: Iterable[int]) -> pb.ModelMetada
 
 
 def config_message(servable: Servable) -> pb.ModelConfig:
-    """The normalised configuration, as the gRPC call returns it."""
+    """Return the normalised configuration, as the gRPC call returns it."""
     return pb.ModelConfig.FromString(servable.config_message)
 
 
@@ -43,7 +43,7 @@ def config_json(servable: Servable) -> JsonObject:
 
 
 def engine_json(servable: Servable) -> JsonObject:
-    """What runs a model version; an ensemble has the models of its steps in place of an engine."""
+    """Return the engine that runs a model version; for an ensemble, the models of its steps instead."""
     config = servable.config
     out: JsonObject = {"model_name": servable.id.name, "model_version": str(servable.id.version)}
     if config.ensemble is not None:

@@ -15,7 +15,7 @@ _HIGHEST = 2**64 - 1
 
 
 def register_system_json(name: str, body: bytes) -> SystemRegion:
-    """What an HTTP body asks to register. Raises INVALID_ARG."""
+    """Return the region that an HTTP body registers. Raises INVALID_ARG."""
     document = control_body.read(body) if body else {}
     key = control_body.typed(_field(document, "key"), str)
     offset = control_body.unsigned(document.get("offset", 0), _HIGHEST)
@@ -23,7 +23,7 @@ def register_system_json(name: str, body: bytes) -> SystemRegion:
 
 
 def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
-    """What an HTTP body asks to register, and the handle of its memory. Raises INVALID_ARG."""
+    """Return the region that an HTTP body registers, and the handle of its memory. Raises INVALID_ARG."""
     document = control_body.read(body) if body else {}
     coded = control_body.typed(_field(control_body.typed(_field(document, "raw_handle"), dict), "b64"), str)
     byte_size = control_body.unsigned(_field(document, "byte_size"), _HIGHEST)
@@ -42,7 +42,7 @@ def _field(document: JsonObject, key: str) -> object:
 
 
 def _described(region: SystemRegion | CudaRegion) -> dict[str, Any]:
-    """Its fields in the protocol."""
+    """Return the region's fields in the protocol."""
     fields = asdict(region)
     del fields["tenant"]
     return fields

@@ -23,7 +23,7 @@ _DEPENDENTS = "unload_dependents"
 
 
 def index_json(entries: Iterable[IndexEntry]) -> list[JsonObject]:
-    """A bare list; what an entry has nothing to say about is left out."""
+    """Return the index as a bare list; empty fields of an entry are left out."""
     return [{name: value for name, value in to_json(model).items() if value} for model in index_message(entries).models]
 
 
@@ -36,12 +36,12 @@ def index_message(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
 
 
 def _state(entry: IndexEntry) -> str:
-    """A model that was never loaded has no state."""
+    """Return the state of an entry; empty for a model that was never loaded."""
     return "" if entry.version is None and entry.state is LifecycleState.UNKNOWN else entry.state.value
 
 
 def only_ready(body: bytes) -> bool:
-    """Whether a request's body, which may be empty, asks for what is READY only. Raises INVALID_ARG."""
+    """True if a request's body, which may be empty, requests only READY models. Raises INVALID_ARG."""
     ready = control_body.read(body).get("ready", False) if body else False
     if type(ready) is not bool:
         raise invalid("Invalid value for 'ready': expected a boolean")
@@ -49,7 +49,7 @@ def only_ready(body: bytes) -> bool:
 
 
 def check_repository_name(name: str) -> None:
-    """Raises UNSUPPORTED for a name, as Triton does, but for the index over HTTP, where it ignores it."""
+    """Check the name. Raises UNSUPPORTED for one, as Triton does, except for the index over HTTP, which ignores it."""
     if name:
         raise unsupported("'repository_name' specification is not supported")
 
@@ -59,14 +59,14 @@ def check_repository_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """What a load uses in place of what is in the repository: a configuration, files by their path in the model."""
+    """Replacements for a load: a configuration, and files by their path in the model."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def load_json(body: bytes) -> LoadParameters:
-    """The parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
+    """Return the parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
     document = long_texts.cut(body)
     parameters = _json_parameters(document.rest, document.origin)
     files = [text for name, text in parameters.items() if name.startswith(_FILE) and str(text) in document.texts]
@@ -76,12 +76,12 @@ def load_json(body: bytes) -> LoadParameters:
 
 
 def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
-    """As `load_json`."""
+    """Read load parameters as `load_json` does."""
     return _load(parameters, _message_value)
 
 
 def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) -> LoadParameters:
-    """`read` returns the value of a named parameter: bytes if it is a file's content (the last argument), else text."""
+    """Return the parameters. `read` returns a named one: bytes if it is a file (the last argument), else text."""
     config = None
     files: dict[str, bytes] = {}
     for name, value in parameters.items():
@@ -96,7 +96,7 @@ def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) 
 
 
 def _json_value(long: Mapping[str, memoryview], name: str, value: object, is_file: bool) -> str | bytes:
-    """`long` are texts by the marks that stand for them."""
+    """Return the value of a parameter. `long` are texts by the marks that stand for them."""
     text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
     if not is_file:
         return text
@@ -114,13 +114,13 @@ def _message_value(name: str, value: pb.ModelRepositoryParameter, is_file: bool)
 
 
 def unload_dependents_json(body: bytes) -> bool:
-    """Whether an unload request's body, which may be empty, asks for dependents as well. Raises INVALID_ARG."""
+    """True if an unload request's body, which may be empty, includes dependents. Raises INVALID_ARG."""
     value = _json_parameters(body).get(_DEPENDENTS, False)
     return control_body.typed(value, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
 
 
 def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
-    """As `unload_dependents_json`."""
+    """True if an unload request includes dependents, as `unload_dependents_json`."""
     if _DEPENDENTS not in parameters:
         return False
     value = parameters[_DEPENDENTS]

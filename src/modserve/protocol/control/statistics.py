@@ -16,14 +16,14 @@ _RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "em
 
 
 def message(servables: Iterable[Servable], tenants: Iterable[TenantReport] = ()) -> pb.ModelStatisticsResponse:
-    """The cumulative statistics of model versions since they were loaded, and of tenants since the server's start."""
+    """Return cumulative statistics of model versions since their load, and of tenants since the server's start."""
     return pb.ModelStatisticsResponse(
         model_stats=[_model(servable) for servable in servables], tenant_stats=[_tenant(each) for each in tenants]
     )
 
 
 def json(response: pb.ModelStatisticsResponse) -> JsonObject:
-    """As Triton has it; tenants only where there are any."""
+    """Return the statistics in Triton's form; tenants only where there are any."""
     document = to_json(response)
     if not response.tenant_stats:
         del document["tenant_stats"]
@@ -31,7 +31,7 @@ def json(response: pb.ModelStatisticsResponse) -> JsonObject:
 
 
 def batches_json(servable: Servable) -> JsonObject:
-    """Why batches were closed, the latest of them, and of the tuner's decisions, newest first: an extension of ours."""
+    """Return the batch close reasons, latest batches and tuner decisions, newest first: an extension of ours."""
     statistics = servable.statistics
     tuner = {} if statistics.tuner is None else {"tuner": _tuner(statistics.tuner)}
     choice = {} if statistics.choice is None else {"choice": _choice(statistics.choice)}
@@ -119,7 +119,7 @@ def _tenant(report: TenantReport) -> pb.TenantStatistics:
 
 
 def _memory(servable: Servable) -> list[pb.MemoryUsage]:
-    """What a model holds; nothing where that was not measured, as for ensembles."""
+    """Return the memory that a model holds; empty where it was not measured, as for ensembles."""
     size = resident_bytes(servable)
     return [] if size < 0 else [pb.MemoryUsage(type="CPU", id=0, byte_size=size)]
 

@@ -18,11 +18,11 @@ _NUMBERS = {
 }
 """The field, and the lowest and highest value."""
 _NAMES = ("trace_mode", "trace_level", *_NUMBERS)
-"""In the order in which they are checked."""
+"""Setting names, in the order in which they are checked."""
 
 
 def json(settings: TraceSettings) -> JsonObject:
-    """All values are strings, but for the list of levels."""
+    """Return the settings. All values are strings, except the list of levels."""
     values: dict[str, object] = {
         "trace_level": settings.level.names,
         "trace_rate": str(settings.rate),
@@ -34,9 +34,9 @@ def json(settings: TraceSettings) -> JsonObject:
 
 
 def _of_spans(settings: SpanSettings | None) -> dict[str, object]:
-    """As Triton has them, by their names on the command line; attributes of the resource as OpenTelemetry writes them.
+    """Return Triton's span settings by command-line name; resource attributes are in OpenTelemetry's notation.
 
-    What is left to the environment or to its default is not there, and neither is what may be secret in a URL.
+    Settings left to the environment or to their defaults are omitted, and so is what may be secret in a URL.
     """
     if settings is None:
         return {}
@@ -60,9 +60,10 @@ def message(settings: TraceSettings) -> pb.TraceSettingResponse:
 
 
 def change_by_json(body: bytes, mode: str = TRITON) -> TraceChange:
-    """What a POST's body asks for; unknown names and an empty body ask for nothing, null for what is set elsewhere.
+    """Return the change that a POST's body requests. Unknown names change nothing, null takes what is set elsewhere.
 
-    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and a ``trace_mode`` other than `mode`, the one in use.
+    An empty body changes nothing either. Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and a ``trace_mode``
+    other than `mode`, the one in use.
     """
     document = control_body.read(body) if body else {}
     values = ((name, _json_texts(name, document[name])) for name in _NAMES if name in document)
@@ -70,15 +71,15 @@ def change_by_json(body: bytes, mode: str = TRITON) -> TraceChange:
 
 
 def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue], mode: str = TRITON) -> TraceChange:
-    """What a request asks for; unknown names ask for nothing, a setting without values for what is set elsewhere.
+    """Return the change that a request asks for. Unknown names change nothing.
 
-    Raises as `change_by_json` does.
+    A setting without values takes what is set elsewhere. Raises as `change_by_json` does.
     """
     return _change(settings, ((name, settings[name].value) for name in _NAMES if name in settings), "got: ", mode)
 
 
 def _json_texts(name: str, value: object) -> Sequence[str] | None:
-    """The values of one setting as a message has them; None for an empty list of levels, which changes nothing."""
+    """Return one setting's values as in a message; None for an empty list of levels, which changes nothing."""
     if value is None:
         return []
     if name != "trace_level":
@@ -111,7 +112,7 @@ def _change(
 
 
 def _level(names: Sequence[str]) -> TraceLevel:
-    """Raises INVALID_ARG. Triton takes unknown names for nothing; here they are errors."""
+    """Return the level. Raises INVALID_ARG for unknown names, which Triton ignores."""
     level = TraceLevel.OFF
     for name in names:
         if name not in TraceLevel.__members__:
@@ -123,7 +124,7 @@ def _level(names: Sequence[str]) -> TraceLevel:
 
 
 def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
-    """Raises INVALID_ARG; `got` is how Triton's two front ends end one of these texts."""
+    """Return the number. Raises INVALID_ARG; `got` ends one of these texts as Triton's two front ends do."""
     if not _WHOLE.fullmatch(text):
         raise invalid(f"Unable to parse '{name}', got: {text}")
     value = int(text)
@@ -135,7 +136,7 @@ def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
 
 
 def _check_mode(text: str, mode: str) -> None:
-    """Raises UNSUPPORTED for one that is not in use. Triton takes whatever is said, and changes nothing."""
+    """Check the mode. Raises UNSUPPORTED if it is not in use. Triton accepts any mode, and changes nothing."""
     if text != mode:
         raise unsupported(
             f"trace mode can not be updated through network protocol, got: {text}, expected '{mode}', which it is"

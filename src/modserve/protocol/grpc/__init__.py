@@ -1,1 +1,1 @@
-"""What only gRPC carries: the messages of ModelInfer and ModelStreamInfer."""
+"""Content that only gRPC carries: the messages of ModelInfer and ModelStreamInfer."""

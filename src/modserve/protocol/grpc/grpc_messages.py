@@ -30,7 +30,7 @@ def decode_request(
     lend: LeaseFactory | None = None,
     take: Callable[[int], None] = lambda size: None,
 ) -> InferenceRequest:
-    """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
+    """Decode an inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
     `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lend` is called for inputs in shared memory,
     which raise UNSUPPORTED without it; the lease is the caller's to release. `take` is called with the bytes of memory
@@ -58,7 +58,7 @@ def decode_request(
 
 
 def read_response_form(message: InferMessage, lend: LeaseFactory) -> ResponseForm:
-    """How the response is to look. Raises as `output_places` and `class_counts` do."""
+    """Read the form of the response. Raises as `output_places` and `class_counts` do."""
     if message.head.bare_outputs:
         return BINARY
     places = output_places(message, lend)
@@ -66,7 +66,7 @@ def read_response_form(message: InferMessage, lend: LeaseFactory) -> ResponseFor
 
 
 def output_places(message: InferMessage, lend: LeaseFactory) -> dict[str, RegionSlice]:
-    """Which outputs go where in shared memory; the regions are reserved. Raises INVALID_ARG and NOT_FOUND."""
+    """Reserve shared-memory regions for outputs and return them by output. Raises INVALID_ARG and NOT_FOUND."""
     places: dict[str, RegionSlice] = {}
     for output in message.head.outputs:
         if not output.parameters:
@@ -82,7 +82,7 @@ def output_places(message: InferMessage, lend: LeaseFactory) -> dict[str, Region
 
 
 def class_counts(message: InferMessage) -> dict[str, int]:
-    """How many best classes the client requests, by output. Raises INVALID_ARG."""
+    """Return the number of best classes that the client requests, by output. Raises INVALID_ARG."""
     counts: dict[str, int] = {}
     for output in message.head.outputs:
         if CLASSIFICATION not in output.parameters:
@@ -98,13 +98,13 @@ def class_counts(message: InferMessage) -> dict[str, int]:
 
 
 def wants_empty_final(message: InferMessage) -> bool:
-    """Whether a stream shall tell of the end of this request's responses, if that comes without one."""
+    """True if a stream must report the end of this request's responses when it comes without a response."""
     return message.parameters.get(_EMPTY_FINAL) == ("bool_param", True)
 
 
 def is_long(message: InferMessage, cached: bool, most_elements: int, most_texts: int) -> bool:
-    """Whether reading the request takes long: more elements that are not raw than `most_elements` (of a message that
-    was split, more bytes of them), or a raw tensor of more bytes than `most_texts` where BYTES are counted.
+    """True if reading the request takes long: more than `most_elements` elements that are not raw (of a message that
+    was split, more bytes of them), or a raw tensor of more than `most_texts` bytes where BYTES are counted.
 
     Other raw tensors are not read; but those of a `cached` model are hashed.
     """
@@ -176,7 +176,7 @@ def _shared_input(sent: GrpcInput, place: RegionSlice, model: str, lend: LeaseFa
 
 
 def _contents(sent: GrpcInput, model: str) -> Buffer:
-    """The raw form of typed contents."""
+    """Return the raw form of typed contents."""
     raw: Buffer | None = None
     datatype = sent.datatype
     for field, values in sent.contents.ListFields():
@@ -187,7 +187,7 @@ def _contents(sent: GrpcInput, model: str) -> Buffer:
 
 
 def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int], None]) -> Buffer:
-    """As `_contents`, of those that protobuf has not read."""
+    """Decode contents that protobuf has not read, as `_contents` does."""
     name, datatype, model, count = sent.name, sent.datatype, message.model_name, math.prod(sent.shape)
     try:
         raw = typed_contents.decode(sent.contents, datatype, count, name, take)
@@ -204,7 +204,7 @@ def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int],
 
 
 def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> ModserveError:
-    """`field` is empty where there are several."""
+    """Return the error for an unexpected field; `field` is empty where there are several."""
     where = f"for input tensor '{name}' for model '{model}'"
     if not field:
         return invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")

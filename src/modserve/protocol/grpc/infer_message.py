@@ -87,13 +87,13 @@ class InferHead:
         self.output_names: tuple[str, ...] = tuple(output_names)
         self.bare_outputs = bare
         self.lasting = False
-        """It is remembered: other requests will have it, too."""
+        """True if it is cached: other requests will share it."""
         self.form: RequestForm | None = None
-        """Of the requests with this head whose raw tensors have the sizes `form_sizes`."""
+        """Form of the requests with this head whose raw tensors have the sizes `form_sizes`."""
         self.form_sizes: list[int] = []
 
     def form_of(self, raws: Sequence[Buffer]) -> RequestForm | None:
-        """The form of requests with bare inputs and these raw tensors: that of the last one, where it is like it."""
+        """Return the form of requests with bare inputs and these raw tensors: the last one's, if it is alike."""
         if not self.lasting:
             return None
         sizes = list(map(len, raws))
@@ -105,13 +105,13 @@ class InferHead:
 
     @property
     def typed(self) -> bool:
-        """Whether an input has its elements in itself."""
+        """True if any input contains its own elements."""
         return any(each.contents is not None for each in self.inputs)
 
 
 @final
 class InferMessage:
-    """What a request says; nothing is checked beyond what protobuf checks."""
+    """Content of a request in plain values; nothing is checked beyond what protobuf checks."""
 
     __slots__ = ("head", "id", "model_name", "model_version", "parameter_count", "parameters", "raws", "short", "split")
 
@@ -130,7 +130,7 @@ class InferMessage:
         self.id = id
         self.parameters = parameters
         self.parameter_count = len(parameters)
-        """If that is more than `LIMITS` has, `parameters` is empty."""
+        """Number of parameters; above the limit in `LIMITS`, `parameters` is empty."""
         self.head = head
         self.raws = raws
         """``raw_input_contents``; of more than a few bytes they are views of the message."""
@@ -140,12 +140,12 @@ class InferMessage:
         """The contents of its inputs are bytes, which protobuf has not read."""
 
     def requested_version(self) -> int | None:
-        """Raises as `parse_requested` does."""
+        """Return the requested version. Raises as `parse_requested` does."""
         return parse_requested(self.model_version) if self.model_version else None
 
 
 def from_protobuf(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> InferMessage:
-    """The same in plain values. `tensors` are those of a message that was split."""
+    """Convert a message to plain values. `tensors` are those of a message that was split."""
     parameters = message.parameters
     count = len(parameters)
     values = {name: _parameter(parameters[name]) for name in parameters} if 0 < count <= LIMITS.parameters else {}
@@ -159,7 +159,7 @@ def from_protobuf(message: pb.ModelInferRequest, tensors: Tensors | None = None)
 
 
 def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> InferHead:
-    """What `message` says of tensors, but for raw data."""
+    """Return the tensor descriptions of `message`, without raw data."""
     input_count, output_count = len(message.inputs), len(message.outputs)
     inputs: list[GrpcInput] = []
     outputs: list[GrpcOutput] = []

@@ -18,7 +18,7 @@ _INPUT, _RAW = (number << 3 | LENGTH_DELIMITED for number in (5, 7))
 _CONTENTS = 5 << 3 | LENGTH_DELIMITED
 
 _FEW_FIELDS, _MANY_FIELDS = 100, 32 * 1024
-"""Those of inputs count as well. A request within the limits of `protocol.limits` has fewer than the latter."""
+"""Field counts, including those of inputs. A request within `protocol.limits` has fewer than the latter."""
 
 
 @final
@@ -35,11 +35,11 @@ class Tensors:
 
 
 class ManyFieldsError(ValueError):
-    """There are too many fields."""
+    """Too many fields in a message."""
 
 
 def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | None:
-    """The message without its tensors, and these; None if more than `most` bytes are left without them.
+    """Return the message without its tensors, and these; None if more than `most` bytes are left without them.
 
     With `most`, which is 0 for no limit, the message may also have few fields only. Raises DecodeError for what is no
     such message, and `ManyFieldsError` for more fields than any request has.
@@ -79,7 +79,7 @@ class _Splitter:
         self.head.append(view[kept:])
 
     def _without_contents(self, position: int, end: int) -> list[Buffer]:
-        """The parts of an input between its contents; none if it has no contents."""
+        """Return the parts of an input between its contents; none if it has no contents."""
         view, kept = self._view, position
         parts: list[Buffer] = []
         contents: Buffer | None = None
@@ -95,7 +95,7 @@ class _Splitter:
         return parts
 
     def _fields(self, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Each field's tag, and the positions where it begins, and where its value begins and ends."""
+        """Yield each field's tag, its start, and the start and end of its value."""
         data = self._data
         while position < end:
             start = position

@@ -3,7 +3,7 @@
 That is: each field behind those with lower numbers, and so raw data at the end. Protobuf adds up the parts of a message
 (protobuf.dev, "Encoding", "Last One Wins"): what stands between the parameters and the raw data, the inputs and the
 requested outputs, means the same as a message of its own. Clients repeat it in each request, so it is read once, and
-its bytes are looked up from then on. Whatever is unusual is left to protobuf. Of the 16 µs that a request takes, this
+its bytes are looked up from then on. Unusual messages are left to protobuf. Of the 16 µs that a request takes, this
 saves 5 (`benchmarks/codec_shortcuts.py`).
 """
 
@@ -59,14 +59,14 @@ class RequestReader:
     __slots__ = ("_heads", "_heads_size", "_most_short", "_names")
 
     def __init__(self, most_short: int = SHORT) -> None:
-        """Of a message of more than `most_short` bytes, the tensors may be longer, the rest may not."""
+        """Create a reader. Messages longer than `most_short` bytes may have longer tensors, but not a longer rest."""
         self._most_short = most_short
         self._names: dict[bytes, tuple[str, str]] = {}
         self._heads: dict[bytes, InferHead] = {}
         self._heads_size = 0
 
     def read(self, data: bytes) -> InferMessage | None:
-        """The message; None if it is unusual or wrong, so that protobuf says what it means."""
+        """Read the message; None if it is unusual or wrong, so that protobuf reads it."""
         try:
             return self._read(data)
         except (IndexError, WireError, UnicodeDecodeError, DecodeError):
@@ -148,7 +148,7 @@ class RequestReader:
 
 
 def _head_end(data: bytes, position: int, limit: int) -> int:
-    """Where the inputs and outputs end that begin at `position`; -1 if that is behind `limit`."""
+    """Return the end of the inputs and outputs that begin at `position`; -1 if it is beyond `limit`."""
     size = len(data)
     while position < size:
         key = data[position]
@@ -161,7 +161,7 @@ def _head_end(data: bytes, position: int, limit: int) -> int:
 
 
 def _raws(data: bytes, position: int) -> list[Buffer] | None:
-    """The tensors from `position` to the end; None if there are many, or something else."""
+    """Read the tensors from `position` to the end; None if there are many, or something else."""
     size = len(data)
     raws: list[Buffer] = []
     view: memoryview | None = None
@@ -211,7 +211,7 @@ def _read_parameters(data: bytes, position: int, limit: int, parameters: dict[st
 
 
 def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
-    """The ``InferParameter`` from `position` to `end`; None if it has not one field."""
+    """Read the ``InferParameter`` from `position` to `end`; None unless it has exactly one field."""
     if position >= end:
         return None
     key = data[position]
@@ -233,7 +233,7 @@ def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
 
 
 def _field_end(data: bytes, position: int) -> int:
-    """Where a field ends that has a length, and whose key is one byte at `position`."""
+    """Return the end of a field that has a length and a one-byte key at `position`."""
     length = data[position + 1]
     if length < 0x80:
         return position + 2 + length
@@ -242,9 +242,9 @@ def _field_end(data: bytes, position: int) -> int:
 
 
 def _long_length(data: bytes, position: int) -> tuple[int, int]:
-    """As `read_varint`. Raises WireError for more bytes than are needed, which protobuf takes some of.
+    """Read a length as `read_varint` does. Raises WireError for superfluous bytes, some of which protobuf accepts.
 
-    And for what no message is as long as: a position that has more than 64 bits is no IndexError in compiled code.
+    Also raises it for lengths beyond any message: in compiled code, a position above 64 bits is no IndexError.
     """
     length, position = read_varint(data, position)
     if not data[position - 1]:
@@ -255,7 +255,7 @@ def _long_length(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _value_start(data: bytes, position: int) -> int:
-    """Where the value of such a field begins."""
+    """Return the start of the value of a field as for `_field_end`."""
     position += 1
     while data[position] > 0x7F:
         position += 1

@@ -29,7 +29,7 @@ FIELDS = {
 _ORDER = tuple(FIELDS)
 
 ELEMENT_MEMORY = 64
-"""Bytes that an element of BYTES takes beside its own, once an engine reads it."""
+"""Bytes that an element of BYTES takes besides its own, once an engine reads it."""
 
 _FIXED = {"fp32_contents": (5, 4), "fp64_contents": (1, 8)}
 """The wire type of a single element, and its size."""
@@ -49,7 +49,7 @@ _LONGEST = 10
 
 
 class ElementsError(ValueError):
-    """There are other elements than announced: `count` of them."""
+    """Number of elements, `count`, that differs from the announced one."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} elements")
@@ -65,12 +65,12 @@ class FieldError(ValueError):
 
 
 def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Callable[[int], None]) -> Buffer | None:
-    """The raw form of the `count` elements of input `name`; None if there is no element.
+    """Decode the `count` elements of input `name` to their raw form; None if there is no element.
 
     `take` is called with the bytes that are needed next.
 
     Raises INVALID_ARG as `narrowed` does, `FieldError`, `ElementsError`, and DecodeError for what is no such message.
-    Of too many elements of BYTES the raw form has one more than announced, so that whoever checks it says so.
+    For too many elements of BYTES the raw form has one more than announced, so that its check fails.
     """
     try:
         if datatype is dtypes.BYTES:
@@ -145,7 +145,7 @@ def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: 
 
 
 def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
-    """Elements of a datatype of less than 32 bits, of which `wide` are those from index `first` on.
+    """Return elements of a datatype of less than 32 bits; `wide` are those from index `first` on.
 
     Raises INVALID_ARG for one out of range.
     """
@@ -161,7 +161,7 @@ def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
 
 
 def _packed(contents: Buffer, field: str) -> Buffer | None:
-    """The elements behind each other. Most often they came so, in one piece."""
+    """Join the elements. Most often they came as one piece."""
     number, end = _ORDER.index(field) + 1 if field else 0, len(contents)
     kind, size = _FIXED.get(field, (0, 0))
     single, together = number << 3 | kind, number << 3 | 2
@@ -196,7 +196,7 @@ def _packed(contents: Buffer, field: str) -> Buffer | None:
 
 
 def _block(block: Array) -> tuple[Array, int]:
-    """The numbers that are whole in `block`, as 64 bits, and how many bytes they take."""
+    """Return the numbers that are whole in `block`, as 64 bits, and how many bytes they take."""
     ends = np.flatnonzero(block < 0x80)
     if not len(ends):
         raise DecodeError("a number has more than ten bytes")
@@ -218,7 +218,7 @@ def _block(block: Array) -> tuple[Array, int]:
 
 
 def _other_field(data: Buffer, position: int, end: int, expected: str, some: bool) -> int:
-    """The position behind a field that is not `expected`. Raises `FieldError` if it has elements."""
+    """Return the position behind a field that is not `expected`. Raises `FieldError` if it has elements."""
     tag, start = read_varint(data, position)
     stop = value_span(data, start, end, tag)[1]
     number = tag >> 3

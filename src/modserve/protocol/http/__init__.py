@@ -1,1 +1,1 @@
-"""What only HTTP carries: infer, generate and their streams, KServe v1."""
+"""Content that only HTTP carries: infer, generate and their streams, KServe v1."""

@@ -21,7 +21,7 @@ def _milliseconds(text: str) -> int:
 
 
 def _grpc_timeout(text: str) -> int:
-    """gRPC over HTTP/2, Timeout."""
+    """Return the nanoseconds of a time-out as in "gRPC over HTTP/2", Timeout."""
     match = re.fullmatch(r"(\d{1,8})([HMSmun])", text, re.ASCII)
     if match is None or not int(match[1]):
         raise ValueError("1 to 8 digits, above 0, and one of the units H, M, S, m, u, n")
@@ -33,18 +33,18 @@ HEADERS: Mapping[str, Callable[[str], int]] = {
     "grpc-timeout": _grpc_timeout,
     "x-envoy-expected-rq-timeout-ms": _milliseconds,
 }
-"""What is read: a name of our own; gRPC's, which its JSON gateways take too; and what Envoy tells those behind it."""
+"""Time-out headers: our own name; gRPC's, which its JSON gateways take too; and Envoy's to its upstreams."""
 
 RAW_HEADERS = frozenset(name.encode() for name in HEADERS)
 
 
 def timeouts(headers: Iterable[tuple[str, str]]) -> Timeouts:
-    """Those of the headers, whose names are in lower case, that say how long the client waits."""
+    """Select the headers, with lower-case names, that state how long the client waits."""
     return tuple((name, value) for name, value in headers if name in HEADERS)
 
 
 def deadline_ns(headers: Timeouts, now_ns: int) -> int:
-    """When the client of a request that arrived at `now_ns` gives up: the earliest of what it says; 0 for never.
+    """Return the earliest time at which the client of a request from `now_ns` gives up; 0 for never.
 
     Raises INVALID_ARG.
     """

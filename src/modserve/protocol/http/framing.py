@@ -1,4 +1,4 @@
-"""How several JSON responses follow each other in one HTTP body: as server-sent events, or a line each."""
+"""Framing of several JSON responses in one HTTP body: as server-sent events, or one per line."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Framing:
     after: bytes
 
     def frame(self, text: bytes) -> bytes:
-        """One message; `text` is JSON without line breaks."""
+        """Frame one message; `text` is JSON without line breaks."""
         return self.before + text + self.after
 
 
@@ -25,7 +25,7 @@ LINES = Framing("application/x-ndjson", "application/x-ndjson", b"", b"\n")
 
 
 def choose(accept: str) -> Framing:
-    """The framing by the request's ``Accept``: that of the higher weight; EVENTS of equals, and where neither is named.
+    """Choose the framing by the request's ``Accept``: the higher weight; EVENTS if equal, or neither is named.
 
     As RFC 9110, section 12.5.1: the most specific range says the weight of a type.
     """

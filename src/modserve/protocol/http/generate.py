@@ -1,7 +1,7 @@
 """The generate extension: one flat JSON object for a request, one for a response (Triton's HTTP only).
 
 Keys that are names of inputs become tensors, all others parameters of the request, and those in ``parameters`` alike;
-``id`` is the request's id, and a parameter too. They are the model's: `priority` and those of sequences act, in models
+``id`` is the request's id, and a parameter too. They are the model's: `priority` and sequence parameters act, in models
 that have such; `timeout`, which means other things to language models, does not.
 """
 
@@ -31,13 +31,13 @@ _NESTED = "parameters"
 
 
 def check_encoding(encoding: str | None) -> None:
-    """Raises INVALID_ARG for a request body in any ``Content-Encoding``, which the extension does not have."""
+    """Check the encoding. Raises INVALID_ARG for any ``Content-Encoding``, which the extension does not have."""
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
 
 
 def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int) -> InferenceRequest:
-    """The request in `body`, whose tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
+    """Decode the request in `body`; its tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
     if len(body) > LIMITS.parsed_parts:
         limits.check_parts(limits.count_parts(body))
     document = control_body.read(body, most_parts=None)
@@ -55,7 +55,7 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
 
 
 def encode(response: InferenceResponse) -> bytes:
-    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
+    """Encode a response as one object: parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
 
     An output of one element is a scalar, all others flat lists. Keys are in Triton's order, the alphabet's.
     """
@@ -77,7 +77,7 @@ def encode(response: InferenceResponse) -> bytes:
 
 @dataclass(slots=True)
 class _Content:
-    """What the keys so far were."""
+    """Content of the keys read so far."""
 
     config: ModelConfig
     request_id: str
@@ -88,7 +88,7 @@ class _Content:
     """Bytes of the tensors."""
 
     def take(self, key: str, value: object) -> None:
-        """Raises INVALID_ARG."""
+        """Take the value of a key. Raises INVALID_ARG."""
         spec = self.config.inputs_by_name.get(key)
         if spec is None:
             self.parameters[key] = parameters.custom(key, value)
@@ -127,7 +127,7 @@ def _take_nested(content: _Content, value: object) -> None:
 
 
 def _shape(spec: TensorSpec, dims: Shape, value: object, count: int) -> Shape:
-    """The shape of a value with `count` elements for an input of these dims, that of a batch included.
+    """Return the shape of a value with `count` elements for an input of these dims, that of a batch included.
 
     Data nested as deep as the input has dimensions tells its shape. Of other data the innermost variable dimension
     takes all elements that the fixed ones leave over, the others are 1. Raises INVALID_ARG when that does not go up.
@@ -162,7 +162,7 @@ def _no_shape(spec: TensorSpec, dims: Shape, elements: int) -> ModserveError:
 
 
 def _tensor(spec: TensorSpec, shape: Shape, value: object, nulls: bool) -> Tensor:
-    """Raises INVALID_ARG."""
+    """Return the tensor of an input. Raises INVALID_ARG."""
     data = value if isinstance(value, list) else [value]
     return json_data.to_tensor(spec.name, spec.datatype, shape, data, nulls=nulls)
 
@@ -175,5 +175,5 @@ class _Pairs:
 
 
 def _repeated(body: bytes, config: ModelConfig) -> bool:
-    """Whether an input might be twice in one object, of which the JSON library would keep the last."""
+    """True if an object might contain an input twice, of which the JSON library would keep the last."""
     return b"\\u" in body or any(body.count(orjson.dumps(name)) > 1 for name in config.inputs_by_name)

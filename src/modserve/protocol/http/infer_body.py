@@ -19,9 +19,9 @@ from modserve.protocol.response_form import ResponseForm
 
 
 def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_json: int, most_texts: int) -> bool:
-    """Whether reading a body takes long: more JSON than `most_json`, or more bytes of BYTES than `most_texts`.
+    """True if reading a body takes long: more JSON than `most_json`, or more bytes of BYTES than `most_texts`.
 
-    Other binary data is not read; but of cached models, all of it is hashed.
+    Other binary data is not read, but all of it is hashed for cached models.
     """
     size = len(body)
     if size <= most_json:
@@ -43,7 +43,7 @@ def read_request(
     lend: LeaseFactory,
     reserve: Callable[[int], None] | None = None,
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """The request in a body that arrived at `now_ns`, and how its response is to look.
+    """Read the request in a body that arrived at `now_ns`, and the form of its response.
 
     `json_length` is that of `infer_request.header_length`. `lend` is called for requests with tensors in shared
     memory. `reserve`, for bodies that are read on a thread, is called with the bytes of memory that tensors in the
@@ -72,7 +72,7 @@ def read_request(
 def decode_raw(
     config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
+    """Decode a raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
 
     The body's size decides one variable dimension; BYTES must be a single element. Raises INVALID_ARG.
     """
@@ -102,7 +102,7 @@ def decode_raw(
 
 
 def check_json_size(size: int, limit: int) -> None:
-    """Raises INVALID_ARG for more JSON than the server's limit."""
+    """Check the size. Raises INVALID_ARG for more JSON than the server's limit."""
     if size > limit:
         raise too_much_json(size, limit)
 

@@ -36,9 +36,9 @@ _LONGEST_NAME = 32
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
-    """How many bytes of the body are JSON by the ``Inference-Header-Content-Length`` header; None without one.
+    """Return the body's JSON length from ``Inference-Header-Content-Length``; None without that header.
 
-    Raises INVALID_ARG when it is no number, or none between 0 and the body's length.
+    Raises INVALID_ARG if it is not a number between 0 and the body's length.
     """
     if value is None:
         return None
@@ -56,7 +56,7 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
 
 
 _SMALL: Final = 16 * 1024
-"""Bytes of a body whose tensors are copied out of it, which costs less than a view of each does."""
+"""Most bytes of a body to copy the tensors from, which costs less than a view of each."""
 
 
 def decode_request(
@@ -70,11 +70,11 @@ def decode_request(
     heads: JsonHeads | None = None,
     nulls: bool = False,
 ) -> tuple[InferenceRequest, ResponseForm]:
-    """An inference request, and how its response is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
+    """Decode an inference request and its response form. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
 
     `json_length` is that of `header_length`; `deadline_ns` is the client's, 0 without one. `lend` is called for
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
-    whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have. With
+    even if an error is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have. With
     `nulls`, which goes without `heads`, null is NaN.
     """
     text = bytes(body if json_length is None else body[:json_length])
@@ -183,7 +183,7 @@ def _share(
 
 
 def _parameters(value: object) -> tuple[dict[str, ParameterValue], bool]:
-    """The request's parameters, and whether outputs that are not listed come back as binary data."""
+    """Return the request's parameters, and whether unlisted outputs come back as binary data."""
     if value is None:
         return {}, False
     if type(value) is not dict:
@@ -219,7 +219,7 @@ _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None]:
-    """The outputs that are asked for, and how they are to look; None if none is listed."""
+    """Return the requested outputs and their forms; None if none is listed."""
     value = document.get("outputs", [])
     if type(value) is not list:
         raise mistyped("outputs", "array", value)
@@ -263,7 +263,7 @@ def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None
 def _inputs(
     document: JsonObject, request_id: str, max_json_tensor: int, nulls: bool
 ) -> tuple[tuple[HttpInput, ...], tuple[tuple[HttpInput, RegionSlice], ...]]:
-    """The inputs, and those of them apart that are in shared memory."""
+    """Return the inputs, and separately the inputs in shared memory."""
     value = document.get("inputs")
     if type(value) is not list:
         if "inputs" not in document:
@@ -294,7 +294,7 @@ def _inputs(
 
 
 def _unknown_datatype(name: str, type_name: str) -> ModserveError:
-    """INVALID_ARG that names the datatype meant by a name of numpy, of PyTorch or of model configurations."""
+    """Return INVALID_ARG that names the datatype meant by a name of numpy, PyTorch or model configurations."""
     plain = type_name.lower().removeprefix("torch.").removeprefix("type_")
     hint = next(
         (f"did you mean {each}?" for each in dtypes.ALL if plain in (f"{each}".lower(), str(each.own_numpy))),
@@ -304,7 +304,7 @@ def _unknown_datatype(name: str, type_name: str) -> ModserveError:
 
 
 def _string(element: object, key: str, array: str, index: int) -> str:
-    """The text that is member `key` of ``array[index]``."""
+    """Return the text that is member `key` of ``array[index]``."""
     if type(element) is not dict:
         raise unable(key, JsonTypeError("object", detail=f"{array}[{index}] is {described(element)}"))
     value = element.get(key)
@@ -333,7 +333,7 @@ def _shape(name: str, element: JsonObject) -> Shape:
 
 
 def _binary_size(name: str, element: JsonObject) -> int | RegionSlice | None:
-    """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
+    """Return the bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
 
     There must be exactly one source.
     """

@@ -27,7 +27,7 @@ _MAX_UNSIGNED = 2**64 - 1
 _FINAL = "triton_final_response"
 _LONG = 64 * 1024
 _GAP = b"\0"
-"""Where data goes; no other JSON has this byte."""
+"""Placeholder for data; no other JSON has this byte."""
 _DATA: Final = orjson.Fragment(_GAP)
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 4096
@@ -39,7 +39,7 @@ class Body:
     """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's.
 
     `encoding` is how the parts are compressed; `header_length` is the JSON's before that. `server_timing` is what the
-    response has cost; empty if that is not sent. Nobody changes one.
+    response has cost; empty if that is not sent. Immutable.
     """
 
     parts: list[Buffer]
@@ -73,12 +73,12 @@ class JsonTexts:
         self.known: dict[tuple[object, ...], Pieces] = {}
 
     def look_up(self, response: InferenceResponse, response_form: ResponseForm) -> Pieces | None:
-        """As `_pieces`, if that is remembered of a response like this one."""
+        """Return the cached `_pieces` of a response like this one, if there are any."""
         look = None if response.parameters else _look(response, response_form)
         return None if look is None else self.known.get(look)
 
     def remember(self, response: InferenceResponse, response_form: ResponseForm, pieces: Pieces) -> None:
-        """For responses like this one, which is short."""
+        """Cache the pieces for responses like this one, which is short."""
         look = (
             None
             if response.parameters or response_form.places or response_form.classes
@@ -92,7 +92,7 @@ class JsonTexts:
 
 
 def _look(response: InferenceResponse, response_form: ResponseForm) -> tuple[object, ...] | None:
-    """What the JSON of a response without parameters follows from, but for its id and data; None if that is too much.
+    """Return all that determines the JSON of a response without parameters, except its id and data; None if too much.
 
     The sizes of tensors of BYTES do not follow from their shapes.
     """
@@ -111,7 +111,7 @@ def encode_response(
     texts: JsonTexts | None = None,
     pieces: Pieces | None = None,
 ) -> Body:
-    """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
+    """Encode a response; the JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
 
     `pieces` are those of `JsonTexts.look_up`. Without them `texts` remembers these, for responses like this one.
     """
@@ -146,7 +146,7 @@ def encode_response(
 
 
 def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
-    """The JSON of a response without its id and data."""
+    """Return the JSON of a response without its id and data."""
     outputs: list[JsonObject] = []
     document: JsonObject = {"model_name": response.model_name, "model_version": str(response.model_version)}
     if response.parameters:
@@ -163,7 +163,7 @@ def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
 
 
 def carried(value: ParameterValue) -> object:
-    """A response's parameter as the JSON library takes it: NaN and infinities are bare, as in tensors."""
+    """Return a response's parameter for the JSON library: NaN and infinities are bare, as in tensors."""
     if type(value) is int and not -_MAX_DIMENSION - 1 <= value <= _MAX_UNSIGNED:
         value = float(value)
     if type(value) is float and not math.isfinite(value):
@@ -172,12 +172,12 @@ def carried(value: ParameterValue) -> object:
 
 
 def text_only(error: ModserveError) -> ModserveError:
-    """What an encoder raised that has only JSON, with the way that is left."""
+    """Return the error of an encoder that has only JSON, with the alternative calls."""
     return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
 
 
 def encode_stream_response(response: InferenceResponse, response_form: ResponseForm, final: bool) -> bytes:
-    """A response with all its data as JSON, whatever `response_form` says of binary. Raises INVALID_ARG."""
+    """Encode a response with all its data as JSON, even if `response_form` is binary. Raises INVALID_ARG."""
     marked = replace(response, parameters={**response.parameters, _FINAL: final})
     try:
         return b"".join(encode_response(marked, ResponseForm(places=response_form.places)).parts)
@@ -186,7 +186,7 @@ def encode_stream_response(response: InferenceResponse, response_form: ResponseF
 
 
 def encode_stream_error(error: ModserveError, request_id: str, final: bool) -> bytes:
-    """A failure in the stream, which goes on if it is not `final`."""
+    """Encode a failure in the stream, which goes on if it is not `final`."""
     named = {"id": request_id} if request_id else {}
     return orjson.dumps({**orjson.loads(encode_error(error)), **named, "parameters": {_FINAL: final}})
 
@@ -196,5 +196,5 @@ def encode_error(error: ModserveError) -> bytes:
 
 
 def encode_message(message: str) -> bytes:
-    """The error body: one key, as for every failure over HTTP."""
+    """Encode the error body: one key, as for every failure over HTTP."""
     return orjson.dumps({"error": message})

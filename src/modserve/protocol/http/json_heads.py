@@ -6,7 +6,7 @@ which clients write at the beginning or the end. The rest is looked up: all of i
 their numbers if they are JSON. Each part that is cut out is parsed, so it is a whole JSON value, and the rest has been
 parsed without it: together, they are the same document.
 
-Whatever is not as expected is left to the usual way, which reads the whole and says what is wrong.
+Unexpected requests are left to the usual way, which reads the whole and reports what is wrong.
 """
 
 import math
@@ -50,7 +50,7 @@ class HttpInput(NamedTuple):  # which is made sooner than a dataclass
 
 
 class InputSpan(NamedTuple):
-    """Where the numbers of an input are: they end where the text `suffix` begins, which is up to the next ones."""
+    """Position of an input's numbers: they end where the text `suffix` begins, which extends to the next ones."""
 
     name: str
     datatype: Datatype
@@ -64,12 +64,12 @@ class RequestDescription(NamedTuple):
     """The inputs and outputs that the JSON of a request describes."""
 
     inputs: tuple[HttpInput, ...]
-    """Without those whose numbers are in `spans`."""
+    """Inputs, except those with numbers in `spans`."""
     places: tuple[tuple[HttpInput, RegionSlice], ...]
     """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
     response_form: ResponseForm | None
-    """None if no outputs are listed: then the parameters say it."""
+    """Form of the response; None if no outputs are listed: then the parameters determine it."""
     shared: bool
     """True if any tensor is in shared memory."""
     form: RequestForm | None = None
@@ -106,7 +106,7 @@ class CutRequest:
 
 
 def cut(text: bytes) -> CutRequest | None:
-    """The parts of a request; None for one that is long, or written in an unusual way."""
+    """Return the parts of a request; None for one that is long, or written in an unusual way."""
     size = len(text)
     if not 2 < size < LARGE or text[0] != _OPEN or text[size - 1] != _CLOSE:
         return None
@@ -137,7 +137,7 @@ def cut(text: bytes) -> CutRequest | None:
 
 
 def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
-    """The JSON value between these places, and where the next member begins. Raises ValueError if there is none."""
+    """Return the JSON value between these places, and the next member's start. Raises ValueError if there is none."""
     if end <= start or text[end : end + 1] != b",":
         raise ValueError("no other member follows")
     value = orjson.loads(text[start:end])
@@ -145,7 +145,7 @@ def _first(text: bytes, start: int, end: int) -> tuple[object, int]:
 
 
 def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Tensor] | None:
-    """The inputs of a request whose description begins like this one; None if it is of another kind, or wrong."""
+    """Read the inputs of a request whose description begins like this; None if it is wrong or of another kind."""
     text, start, stop = request.text, request.numbers, request.stop
     inputs: dict[str, Tensor] = {}
     for name, datatype, shape, packer, suffix in known.spans:
@@ -182,7 +182,7 @@ class JsonHeads:
         self.known: dict[bytes, RequestDescription] = {}
 
     def look_up(self, request: CutRequest, max_json_tensor: int) -> RequestDescription | None:
-        """The description of a request, if it has come before. Its numbers, if it has `spans`, are to be read yet."""
+        """Return the cached description of a request, if any. Its numbers, if it has `spans`, are still to be read."""
         known = self.known.get(request.key)
         if known is None or known is _ONCE or known is _NEVER or known.largest > max_json_tensor:
             return None
@@ -203,7 +203,7 @@ class JsonHeads:
 
 
 def _lasting(request: CutRequest, description: RequestDescription) -> RequestDescription:
-    """The description to keep; `_NEVER` if other requests that are cut alike may mean something else."""
+    """Return the description to keep; `_NEVER` if other requests with the same cut may mean something else."""
     rest = request.text[request.start : request.stop]
     matches = list(_NUMBERS.finditer(rest))
     tensors = sum(each.tensor is not None for each in description.inputs)
@@ -235,7 +235,7 @@ def _lasting(request: CutRequest, description: RequestDescription) -> RequestDes
 def _in_order(around: Sequence[bytes]) -> bool:
     """True if these texts are an object without id and parameters, and the data of the inputs goes between them.
 
-    Marks in its place show it. Nobody can know them beforehand, so none of the client's own texts is one.
+    Marks in its place show it. They are unpredictable, so none of the client's own texts is one.
     """
     marks = [secrets.token_hex(8) for _ in around[1:]]
     marked = b"".join(b'%b"%b"' % (text, mark.encode()) for text, mark in zip(around, marks, strict=False)) + around[-1]

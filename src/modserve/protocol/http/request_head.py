@@ -1,4 +1,4 @@
-"""What the head of an HTTP request says."""
+"""Head of an HTTP request."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from modserve.protocol.http.deadlines import Timeouts
 
 @dataclass(init=False, slots=True)
 class RequestHead:
-    """What a head says that has been checked; how long the body is, is left to `BodyFraming`.
+    """Checked content of a head; the length of the body is left to `BodyFraming`.
 
-    An inference has a `model`; another call that goes around the application has a `route`, and a `model` if its path
+    An inference has a `model`; another call that bypasses the application has a `route`, and a `model` if its path
     names one. They need none of the first five fields, but for the target of a `route`, unless callers need keys: then
-    the application refuses those that may not, and `raw` is what it gets the headers from. Other requests have only
-    these, as the application reads the rest by itself.
+    the application refuses unauthorized callers and gets the headers from `raw`. Other requests have only these, as the
+    application reads the rest by itself.
     """
 
     method: bytes

@@ -1,4 +1,4 @@
-"""What an answer has cost, as the ``Server-Timing`` header says it (W3C Server Timing); in gRPC, metadata.
+"""Cost of an answer in the ``Server-Timing`` header (W3C Server Timing); in gRPC, metadata.
 
 Streams have one header for all their answers, sent before the first: there it is a parameter of the last message.
 """
@@ -14,7 +14,7 @@ PARAMETER = "server_timing"
 
 
 def value(inflight: Inflight) -> str:
-    """Queue, compute input, infer and output times in milliseconds, and the size of the batch it ran in.
+    """Return queue, compute input, infer and output times in milliseconds, and the size of its batch.
 
     The compute times are those of the whole batch, until now if an engine that answers each request by itself has not
     done with the others. Empty for a request that has not run.
@@ -37,6 +37,6 @@ def value(inflight: Inflight) -> str:
 
 
 def with_cost(response: InferenceResponse, inflight: Inflight) -> InferenceResponse:
-    """The last response of a request, with what that has cost, if it has run."""
+    """Return the last response of a request, with what that has cost, if it has run."""
     cost = value(inflight)
     return replace(response, parameters={**response.parameters, PARAMETER: cost}) if cost else response

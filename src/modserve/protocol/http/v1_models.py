@@ -1,4 +1,4 @@
-"""What KServe v1 and TensorFlow Serving's REST API say of models: their status, metadata, and that they are not there.
+"""Model information in KServe v1 and TensorFlow Serving's REST API: status, metadata, and errors for missing models.
 
 Where the two share a URL one response serves both, and failures have KServe's texts; URLs with a version, a label or
 ``metadata`` are TensorFlow Serving's, and so are their texts.
@@ -23,7 +23,7 @@ _STATES = {
 }
 _ERROR_CODES = {code.value: spelling.grpc_name for code, spelling in STATUS.items()}
 _DTYPES = {"FP16": "DT_HALF", "BF16": "DT_BFLOAT16", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE", "BYTES": "DT_STRING"}
-"""TensorFlow's names of the datatypes whose name there is not ``DT_`` and ours."""
+"""TensorFlow's names of the datatypes that are not named ``DT_`` and ours there."""
 
 _METHODS = {
     "explain": "no model here has an explainer",
@@ -33,7 +33,7 @@ _METHODS = {
 
 
 def status_json(entries: Iterable[IndexEntry]) -> JsonObject:
-    """``GetModelStatusResponse``: the versions in `entries`, the latest first, in TensorFlow Serving's words."""
+    """Return ``GetModelStatusResponse``: the versions in `entries`, the latest first, in TensorFlow Serving's words."""
     versions = {entry.version: entry for entry in entries if entry.version is not None}
     return {
         "model_version_status": [
@@ -44,7 +44,7 @@ def status_json(entries: Iterable[IndexEntry]) -> JsonObject:
 
 
 def model_json(name: str, ready: bool, entries: Iterable[IndexEntry]) -> JsonObject:
-    """The status of a model for clients of both kinds; one that is not ready says so in ``error`` too."""
+    """Return the status of a model for clients of both kinds; one that is not ready says so in ``error`` too."""
     listed = list(entries)
     document: JsonObject = {"name": name, "ready": ready, **status_json(listed)}
     if not ready:
@@ -54,7 +54,7 @@ def model_json(name: str, ready: bool, entries: Iterable[IndexEntry]) -> JsonObj
 
 
 def metadata_json(servable: Servable) -> JsonObject:
-    """``GetModelMetadataResponse`` with the model's one signature."""
+    """Return ``GetModelMetadataResponse`` with the model's one signature."""
     config = servable.config
     signature = {
         "inputs": {spec.name: _tensor_info(config, spec) for spec in config.inputs},
@@ -68,7 +68,7 @@ def metadata_json(servable: Servable) -> JsonObject:
 
 
 def absent(name: str, version: int | None, error: ModserveError, *, known: bool) -> ModserveError:
-    """The error of a prediction in place of `error`, why there is no such model version. `known`: the model is listed.
+    """Return a prediction's error for `error`, why a model version is missing. `known`: the model is listed.
 
     UNAVAILABLE, for a stopping server or a version that is not ready, stays as it is.
     """
@@ -93,14 +93,14 @@ def unservable(name: str, version: int | None) -> ModserveError:
 
 
 def unknown_label(label: str) -> ModserveError:
-    """NOT_FOUND: the model has no version labels."""
+    """Return NOT_FOUND: the model has no version labels."""
     return not_found(
         f"Unrecognized servable version label: {label}: this server has no version labels, use /versions/<number>"
     )
 
 
 def no_method(method: str) -> ModserveError:
-    """UNSUPPORTED: a method that clients of either kind may call, and no model has."""
+    """Return UNSUPPORTED for a method that clients of either kind may call, and no model has."""
     return unsupported(f"'{method}' is not supported: {_METHODS[method]}")
 
 

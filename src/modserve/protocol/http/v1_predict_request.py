@@ -31,7 +31,7 @@ SIGNATURE = "serving_default"
 _BASE64 = "b64"
 
 _MOST_NAMES = 16
-"""Inputs whose names are looked for in long bodies: each time in the whole of it."""
+"""Most input names to search for in long bodies: each search reads the whole body."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
 _TAKES = {**json_data.TAKES, "string": 'strings, or {"b64": "<base64>"} for bytes of any kind'}
@@ -39,14 +39,14 @@ _TAKES = {**json_data.TAKES, "string": 'strings, or {"b64": "<base64>"} for byte
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a request asks: tensors by input name, and whether the response is in the row format."""
+    """Content of a request: tensors by input name, and whether the response is in the row format."""
 
     inputs: Mapping[str, Tensor]
     rows: bool
 
 
 def decode(config: ModelConfig, body: bytes) -> Prediction:
-    """The prediction that `body` asks of a model. In the row format the instances become the first dimension.
+    """Decode the prediction that `body` asks of a model. In the row format the instances are the first dimension.
 
     Raises INVALID_ARG, naming the place in the body.
     """
@@ -66,13 +66,13 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
 
 
 def row_count(config: ModelConfig, inputs: Mapping[str, Tensor]) -> int:
-    """How many rows the inputs have; 1 for models without a batch dimension, and where inputs differ."""
+    """Return the number of rows in the inputs; 1 for models without a batch dimension, and where inputs differ."""
     sizes = {tensor.shape[:1] for tensor in inputs.values()}
     return max([1, *next(iter(sizes))]) if config.batching and len(sizes) == 1 else 1
 
 
 def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
-    """`inputs`, in parts of at most the model's max_batch_size. What does not fit together is left as it is."""
+    """Split `inputs` into parts of at most the model's max_batch_size. Inputs that do not fit together stay whole."""
     size, most = row_count(config, inputs), config.max_batch_size
     if not config.batching or size <= most:
         yield inputs
@@ -86,14 +86,14 @@ def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mappi
 
 
 def memory(body: bytes) -> int:
-    """About how many bytes reading `body` takes, beside its own."""
+    """Estimate the bytes that reading `body` takes, besides its own."""
     if limits.count_parts(body) > limits.LIMITS.parsed_parts:
         return limits.MOST_TENSOR_BYTES * len(body)
     return limits.parsed_size(body)
 
 
 def _parsed(config: ModelConfig, body: bytes) -> object:
-    """What `body` holds. Of one with many values, long lists of numbers are a `LongArray`."""
+    """Parse `body`. If it has many values, long lists of numbers become a `LongArray`."""
     if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
         return json_text.parse_any(body)
     names = [orjson.dumps(name) for name in config.inputs_by_name] if len(config.inputs) <= _MOST_NAMES else []
@@ -121,7 +121,7 @@ def _check_parts(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the body an input's elements stand, by their index in the tensor.
+    """Position of an input's elements in the body, by their index in the tensor.
 
     `key` is the member of the body; `member` names the input where the body does, behind the first `outer` indices.
     """
@@ -131,7 +131,7 @@ class _Place:
     member: str = ""
 
     def of(self, index: int, shape: Shape) -> str:
-        """The place of the element with this index among all elements of a tensor."""
+        """Return the place of the element with this index among all elements of a tensor."""
         positions = [f"[{each}]" for each in np.unravel_index(index, shape)]
         return self.key + "".join([*positions[: self.outer], self.member, *positions[self.outer :]])
 
@@ -198,7 +198,7 @@ def _from_columns(config: ModelConfig, inputs: object) -> dict[str, Tensor]:
 
 
 def _names_inputs(value: object) -> bool:
-    """Whether a value is an object by input name, and not one that stands for bytes."""
+    """True if a value is an object by input name, and not an encoding of bytes."""
     return isinstance(value, dict) and not _is_base64(value)
 
 
@@ -207,7 +207,7 @@ def _is_base64(value: dict[str, object]) -> bool:
 
 
 def _only_input(config: ModelConfig, values: str, by_name: str) -> TensorSpec:
-    """The input that needs no name: a model's only one, or only required one. The message has the other arguments."""
+    """Return the input that needs no name: a model's only one, or only required one. The rest is for the message."""
     required = [spec for spec in config.inputs if not spec.optional]
     candidates = config.inputs if len(config.inputs) == 1 else required
     if len(candidates) != 1:
@@ -245,7 +245,7 @@ def _tensor(config: ModelConfig, place: _Place, spec: TensorSpec, data: object) 
 
 
 def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray, nulls: bool) -> Tensor:
-    """Its lists are looked at for their lengths first, and then for what is in them."""
+    """Convert cut-out lists to a tensor: check their lengths first, and then their elements."""
     try:
         shape = data.shape()
     except long_array.UnevenError as error:
@@ -279,7 +279,7 @@ def _too_deep(place: _Place) -> ModserveError:
 
 
 def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
-    """Raises INVALID_ARG for an element of the wrong type. So many come `before` these."""
+    """Check the elements. Raises INVALID_ARG for a wrong type. `before` elements precede these."""
     wrong = set(map(type, flat)) - _ELEMENT_TYPES[spec.datatype.json_kind]
     if wrong:
         index = next(index for index, element in enumerate(flat) if type(element) in wrong)
@@ -287,7 +287,7 @@ def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any],
 
 
 def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
-    """The shape of nested lists, and their elements in order. Raises INVALID_ARG where they are no tensor."""
+    """Return the shape of nested lists, and their elements in order. Raises INVALID_ARG if they are no tensor."""
     shape: tuple[int, ...] = ()
     level: list[Any] = [data]
     while True:
@@ -316,7 +316,7 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
 
 
 def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> Array:
-    """As an array. Raises INVALID_ARG for one out of range. So many come `before` these."""
+    """Convert numbers to an array. Raises INVALID_ARG for one out of range. `before` elements precede these."""
     datatype = spec.datatype
     wide = datatype.json_kind == "float"
     try:

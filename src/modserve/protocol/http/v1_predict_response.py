@@ -19,14 +19,14 @@ from modserve.core.tensors.tensor import Array, Tensor
 
 _BASE64 = "b64"
 _BINARY_SUFFIX = "_bytes"
-"""BYTES outputs whose names end so come as base64, as in TensorFlow Serving."""
+"""Suffix of the names of BYTES outputs that are sent as base64, as in TensorFlow Serving."""
 
 _AT_A_TIME = 32 * 1024
 """Elements that are written in one go."""
 
 
 def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
-    """The body of a response, out of the outputs of each of the `batches`.
+    """Encode the body of a response, from the outputs of each of the `batches`.
 
     Raises INVALID_ARG for what JSON cannot carry, and for outputs that differ in their number of rows.
     """
@@ -47,9 +47,9 @@ def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
 
 
 def _column(name: str, tensors: Sequence[Tensor]) -> Any:
-    """An output of all parts as one JSON-able value: an array of numbers, or nested lists of strings.
+    """Return an output of all parts as one JSON-able value: an array of numbers, or nested lists of strings.
 
-    Parts whose rows differ in shape give a list of rows.
+    Parts with rows of different shapes give a list of rows.
     """
     arrays = [_written(name, tensor) for tensor in tensors]
     if len(arrays) == 1:
@@ -85,7 +85,7 @@ def _texts(name: str, elements: list[bytes]) -> Sequence[object]:
 
 
 def _jsonable(array: Array) -> Any:
-    """orjson takes arrays of numbers of one dimension and more."""
+    """Return a value that orjson takes: it takes arrays of numbers of one dimension and more."""
     return array.tolist() if array.ndim == 0 or array.dtype == object else array
 
 
@@ -98,7 +98,7 @@ def _finite(column: Any) -> bool:
 
 
 def _text(value: Any, finite: bool) -> bytes:
-    """A value as JSON. One that is not `finite` is written by the library that has NaN and infinities as literals.
+    """Return a value as JSON. If it is not `finite`, the library that has NaN and infinities as literals writes it.
 
     No other thread runs while a library writes: large arrays are written in pieces.
     """
@@ -114,7 +114,7 @@ def _text(value: Any, finite: bool) -> bytes:
 
 
 def _without_numpy(column: Any) -> Any:
-    """Without numpy."""
+    """Convert a column to values without numpy."""
     if isinstance(column, np.ndarray):
         return column.tolist()
     return [_without_numpy(each) for each in column] if isinstance(column, list) else column

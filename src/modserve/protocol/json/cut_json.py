@@ -27,7 +27,7 @@ Take = Callable[[object], LongArray | None]
 
 @dataclass(frozen=True, slots=True)
 class ArrayCutter:
-    """What is cut out of one kind of document."""
+    """Rules for cutting arrays out of one kind of document."""
 
     keys: tuple[bytes, ...]
     """The keys of the arrays, in quotes."""
@@ -40,7 +40,7 @@ class ArrayCutter:
 
 
 def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> object:
-    """The document, where some arrays are a `LongArray`; `kept` are the places of those that are not cut out.
+    """Parse the document, with some arrays as a `LongArray`; `kept` are the places of arrays not to cut out.
 
     Raises INVALID_ARG.
     """
@@ -73,7 +73,7 @@ def parse(text: bytes, cutter: ArrayCutter, kept: Collection[int] = ()) -> objec
 
 
 def _arrays(text: bytes, cutter: ArrayCutter) -> list[LongArray]:
-    """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
+    """Return the long arrays that follow one of the keys, in order. They may be anywhere in the document."""
     candidates = [array for key in cutter.keys for array in _arrays_after(text, key, cutter.find)]
     arrays: list[LongArray] = []
     for array in sorted(candidates, key=lambda each: each.start):
@@ -104,7 +104,7 @@ def _arrays_after(text: bytes, key: bytes, find: Callable[[bytes, int], LongArra
 
 
 def _next_key(text: bytes, key: bytes, position: int) -> int:
-    """Behind the first `key` from `position` on; -1 if there is none."""
+    """Return the position behind the first `key` from `position` on; -1 if there is none."""
     while position < len(text):
         start = text.find(key, position, position + _LOOK + len(key) - 1)
         if start < 0:
@@ -128,7 +128,7 @@ def _after_blanks(text: bytes, position: int) -> int:
 
 
 def _origin(parts: list[bytes], arrays: list[LongArray]) -> Callable[[int], int]:
-    """Where in the text a position in the joined `parts` is."""
+    """Return a function from a position in the joined `parts` to its position in the text."""
 
     def origin(position: int) -> int:
         for index, array in enumerate(arrays):

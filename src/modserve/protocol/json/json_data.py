@@ -26,13 +26,13 @@ _MOST = 2**63 - 1
 _AT_A_TIME = 32 * 1024
 """Elements that are written in one go, in which no other thread runs."""
 _FEW = 256
-"""Up to so many elements, the type of each is looked at."""
+"""Most elements for which the type of each is checked."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
 
 TAKES = {"bool": "true or false", "int": "integers", "float": "numbers", "string": "strings"}
-"""In messages, by `Datatype.json_kind`."""
+"""Accepted values in messages, by `Datatype.json_kind`."""
 
 
 def takes_null(config: ModelConfig) -> bool:
@@ -43,7 +43,7 @@ def takes_null(config: ModelConfig) -> bool:
 def to_tensor(
     name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST, nulls: bool = False
 ) -> Tensor:
-    """The tensor that `data` holds. With `nulls`, null is NaN in the float types.
+    """Convert `data` to a tensor. With `nulls`, null is NaN in the float types.
 
     Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
     """
@@ -65,7 +65,7 @@ def to_tensor(
 def _flat(
     name: str, data: list[object], datatype: Datatype, nulls: bool, before: int = 0
 ) -> tuple[list[object], Array | None]:
-    """The elements, and many of the float types also as an array, where that is quick; `before` came before them."""
+    """Return the elements; many floats also as an array, where that is quick. `before` elements precede them."""
     flat, depth = _flatten(data)
     if len(flat) > _FEW and datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
         with np.errstate(over="ignore"):
@@ -103,7 +103,7 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
 
 
 def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[bytes, int]:
-    """The raw form of texts, of which `size` bytes came before, and the size of all. Raises INVALID_ARG."""
+    """Return the raw form of texts, of which `size` bytes came before, and the size of all. Raises INVALID_ARG."""
     encode: Callable[[str], bytes] = str.encode
     try:
         elements = [encode(element) for element in flat if isinstance(element, str)]
@@ -116,7 +116,7 @@ def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[by
 
 
 def _wrong_count(name: str, count: int, expected: int, unit: str = "elements") -> ModserveError:
-    """INVALID_ARG with Triton's texts, of which it wraps only the second."""
+    """Return INVALID_ARG with Triton's texts, of which it wraps only the second."""
     counts = f"input '{name}' has {count} {unit}, its shape {expected}"
     if count < expected:
         return invalid(f"Failed to parse 'data' field: shape does not match true shape: {counts}")
@@ -131,7 +131,7 @@ def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
 
 
 def from_tensor(name: str, tensor: Tensor) -> bytes:
-    """The flat JSON array of a tensor's elements; NaN and infinities are bare literals, as Triton writes them.
+    """Return the flat JSON array of a tensor's elements; NaN and infinities are bare literals, as Triton writes them.
 
     Raises INVALID_ARG for BYTES that are no UTF-8 text, which JSON cannot carry.
     """
@@ -155,7 +155,7 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
 
 
 def _written(flat: Array, write: Callable[[Array], bytes]) -> bytes:
-    """The elements as one JSON array; `write` makes one of some of them."""
+    """Return the elements as one JSON array; `write` makes one of some of them."""
     if len(flat) <= _AT_A_TIME:
         return write(flat)
     parts: list[bytes] = []
@@ -170,7 +170,7 @@ def _numbers_text(flat: Array) -> bytes:
 
 
 def _with_literals(flat: NDArray[np.float64]) -> bytes:
-    """The JSON library writes all that is not finite as null: here only NaN is, a number stands in for Infinity."""
+    """Write NaN and infinities as literals. The JSON library writes null: a number stands in for Infinity."""
     infinite = np.isinf(flat)
     if not infinite.any():
         return _numbers_text(flat).replace(b"null", b"NaN")
@@ -209,7 +209,7 @@ def _too_large(name: str, size: int, max_bytes: int) -> ModserveError:
 
 
 def element_count(data: object) -> int:
-    """How many elements there are in `data`, nested in any way. Raises INVALID_ARG for data nested too deeply."""
+    """Count the elements of `data`, nested in any way. Raises INVALID_ARG for data nested too deeply."""
     if not isinstance(data, list):
         return 1
     flat, depth = _flatten(data)
@@ -217,12 +217,12 @@ def element_count(data: object) -> int:
 
 
 def flattened(data: list[object]) -> list[object]:
-    """What is in lists of one depth. Others are left as they are, but for the outer ones."""
+    """Return the elements of lists of one depth. Of others, only the outer lists are flattened."""
     return _flatten(data)[0]
 
 
 def _flatten(data: list[object]) -> tuple[list[object], int]:
-    """The first list whose first element is none, and in how many its elements are; what it holds is not looked at."""
+    """Return the first list with an element that is no list, and its elements' depth; elements are not checked."""
     depth = 1
     while data and type(data[0]) is list:
         if set(map(type, data)) != {list}:
@@ -235,7 +235,7 @@ def _flatten(data: list[object]) -> tuple[list[object], int]:
 
 
 def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
-    """Numbers as an array; None if there are others among them.
+    """Return numbers as an array; None if there are other values among them.
 
     To look at each element's type would take as long as all the rest.
     """
@@ -249,7 +249,7 @@ def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
 
 
 def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, nulls: bool, before: int) -> list[object]:
-    """The elements, of lists within `flat` as well. Raises INVALID_ARG for those of the wrong type."""
+    """Check the elements, of lists within `flat` as well. Raises INVALID_ARG for elements of the wrong type."""
     types = set(map(type, flat))
     if list in types:
         flat = list(_leaves(flat, depth))
@@ -265,7 +265,7 @@ def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, null
 
 
 def with_nan(flat: list[object]) -> list[object]:
-    """Elements, with NaN in place of null."""
+    """Return the elements, with NaN in place of null."""
     return [math.nan if element is None else element for element in flat]
 
 
@@ -284,7 +284,7 @@ def _leaves(data: Iterable[object], depth: int) -> Iterator[object]:
 
 
 def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0) -> Array:
-    """The elements as an array; messages count them from `before` on."""
+    """Return the elements as an array; messages count them from `before` on."""
     if datatype.json_kind == "float":
         try:
             values = np.array(flat, dtype=np.float64)

@@ -28,7 +28,7 @@ class JsonTypeError(ValueError):
 
 
 def described(value: object) -> str:
-    """A JSON value, for messages."""
+    """Describe a JSON value, for messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -42,13 +42,13 @@ def described(value: object) -> str:
 
 
 def mistyped(key: str, is_not: str, value: object, owner: str = "", doing: str = "parse") -> ModserveError:
-    """INVALID_ARG for the `value` of member `key`; `owner` names the object that has it, if not the request."""
+    """Return INVALID_ARG for the `value` of member `key`; `owner` names its object, if not the request."""
     place = f"'{key}' of {owner}" if owner else f"'{key}'"
     return unable(key, JsonTypeError(is_not, detail=f"{place} is {described(value)}"), doing)
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
-    """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
+    """Return a field's error in Triton's wrapping; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
     return invalid(f"Unable to {doing} '{field}': {error}")
 
 
@@ -88,7 +88,7 @@ def _kind(text: bytes) -> str:
 
 
 def parse_any(text: Buffer, origin: Callable[[int], int] = lambda position: position) -> object:
-    """The JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
+    """Parse the JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
 
     Raises INVALID_ARG. `origin` gives the position that messages name for a position in `text`, which may be a part of
     what the client sent.
@@ -100,7 +100,7 @@ def parse_any(text: Buffer, origin: Callable[[int], int] = lambda position: posi
 
 
 def parse_object(text: Buffer) -> JsonObject:
-    """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
+    """Parse the JSON object in `text`. Raises INVALID_ARG; NaN, Infinity and -Infinity are numbers, as Triton's are."""
     document = parse_any(text)
     if not isinstance(document, dict):
         raise no_object(document)

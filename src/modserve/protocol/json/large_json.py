@@ -1,6 +1,6 @@
 """Long JSON requests, of which the inputs' `data` are cut out first and parsed in pieces.
 
-A way beside `json_text.parse_object`, with the same results, that takes little more memory than the tensors. The size
+An alternative to `json_text.parse_object`, with the same results and little more memory than the tensors. The size
 of all other JSON is limited, as it is parsed as a whole.
 """
 
@@ -19,7 +19,7 @@ LARGE = 32 * 1024
 
 
 def parse(text: Buffer) -> JsonObject:
-    """The request object in `text`, where the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
+    """Parse the request object in `text`; the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
     document = cut_json.parse(bytes(text), _CUTTER)
     if not isinstance(document, dict):
         raise no_object(document)

@@ -1,7 +1,7 @@
 """A long JSON array, parsed piece by piece.
 
 The Python objects of a whole array take up to thirty times the memory of its text, and no other thread runs while they
-are made. Here they exist for one piece at a time. A piece ends before a comma that separates two elements, at whatever
+are made. Here they exist for one piece at a time. A piece ends before a comma that separates two elements, at any
 depth: with the brackets that are open there put before and behind it, it is an array of its own.
 """
 
@@ -20,7 +20,7 @@ _BLANK = b" \t\r\n"
 
 
 class _Piece(NamedTuple):
-    """Bytes `start` to `stop` of the text. So many arrays are open before it, and after it.
+    """Bytes `start` to `stop` of the text, with the numbers of arrays that are open before and after it.
 
     `parts` are its elements and empty arrays, unless it is malformed.
     """
@@ -33,7 +33,7 @@ class _Piece(NamedTuple):
 
 
 class LongArray:
-    """An array in `text`, whose parts have not been looked at but for strings and brackets."""
+    """Array in `text`, scanned only for strings and brackets so far."""
 
     __slots__ = ("_pieces", "_text")
 
@@ -51,15 +51,15 @@ class LongArray:
 
     @property
     def parts(self) -> int:
-        """How many elements and empty arrays there are, at whatever depth."""
+        """Number of elements and empty arrays, at any depth."""
         return sum(self.parts_of_lists())
 
     def parts_of_lists(self) -> list[int]:
-        """As `parts`, for each of `lists`."""
+        """Return `parts` for each of `lists`."""
         return [piece.parts for piece in self._pieces]
 
     def shape(self) -> tuple[int, ...]:
-        """The lengths of the arrays at each depth, of an array without strings that `lists` can read.
+        """Return the lengths of the arrays at each depth, of an array without strings that `lists` can read.
 
         Raises `UnevenError` if they are no tensor's. What is taken for an element here may be none: then `lists` has
         another number of elements, or raises.
@@ -97,11 +97,11 @@ class LongArray:
         return tuple(outer // inner for inner, outer in reversed(list(pairwise([1, *below]))))
 
     def __len__(self) -> int:
-        """Bytes of text, which are more than there are elements."""
+        """Return the bytes of text, which are more than there are elements."""
         return self.stop - self.start
 
     def lists(self) -> Iterator[list[object]]:
-        """The array's pieces as arrays, each element nested as it is in the whole. Raises INVALID_ARG."""
+        """Yield the array's pieces as arrays, each element nested as it is in the whole. Raises INVALID_ARG."""
         text = self._text
         for start, stop, before, after, _ in self._pieces:
             some = text[start:stop]
@@ -115,7 +115,7 @@ class LongArray:
 
 
 class UnevenError(ValueError):
-    """Arrays of one depth whose lengths or depths differ. `element` is the first element after which that shows."""
+    """Arrays of one depth with different lengths or depths. `element` is the first one after which that shows."""
 
     def __init__(self, element: int) -> None:
         super().__init__(f"uneven before element {element}")
@@ -123,15 +123,15 @@ class UnevenError(ValueError):
 
 
 def find_end(text: bytes, start: int) -> LongArray | None:
-    """The array that begins at `start`; None if it has no end, is nested too deeply, or has objects among its elements.
+    """Return the array that begins at `start`; None if it has no end, too much depth, or objects as elements.
 
-    What is between its brackets, commas and strings may be anything.
+    Text between its brackets, commas and strings is not checked.
     """
     return find_numbers(text, start) or _with_strings(text, start)
 
 
 def find_numbers(text: bytes, start: int) -> LongArray | None:
-    """As `find_end`, for arrays without a string."""
+    """Return the array as `find_end` does, for arrays without a string."""
     # Behind it there is a comma and a key, or the end of the object. Single bytes are found very quickly.
     quote = text.find(b'"', start)
     stop = len(text) if quote < 0 else quote
@@ -158,7 +158,7 @@ def find_numbers(text: bytes, start: int) -> LongArray | None:
 
 
 def _leading(text: bytes, start: int) -> int:
-    """How many arrays begin before the first element."""
+    """Count the arrays that begin before the first element."""
     depth = 0
     while text[start] in _BLANK or text[start] == _OPEN:
         depth += text[start] == _OPEN
@@ -191,7 +191,7 @@ def _with_strings(text: bytes, start: int) -> LongArray | None:
 
 
 def _cut(text: bytes, start: int, limit: int, depth: int) -> _Piece | None:
-    """The piece from `start` on: up to the array's end, or the last comma that is in no string, empty without one.
+    """Return the piece from `start` up to the array's end, or the last comma outside strings; empty without one.
 
     None if it is nested too deeply or has objects.
     """

@@ -1,7 +1,7 @@
 """JSON of which long texts are cut out first: what is left is parsed as a whole, and they are read in pieces.
 
-Parsing holds the interpreter for as long as it takes, and so does whatever reads a long text in one go: the event loop
-waits, on whichever thread it is done.
+Parsing holds the interpreter for as long as it takes, and so does reading a long text in one go: the event loop
+waits, on any thread.
 """
 
 import secrets
@@ -11,7 +11,7 @@ from typing import NamedTuple
 WORTHWHILE = 64 * 1024
 """Bytes of a text that is cut out."""
 _MOST_QUOTES = 100_000
-"""That are looked at. The rest is left as it is then."""
+"""Most quotes to examine. The rest of the text is then left as it is."""
 
 _LEFT_IN = (b"\\", b"\n", b"\r", b"\t")
 """Texts with an escape, or with a control character that JSON forbids, are left to the parser."""
@@ -22,9 +22,9 @@ class CutJson(NamedTuple):
 
     rest: bytes
     texts: dict[str, memoryview]
-    """By the marks that stand for them."""
+    """Long texts by the marks that stand for them."""
     origin: Callable[[int], int]
-    """Where in the document a position in the rest is."""
+    """Function from a position in the rest to its position in the document."""
 
 
 def cut(document: bytes) -> CutJson:
@@ -53,7 +53,7 @@ def cut(document: bytes) -> CutJson:
 
 
 def _long_texts(document: bytes) -> list[tuple[int, int]]:
-    """Where there are long texts without escapes, between their quotes."""
+    """Find the long texts without escapes, as positions between their quotes."""
     places: list[tuple[int, int]] = []
     quotes = 0
     end = document.find(b'"')
@@ -71,7 +71,7 @@ def _long_texts(document: bytes) -> list[tuple[int, int]]:
 
 
 def _is_escaped(document: bytes, start: int, quote: int) -> bool:
-    """Whether there is an odd number of backslashes before a quote, from `start` on."""
+    """True if an odd number of backslashes precedes a quote, from `start` on."""
     if document[quote - 1 : quote] != b"\\":
         return False
     before = document[start:quote]

@@ -1,6 +1,6 @@
 """A repository in an archive on a web server. Only the standard library is needed.
 
-Reads archives, whoever made them: only plain files come out, under paths that stay below the repository.
+Reads untrusted archives: only plain files come out, under paths that stay below the repository.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ def _zip_entries(archive: BinaryIO) -> Iterator[_Entry]:
 
 
 def _inside(manifest: Manifest) -> Manifest:
-    """An archive of one folder that is no model holds the models in that folder."""
+    """Return the manifest of the folder, if an archive has only one folder, which is no model."""
     paths = [path for path, _, _ in manifest.files] + manifest.folders
     tops = {path.partition("/")[0] for path in paths} | manifest.problems.keys()
     if len(tops) != 1 or _is_model(paths):
@@ -201,7 +201,7 @@ class Archive:
         self._looking = asyncio.Lock()
         self._manifest: Manifest | None = None
         self._source = ""
-        """That of the archive of which the manifest is."""
+        """Source of the archive that the manifest describes."""
         self._tags: dict[str, str] = {}
         """Headers by which the server tells whether the archive has changed."""
 
@@ -231,7 +231,7 @@ class Archive:
         return file.mark
 
     async def _current(self, *, refresh: bool = False) -> Manifest:
-        """What is in the archive now. Raises StoreError."""
+        """Return the current content of the archive. Raises StoreError."""
         attempt = 0
         while True:
             ended = threading.Event()
@@ -322,7 +322,7 @@ def _files(manifest: Manifest) -> Iterator[RemoteFile]:
 
 
 def _remembered(cache: DownloadCache, source: str) -> Manifest | None:
-    """What the cache knows of an archive, if all of it is there."""
+    """Return the cached manifest of an archive, if all of its files are cached."""
     digest = cache.find(source)
     if digest is None:
         return None
@@ -354,7 +354,7 @@ def _open(place: RemotePlace, tags: Mapping[str, str], timeout_s: float) -> Any:
 
 
 def _tags(headers: Any) -> dict[str, str]:
-    """What tells one archive from the next; empty where the server says nothing of the kind."""
+    """Return the headers that identify a state of the archive; empty where the server sends none."""
     tags = {name: headers[name] for name in ("ETag", "Last-Modified") if headers[name]}
     if tags and headers["Content-Length"]:
         tags["Content-Length"] = headers["Content-Length"]

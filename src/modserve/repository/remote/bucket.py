@@ -28,7 +28,7 @@ _MOST_WORDS = 200
 
 
 def open_store(place: RemotePlace, timeout_s: float) -> "ObjectStore":
-    """Blocking. Raises INVALID_ARG where the library, a profile or a credential file cannot be used."""
+    """Open a bucket. Blocking. Raises INVALID_ARG if the library, a profile or a credential file cannot be used."""
     try:
         from obstore.store import AzureStore, GCSStore, S3Store
     except ImportError as error:
@@ -73,7 +73,7 @@ def _patience(timeout_s: float) -> dict[str, Any]:
 
 
 def _harmless(error: Exception) -> str:
-    """The first line of what a library says, if no secret of the environment is in it."""
+    """Return the first line of a library's text, if no secret of the environment is in it."""
     line = str(error).partition("\n")[0]
     secrets = [value for name, value in os.environ.items() if _SECRET.search(name) and value]
     harmless = len(line) <= _MOST_WORDS and not any(value in line for value in secrets)
@@ -142,7 +142,7 @@ class Bucket:
         return {model.name: model for model in looks if model is not None}
 
     async def _list(self, name: str) -> list[RemoteFile] | None:
-        """The files of one model, of all for the empty name; None if a key among them is no path."""
+        """List the files of one model, of all for the empty name; None if a key among them is no path."""
         import obstore
         from obstore.exceptions import InvalidPathError
 
@@ -222,6 +222,6 @@ class Bucket:
 
 
 def _mark(meta: "ObjectMeta") -> str:
-    """The ETag bare, as Azure's listings have it, and its responses do not."""
+    """Return the ETag without quotes, as Azure's listings have it, and its responses do not."""
     tag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
     return tag or meta["version"] or meta["last_modified"].isoformat()

@@ -3,12 +3,12 @@
 The folder, in which everything appears by renaming and is whole from then on:
 
 - ``content/<sha256>``: what files contain, read-only. Permissions do not stop a model of root's that writes to its own
-  files, which are links to these: their time of modification shows it, and they are fetched anew.
+  files, which are links to these: their time of modification shows it, and they are fetched again.
 - ``records/<source>``: which content a file of a store has (`files.RemoteFile.source`), with its size.
 - ``references/<repository>/<model>``: the sources of which a model consists, as the last look has seen it.
 - ``models/<number>/<model>/``: a model's directory, of hard links to contents, as long as a process holds its lock.
 - ``rolled_back/<repository>/<model>/``: the file of `rollbacks`, where the store takes none.
-- ``incoming/<source>``: a download, as far as it has come; whoever holds its lock writes it, and may continue it.
+- ``incoming/<source>``: a download, as far as it has come; the holder of its lock writes it, and may continue it.
 
 Locks are those of the system (``flock``), which a process that dies lets go. What is old goes in `clean`: directories
 that no process holds, records that no repository refers to any more, contents without a record and without a directory.
@@ -34,12 +34,12 @@ from typing import BinaryIO, Final
 from modserve.core.errors import ModserveError, internal
 
 UNCHANGED_NS: Final = 946_684_800_000_000_000
-"""The time of modification of every content: another one shows that somebody has written to it since."""
+"""Time of modification of every content: another one shows that it has been written to since."""
 _READ_BYTES = 1 << 20
 
 
 class Claim:
-    """A download that nobody else writes meanwhile. Its methods may be called from any thread."""
+    """Exclusive right to write a download. Its methods may be called from any thread."""
 
     def __init__(self, path: Path, file: int) -> None:
         self._path = path
@@ -94,7 +94,7 @@ class Claim:
         self._path.unlink(missing_ok=True)
 
     def read(self) -> BinaryIO:
-        """The file, from its beginning on."""
+        """Read the file, from its beginning on."""
         return self._path.open("rb")
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ _FORGOTTEN_S = 30 * 86_400
 
 
 def default_directory() -> Path:
-    """``modserve/models`` in the user's cache folder."""
+    """Return ``modserve/models`` in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         try:
@@ -140,7 +140,7 @@ class Placed:
 
 
 class DownloadCache:
-    """One for each process and folder. Raises INTERNAL where the folder cannot be written."""
+    """Cache of downloads, one for each process and folder. Raises INTERNAL where the folder cannot be written."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -160,7 +160,7 @@ class DownloadCache:
 
     @contextmanager
     def _used(self, how: int = fcntl.LOCK_SH) -> Iterator[None]:
-        """Nothing is cleaned meanwhile; for LOCK_EX, nothing else happens at all."""
+        """Lock the cache against cleaning; with LOCK_EX, against all other use."""
         with self._explained():
             self._prepare()
             file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -183,7 +183,7 @@ class DownloadCache:
         return self._content / digest
 
     def find(self, source: str, size: int | None = None) -> str | None:
-        """The digest of a file's content, if it is here, whole, and no model has written to it."""
+        """Find the digest of a file's content, if it is here, whole, and no model has written to it."""
         try:
             digest, recorded = (self._records / source).read_text("ascii").split()
             there = (self._content / digest).stat()
@@ -193,7 +193,7 @@ class DownloadCache:
         return digest if same and size in (None, there.st_size) else None
 
     def take(self, source: str, size: int) -> Claim | str | None:
-        """The digest of a file that is here; else as `claim`."""
+        """Return the digest of a file that is here; else as `claim`."""
         claim = None
         digest = self.find(source, size)
         if digest is None and (claim := self.claim(source)) is not None:
@@ -204,7 +204,7 @@ class DownloadCache:
         return digest or claim
 
     def claim(self, source: str) -> Claim | None:
-        """Become the one who downloads a file; None while somebody else does."""
+        """Claim the download of a file; None while another process has it."""
         path = self._incoming / source
         with self._used():
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -221,7 +221,7 @@ class DownloadCache:
             return None
 
     def keep(self, source: str, claim: Claim) -> str:
-        """A download has ended well: from now on it is a content. Returns its digest."""
+        """Keep a finished download as a content. Returns its digest."""
         digest = claim.sha256
         with self._used():
             # Recorded first: whoever may claim the file once it is moved finds the content.
@@ -247,7 +247,7 @@ class DownloadCache:
             claim.close()
 
     def remember(self, source: str, digest: str, size: int) -> None:
-        """Another file with a content that is here."""
+        """Record another file with a content that is here."""
         with self._used():
             self._record(source, digest, size)
 
@@ -265,7 +265,7 @@ class DownloadCache:
     # Directories of models
 
     def place(self, model: str, files: Mapping[str, str]) -> Placed | None:
-        """A directory of a model's files, by their paths below it with the digests; None if one has been cleaned."""
+        """Make a directory of a model's files, by path below it, with digests; None if one has been cleaned."""
         with self._used():
             temporary = Path(tempfile.mkdtemp(dir=self._incoming))
             lock = os.open(temporary / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -290,13 +290,13 @@ class DownloadCache:
             return Placed(final / model, lock)
 
     def rolled_back(self, repository: str) -> Path:
-        """Folder with one for each model that has versions which were rolled back, in place of the store's file."""
+        """Return the folder with one for each model with rolled back versions, in place of the store's file."""
         return self.root / "rolled_back" / _hash(repository)
 
     # What is still needed
 
     def refer(self, repository: str, model: str, sources: Collection[str]) -> bool:
-        """A look at a repository has seen a model made of these files. Whether that is news."""
+        """Record that a look has seen a model made of these files. Returns whether that is news."""
         path = self._references / _hash(repository) / _hash(model)
         text = json.dumps({"repository": repository, "model": model, "sources": sorted(sources)})
         with self._used():
@@ -310,7 +310,7 @@ class DownloadCache:
             return True
 
     def forget_others(self, repository: str, models: Collection[str]) -> bool:
-        """A look at all of a repository has seen these models, and no others. Whether that is news."""
+        """Forget models of a repository other than these, after a look at all. Returns whether that is news."""
         kept = {_hash(model) for model in models}
         with self._used():
             others = [path for path in _entries(self._references / _hash(repository)) if path.name not in kept]
@@ -319,7 +319,7 @@ class DownloadCache:
         return bool(others)
 
     def clean(self) -> None:
-        """Remove what nobody needs any more."""
+        """Remove what is no longer needed."""
         with self._used(fcntl.LOCK_EX):
             for directory in _entries(self._models):
                 with _idle(directory / ".lock") as idle:
@@ -342,7 +342,7 @@ class DownloadCache:
                             _remove(incoming)
 
     def _needed(self) -> set[str]:
-        """The sources that some repository refers to."""
+        """Return the sources that some repository refers to."""
         needed: set[str] = set()
         for repository in _entries(self._references):
             for path in _entries(repository):
@@ -357,7 +357,7 @@ class DownloadCache:
 
 
 def source_of(digest: str) -> str:
-    """What stands for a content wherever it comes from, as `files.RemoteFile.source`."""
+    """Return the source for a content wherever it comes from, as `files.RemoteFile.source`."""
     return _hash(f"content {digest}")
 
 
@@ -370,7 +370,7 @@ def unwritable(root: Path, error: OSError) -> ModserveError:
 
 @contextmanager
 def _idle(path: Path) -> Iterator[bool]:
-    """Whether no process holds the lock of a file, or there is none; nobody takes it meanwhile."""
+    """Lock a file while the context lasts. Yields True if no process holds its lock, or there is no file."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""With whose rights a bucket is read: Triton's credential file and environment variables, and the libraries' own ways.
+"""Credentials for buckets: Triton's credential file and environment variables, and the libraries' own ways.
 
 The variables are those of Triton's ``S3Credential``, ``GCSCredential`` and ``ASCredential``. The file that
 ``TRITON_CLOUD_CREDENTIAL_PATH`` names has objects ``s3``, ``gs`` and ``as``; in each, the longest name that the place
@@ -36,14 +36,14 @@ _VARIABLES = {
     "auth_type": "AZURE_STORAGE_AUTH_TYPE",
     "client_id": "AZURE_STORAGE_CLIENT_ID",
 }
-"""By the field of the file, the variable that says the same."""
+"""Environment variables with the same meaning, by field of the file."""
 
 Credentials = dict[str, str]
-"""By the names of the file's fields; what is empty is not there."""
+"""Credentials by the names of the file's fields; empty ones are omitted."""
 
 
 def credentials_of(place: RemotePlace, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """What the file says of a place; without a file, what the variables say. Blocking. Raises INVALID_ARG.
+    """Return the file's credentials for a place; without a file, the variables'. Blocking. Raises INVALID_ARG.
 
     As in Triton, a file replaces the variables altogether.
     """
@@ -78,14 +78,14 @@ def _section(place: RemotePlace, file: str) -> dict[str, object]:
 
 
 class S3Access(NamedTuple):
-    """How to sign requests: by keys, by what boto3 provides, or for neither as the library does by itself."""
+    """Method to sign requests: by keys, by what boto3 provides, or if neither, as the library does by itself."""
 
     config: dict[str, str]
     provider: "Boto3CredentialProvider | None" = None
 
 
 def s3_access(place: RemotePlace, known: Credentials) -> S3Access:
-    """Blocking. Raises INVALID_ARG for a profile without boto3, or one that is not there."""
+    """Return the access for a place. Blocking. Raises INVALID_ARG for a profile without boto3, or a missing one."""
     region = {"region": known["region"]} if "region" in known else {}
     if "key_id" in known and "secret_key" in known:
         token = {"session_token": known["session_token"]} if "session_token" in known else {}

@@ -1,7 +1,7 @@
-"""What goes wrong with a remote repository, and what to do about it. No text here has a secret in it.
+"""Failures of remote repositories, and what to do about them. No text here has a secret in it.
 
-What libraries say of a failed request has its URL, which may be signed, and the times it took: of it only the status,
-and the code and message of the store are kept, so that the same failure has the same words each time.
+Libraries include the URL of a failed request, which may be signed, and the times it took. Only the status, and the code
+and message of the store are kept, so that the same failure has the same words each time.
 """
 
 import re
@@ -56,22 +56,22 @@ class StoreError(ModserveError):
 
 
 def unreadable(place: RemotePlace, why: str, *, transient: bool = False) -> StoreError:
-    """The whole repository cannot be read: INVALID_ARG, as `Repository` wants it."""
+    """Return the error for a repository that cannot be read: INVALID_ARG, as `Repository` wants it."""
     return StoreError(Code.INVALID_ARG, f"cannot read model repository '{place}': {why}", transient)
 
 
 def broken(place: RemotePlace, path: str, why: str, *, transient: bool = True) -> StoreError:
-    """A file cannot be brought here, which is the failure of its model alone."""
+    """Return the error for a file that cannot be downloaded, which is the failure of its model alone."""
     return StoreError(Code.UNAVAILABLE, f"cannot download '{path}' from '{place}': {why}", transient)
 
 
 def unwritten(place: RemotePlace, path: str, why: str) -> StoreError:
-    """A file cannot be put into the store."""
+    """Return the error for a file that cannot be put into the store."""
     return StoreError(Code.UNAVAILABLE, f"'{place}/{path}' cannot be written: {why}")
 
 
 def reason(error: BaseException, place: RemotePlace, *, writing: bool = False) -> tuple[str, bool]:
-    """What a library's exception means, with what to do, and whether trying again may help."""
+    """Return the meaning of a library's exception, with what to do, and whether trying again may help."""
     text = str(error)
     kind = type(error).__name__
     status = int(match[1]) if (match := _STATUS.search(text)) else 0

@@ -40,7 +40,7 @@ class HubModel:
         self._name = place.bucket.rpartition("/")[2]
         self._server = (os.environ.get("HF_ENDPOINT") or SERVER).rstrip("/")
         self._commit = ""
-        """That of the last look: what is listed is what is fetched."""
+        """Commit of the latest look: files are fetched as they were listed."""
         self._digests: dict[str, str] = {}
         """SHA-256 by path, of the files that the hub keeps as large ones."""
 
@@ -77,7 +77,7 @@ class HubModel:
         return await self._transfer.bring(self._place, file, open_at, on_bytes)
 
     def _list(self) -> dict[str, Any]:
-        """What the hub says of the model. Blocking. Raises StoreError."""
+        """Return the hub's listing of the model. Blocking. Raises StoreError."""
         url = f"{self._server}/api/models/{self._place.bucket}/revision/{quote(self._place.prefix, safe='')}?blobs=true"
         try:
             with self._opened(url) as response:
@@ -137,7 +137,7 @@ class HubModel:
 
 
 def wanted(paths: Iterable[str]) -> set[str]:
-    """The files to fetch: the first of the models with its weights, or the only GGUF file, and all small ones."""
+    """Select files to fetch: the first of the models with its weights, or the only GGUF file, and all small ones."""
     every = {path for path in paths if not trick(path) and not path.startswith(".")}
     chosen = {path for path in every if path.endswith(_SMALL) and path.count("/") <= 1}
     model = next((each for each in _MODELS if each in every), "")
@@ -152,7 +152,7 @@ def wanted(paths: Iterable[str]) -> set[str]:
 
 
 def _siblings(listing: dict[str, Any]) -> Iterator[tuple[str, int, str, str]]:
-    """Path, size, mark and SHA-256 of each file; what is not as the hub writes it is left out."""
+    """Yield path, size, mark and SHA-256 of each file; what is not as the hub writes it is left out."""
     for each in listing["siblings"]:
         if not isinstance(each, dict):
             continue

@@ -17,7 +17,7 @@ from .transfer import Patience, Transfer
 def remote_repositories(
     places: Iterable[RemotePlace], cache: str, timeout_s: float, config_name: str = ""
 ) -> list[Repository]:
-    """They share the cache, whose directory is the default one for an empty text, and the number of downloads."""
+    """Open repositories that share `cache`, the default directory if empty, and the number of downloads."""
     # Who gives a store little time to respond expects it to be back as soon.
     patience = Patience(timeout_s, pause_s=min(0.5, timeout_s / 20), look_pause_s=timeout_s)
     transfer = Transfer(DownloadCache(Path(cache).absolute() if cache else default_directory()), patience)

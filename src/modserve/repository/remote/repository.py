@@ -37,10 +37,10 @@ class RemoteSource(Protocol):
     """Implemented for each kind of place. All methods raise `StoreError`."""
 
     async def names(self) -> Collection[str]:
-        """The names of all models, cheaply."""
+        """Return the names of all models, cheaply."""
 
     async def look(self, names: Collection[str] | None) -> Contents:
-        """The models with these names that are there, all for None."""
+        """Return the existing models with these names, all for None."""
 
     async def write(self, path: str, content: bytes) -> None:
         """Put a small file into the store, by its path below the repository; without content, delete it."""
@@ -52,16 +52,16 @@ class RemoteSource(Protocol):
 _log = logging.getLogger(__name__)
 
 _FRESH_S = 2.0
-"""For so long the names of the last look are good enough."""
+"""Time for which the names of the latest look are used."""
 _LONGEST_PAUSE_S = 600.0
 _REFER_S = 86_400.0
-"""After so long the cache hears again what is needed."""
+"""Time after which the cache is told again what is needed."""
 _PLACING_ATTEMPTS = 3
 
 
 @dataclass(slots=True)
 class _Failure:
-    """Of a download that may go better later: it counts as a change of the model when it is due."""
+    """Failed download that may succeed later: it counts as a change of the model when it is due."""
 
     count: int
     due: float
@@ -89,17 +89,17 @@ class RemoteRepository:
         self._looked = self._failed = float("-inf")
         self._beside: Sequence[str] = ()
         self._last: dict[str, Listing] = {}
-        """The last listing of each model whose configuration could be read."""
+        """Last listing of each model with a readable configuration."""
         self._failures: dict[tuple[str, int | None], _Failure] = {}
         self._cleaning = asyncio.Lock()
         self._referred: dict[str, tuple[frozenset[str], float]] = {}
-        """What the cache knows of each model, and since when."""
+        """Sources that the cache has on record for each model, and since when."""
 
     def __str__(self) -> str:
         return str(self.place)
 
     async def names(self) -> Collection[str]:
-        """As long as the store does not respond, the models that the last look has seen."""
+        """Return the names of the models; while the store does not respond, those of the last look."""
         now = self._clock()
         if self._names is not None and (now - self._looked < _FRESH_S or now - self._failed < self._pause_s):
             return self._names
@@ -233,12 +233,12 @@ class RemoteRepository:
     # Versions that were rolled back
 
     def _kept(self) -> dict[str, Rollbacks]:
-        """Rollbacks by model that this machine has in place of the store. Blocking."""
+        """Read the rollbacks by model that this machine has in place of the store. Blocking."""
         folder = self._transfer.cache.rolled_back(str(self.place))
         return {path.name: rollbacks.read(path)[0] for path in (folder.iterdir() if folder.is_dir() else ())}
 
     async def _stored(self, model: ModelFiles) -> tuple[Rollbacks, str]:
-        """Rollbacks of a model in the store, and why its file is ignored. Raises StoreError."""
+        """Read a model's rollbacks from the store, and why its file is ignored. Raises StoreError."""
         file = model.rolled_back
         if file is None:
             return {}, ""
@@ -331,7 +331,7 @@ class RemoteRepository:
         return {path: task.result() for path, task in tasks.items()}
 
     async def _clean(self) -> None:
-        """Remove from the cache what nobody needs; what is wrong with that is of no concern to the models."""
+        """Remove from the cache what is no longer needed; failures of this do not concern the models."""
         async with self._cleaning:
             try:
                 await self._transfer.blocking(self._transfer.cache.clean)
@@ -347,13 +347,13 @@ class RemoteRepository:
         self._failures[name, version] = _Failure(count, self._clock() + pause)
 
     def _counted(self, name: str, version: int | None) -> int:
-        """The failures that are due: with one more, the files count as changed, and polling tries them again."""
+        """Count the failures that are due: with one more, the files count as changed, and polling tries them again."""
         failure = self._failures.get((name, version))
         return 0 if failure is None else failure.count - (self._clock() < failure.due)
 
 
 def _files(mark: object) -> Sequence[RemoteFile]:
-    """Those in the mark of a listing, with or without a number of failures."""
+    """Return the files in the mark of a listing, with or without a number of failures."""
     if isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[1], int):
         mark = mark[0]
     return [file for file in mark if isinstance(file, RemoteFile)] if isinstance(mark, tuple) else []

@@ -23,7 +23,7 @@ from .failures import StoreError, broken
 MOST_CONFIG_BYTES = 16 << 20
 _MOST_PART_BYTES = 255
 _COMPILED = "__pycache__"
-"""Files that Python writes beside a model's modules are no part of the model."""
+"""Directory that Python writes next to a model's modules; it is no part of the model."""
 
 
 class RemoteFile(NamedTuple):
@@ -32,7 +32,7 @@ class RemoteFile(NamedTuple):
     path: str
     """Below the repository, with the model's name first; its parts are separated by slashes."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     mark: str
     """Different whenever the content is: the ETag; where the store has none, the time of modification."""
     source: str
@@ -80,7 +80,7 @@ class ModelFiles:
         return {None: ()} | {version: tuple(sorted(files)) for version, files in self.by_version.items()}
 
     def file(self, below: str) -> RemoteFile | None:
-        """One that all versions share, by its path in the model's folder."""
+        """Return a file that all versions share, by its path in the model's folder."""
         return next((file for file in self.by_version.get(None, ()) if file.path == f"{self.name}/{below}"), None)
 
 
@@ -103,7 +103,7 @@ def refusal(problem: str) -> str:
 
 
 def models_of(files: Iterable[RemoteFile]) -> dict[str, ModelFiles]:
-    """The models that some files make up, by name; what lies beside their folders is left out.
+    """Return the models that some files make up, by name; files outside their folders are left out.
 
     What consoles make for an empty folder, an object without bytes of the folder's name, stands for the folder.
     """
@@ -160,34 +160,34 @@ class Download(NamedTuple):
     """A file that has been opened for reading, from some byte on."""
 
     size: int
-    """In bytes, of the whole file, as the store says now."""
+    """Size of the whole file in bytes, as the store reports now."""
     mark: str
-    """As `RemoteFile.mark`."""
+    """Mark as in `RemoteFile.mark`."""
     sha256: str
-    """What whoever uploaded the file says of it; empty for nothing."""
+    """Digest that the uploader of the file declares; empty for none."""
     blocks: AsyncIterator[bytes]
 
 
 Open = Callable[[int], Awaitable[Download]]
-"""From the first byte to read to the file; raises StoreError, as its blocks do."""
+"""Function from the first byte to read to the file; raises StoreError, as its blocks do."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """How long and how often something is tried."""
+    """Time-out and number of attempts."""
 
     timeout_s: float = 10.0
-    """Without a byte from the store."""
+    """Longest time without a byte from the store."""
     attempts: int = 4
     pause_s: float = 0.5
-    """Before the second attempt; twice as long before each further one."""
+    """Pause before the second attempt; twice as long before each further one."""
     look_pause_s: float = 10.0
-    """Before polling tries again what has failed; twice as long after each further failure."""
+    """Pause before polling retries a failure; twice as long after each further failure."""
 
 
 @dataclass(slots=True)
 class Transfer:
-    """What all repositories of a process share."""
+    """State and limits that all repositories of a process share."""
 
     cache: DownloadCache
     patience: Patience = field(default_factory=Patience)
@@ -209,7 +209,7 @@ class Transfer:
     async def bring(self, place: RemotePlace, file: RemoteFile, open_at: Open, on_bytes: OnBytes) -> str:
         """Have the content of a file in the cache, and return its digest. Raises StoreError, or INTERNAL for the cache.
 
-        Of several that want the same file, in whatever process, one downloads it. `on_bytes` hears how many more bytes
+        If several tasks of any process want the same file, one downloads it. `on_bytes` hears how many more bytes
         are here, or no longer.
         """
         while (claim := await self._take(file)) is None:  # noqa: ASYNC110 - a lock of the system, of any process
@@ -296,7 +296,7 @@ class Transfer:
         await self.blocking(claim.restart)
 
     def _is_sound(self, place: RemotePlace, file: RemoteFile, claim: Claim, doubted: str) -> bool:
-        """Whether a file has arrived as it is in the store; False if a second download has to tell.
+        """True if a file has arrived as it is in the store; False if a second download must decide.
 
         The ETag of many stores is the content's MD5, but not where they encrypt: then two downloads are the same.
         """
@@ -328,7 +328,7 @@ class DownloadProgress:
         self._began = self._said = clock()
 
     def add(self, count: int) -> None:
-        """`count` more bytes are here; it is negative where they have to come again."""
+        """Add `count` downloaded bytes; it is negative where they have to come again."""
         self._done += count
         now = self._clock()
         if now - self._said >= _PROGRESS_S:
@@ -341,13 +341,13 @@ class DownloadProgress:
             _log.info(text, self._subject, amount, self._place, seconds, rate)
 
     def end(self, total: int | None = None) -> None:
-        """All of it is here: `total` bytes, where their number was not known before."""
+        """Log the end of a download: `total` bytes, where their number was not known before."""
         amount, seconds = in_bytes(self._total if total is None else total), self._clock() - self._began
         _log.info("%s: %s downloaded from '%s', in %.1f s", self._subject, amount, self._place, seconds)
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes for people, such as ``1.5 MB``."""
+    """Format a number of bytes for people, such as ``1.5 MB``."""
     size, unit = float(count), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:

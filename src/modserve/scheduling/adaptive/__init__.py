@@ -1,1 +1,1 @@
-"""What a model learns from its own traffic: run times, queue delays and ranges of lengths."""
+"""Learning from a model's own traffic: run times, queue delays and ranges of lengths."""

@@ -56,7 +56,7 @@ class Adaptation(BatchPolicy):
         return self._chooser.cost(inflight) if isinstance(self._chooser, Measured) else super().cost(inflight)
 
     def _make_chooser(self, config: ModelConfig) -> Measured | BatchSizes | None:
-        """What chooses by run times who runs when the rule says so, if the configuration lets it."""
+        """Make the chooser of batches by run times for when the rule says so, if the configuration permits it."""
         padding, tuner = config.padding, self._tuner
         most = config.max_batch_size
         if most < 2:

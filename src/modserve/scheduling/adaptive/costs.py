@@ -44,7 +44,7 @@ class LengthBuckets:
         return f"LengthBuckets({', '.join(map(str, self.bounds))})"
 
     def of(self, length: int) -> int:
-        """The range of a request that has arrived."""
+        """Return the range of a request that has arrived."""
         multiple = self._multiple_of
         padded = -(-length // multiple) * multiple
         counts = self._counts
@@ -66,7 +66,7 @@ class LengthBuckets:
 
 
 def elements(counts: Mapping[int, float], bounds: Sequence[int]) -> float:
-    """The elements of requests that are padded to the end of their range; above all ranges, to the longest of all."""
+    """Return the elements of requests padded to the end of their range; above all ranges, to the longest."""
     longest = max(counts, default=0)
     total = 0.0
     for length, count in counts.items():
@@ -76,7 +76,7 @@ def elements(counts: Mapping[int, float], bounds: Sequence[int]) -> float:
 
 
 def best_bounds(counts: Mapping[int, float], most: int) -> tuple[int, ...]:
-    """The ends of the ranges, at most so many, with the fewest elements; each but the first must be worth it.
+    """Return the ends of up to `most` ranges, with the fewest elements; each but the first must be worth it.
 
     `counts` tells how often a length occurs. The last range ends at the longest.
     """
@@ -121,7 +121,7 @@ def _bounds(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> tuple[int,
 
 
 def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """Lengths in order and how often they occur; neighbours go together where there are too many."""
+    """Return lengths in order and how often they occur; neighbours go together where there are too many."""
     lengths = sorted(counts)
     weights = [counts[length] for length in lengths]
     if len(lengths) <= CELLS:
@@ -143,12 +143,12 @@ def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:
 
 
 OVERHEAD_NS = 100_000
-"""What a batch costs the server beside its execution: choosing it, the hop to a thread, the settling."""
+"""Time that a batch costs the server besides its execution: choosing it, the hop to a thread, the settling."""
 _MEMORY = 32  # executions in the mean of a cell
 _FADE = 0.9995  # of the weight of a cell, with each execution of any
 _CLIP = 0.35  # an execution that differs by more, as a logarithm, counts as if it differed by so much
 _CHANGED_AFTER, _LATEST = 8, 10
-"""So many of these in a row in one cell and on the same side, or among so many in any, are a change and no chance."""
+"""Number of these in a row in one cell on the same side, or among the latest in any cell, that show a change."""
 _LEVEL_SHARE = 0.03
 _JUMP_AFTER = 6  # executions in a row that are off by at least, and differ from one another by at most:
 _JUMP_LEAST, _JUMP_SPREAD = 0.15, 0.45
@@ -161,7 +161,7 @@ _NEWS = 2  # the same after the first execution of a cell; there are few cells, 
 _RIDGE = 1e-5  # so that points of one length, or of one size, have a curve too
 _TERMS = 5
 _HEARSAY = 0.5
-"""So much the cells count that stand in for cells of more rows, of which none has run."""
+"""Weight of cells that stand in for cells of more rows, none of which has run."""
 _KNOWN_SHAPES = 4096
 _NEW = 8  # executions in which all counts
 _SURPRISE = 1.5  # the first execution of a shape that takes so many times as long as expected prepared something
@@ -183,15 +183,15 @@ class _Cell:
         self.times = 1.0
         self.at = at
         self.off = 0
-        """How many executions in a row were far from the mean; negative for those below it."""
+        """Number of executions in a row that were far from the mean; negative for those below it."""
         self.correction = 0.0
 
 
 class _Preparation:
-    """What the first execution of a shape takes more than the second, for the preparations that some engines make.
+    """Extra time of a shape's first execution over its second, for the preparations that some engines make.
 
-    If that counted, whatever ran seldom would seem dear, and so it would run the less. Where no shape repeats, nothing
-    is known of it.
+    If it counted, rare sizes would appear costly, and so they would run even more rarely. Where no shape repeats, the
+    extra time is unknown.
     """
 
     __slots__ = ("_excess", "_weight", "ns")
@@ -201,7 +201,7 @@ class _Preparation:
         self._excess = self._weight = 0.0
 
     def compare(self, first_ns: int, second_ns: int, noise: float) -> None:
-        """`noise` is the mean square of what executions differ from the usual, as a share of that."""
+        """Compare two executions. `noise` is the mean square of relative differences from the usual time."""
         # Times vary by a share of themselves: the shorter they are, the more they tell.
         weight = 1 / max(1, min(first_ns, second_ns)) ** 2
         self._excess = _PAIRS_KEPT * self._excess + weight * (first_ns - second_ns)
@@ -219,7 +219,7 @@ class Costs:
         self._places = [(int(place), place - int(place)) for place in places]
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._shapes: dict[tuple[int, int], int] = {}
-        """What the first execution of each shape took, 0 once there was a second."""
+        """Run time of each shape's first execution, 0 once there was a second."""
         self._preparation = _Preparation()
         self._forgiven: dict[tuple[int, int] | None, int] = {}
         """First executions in a row that did not count, by cell and, under None, in all."""
@@ -232,7 +232,7 @@ class Costs:
         self.count = 0
         """Executions so far."""
         self.changes = 0
-        """How often the engine's times have changed, and not all alike."""
+        """Number of changes in the engine's times that were not all alike."""
         self.version = 0
         self._since = 0
         """The executions before the latest change."""
@@ -244,7 +244,7 @@ class Costs:
         return f"Costs({self.count} executions in {len(self._cells)} cells)"
 
     def observe(self, rows: int, length: int, ns: int) -> None:
-        """A batch of `rows` rows that were `length` long, 1 for models without lengths, took `ns`."""
+        """Observe a batch of `rows` rows of `length`, 1 for models without lengths, that took `ns`."""
         shape, key = (rows, length), _cell_of(rows, length)
         first = len(self._shapes) < _KNOWN_SHAPES and shape not in self._shapes
         if first:
@@ -301,7 +301,7 @@ class Costs:
         cell.time += share * (difference + shift)
 
     def _jump(self, difference: float) -> float:
-        """By how much the level has changed all at once, which several executions must agree about."""
+        """Apply and return a sudden change of the level, on which several executions must agree; 0 if there is none."""
         off = self._off
         off.append(difference)
         latest = list(off)[-_JUMP_AFTER:]
@@ -321,7 +321,7 @@ class Costs:
         return sum([abs(difference) > least for difference in self._off]) >= _CHANGED_AFTER
 
     def _doubt(self) -> None:
-        """The engine's times have changed. Learn fast again."""
+        """Learn fast again, since the engine's times have changed."""
         self.changes += 1
         self._off.clear()
         self._since = self.count - 1
@@ -331,12 +331,12 @@ class Costs:
             cell.off = 0
 
     def sureness(self, rows: int, length: int) -> float:
-        """How many executions of about this size stand behind a prediction; old ones count less."""
+        """Return the number of executions of about this size behind a prediction; old ones count less."""
         cell = self._cells.get(_cell_of(rows, length))
         return 0.0 if cell is None else float(cell.times * _FADE ** (self.count - cell.at))
 
     def of(self, length: int) -> list[float]:
-        """Nanoseconds by rows, 0 to the most, of batches of one length. Valid while `version` is the same."""
+        """Return nanoseconds by rows, 0 to the most, of batches of one length. Valid while `version` is the same."""
         table = self._tables.get(length)
         if table is None:
             self._tables[length] = table = self._make_table(length)
@@ -392,7 +392,7 @@ class Costs:
         self._tables.clear()
 
     def known(self) -> list[tuple[int, int, float]]:
-        """Rows, length and nanoseconds in the middle of each cell that has run, the smallest first."""
+        """Return rows, length and nanoseconds in the middle of each cell that has run, the smallest first."""
         return sorted(
             (round(exp(cell.rows)), round(exp(cell.length)), exp(cell.time + self._level))
             for cell in self._cells.values()
@@ -409,7 +409,7 @@ def _terms(rows: float, length: float) -> tuple[float, ...]:
 
 
 def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
-    """The curve with the least squares of relative errors through `points`: rows, length, time and weight of each.
+    """Fit the curve of least squared relative errors through `points`: rows, length, time and weight of each.
 
     Numbers that would be negative are left out, the most negative first, until none is.
     """
@@ -441,7 +441,7 @@ def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
 
 
 def _solved(rows: list[list[float]]) -> list[float]:
-    """The solution of linear equations whose matrix is positive definite; the last column is the right side."""
+    """Solve linear equations with a positive definite matrix; the last column is the right side."""
     count = len(rows)
     for i in range(count):
         for j in range(i + 1, count):

@@ -5,7 +5,7 @@ members are the cheapest ones by `grouping`, at the prices of `costs`.
 
 The first batches are lessons: of one request until a run time is known, then of up to four until there are two. They
 cost little whatever the engine is like, and give prices to begin with. With a queue delay they are as large as it made
-them: who set it knows that batches pay.
+them: setting one implies that batches pay.
 
 The price of a batch that never ran is a guess, and that of one that ran long ago is outdated. So now and then a batch
 is a *trial*: not the best choice, but one of a size and length that little is known about. An account limits the extra
@@ -31,11 +31,11 @@ from .tuner import Utilisation
 _LESSONS = 1, 4
 """The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""
 _QUICK_NS, _MEAN_SHARE = 400_000, 0.1
-"""Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
+"""Mean time of batches below which choosing costs too much: as many as fit run together. So does the first."""
 _DEAREST = 64.0
-"""No row costs a tenant more than so many rows of a mean length, nor less than that part of one."""
+"""Most rows of a mean length that a row may cost a tenant; its inverse is the least."""
 _SIDE = 32
-"""So many shorter and longer requests are looked at."""
+"""Most shorter and longer requests to consider."""
 
 
 class Measured:
@@ -64,7 +64,7 @@ class Measured:
         self._changes = 0
         self._random = Random(0)
         self._mean_ns = 0.0
-        """How long batches took lately; 0 before the first."""
+        """Mean run time of recent batches; 0 before the first."""
         self._mean_length = 0.0
         self.statistics = ChoiceStatistics(batches=dict.fromkeys(("alone", "equal", "padded"), 0))
         self.load = Utilisation(self.statistics)
@@ -89,14 +89,14 @@ class Measured:
         self._trials.observe(members, ns)
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        """Return how long a batch of these is likely to take, in nanoseconds; 0 before the first."""
         if not self._costs.count:
             return 0
         table = self._times(self._length(max([inflight.length for inflight in members])))
         return int(table[min(sum([inflight.batch_size for inflight in members]), len(table) - 1)])
 
     def cost(self, inflight: Inflight) -> float:
-        """What a request adds to the run time of a large batch, in rows of a mean length."""
+        """Return the run time that a request adds to a large batch, in rows of a mean length."""
         rows = float(inflight.batch_size or 1)
         if not self._costs.count:
             return rows
@@ -151,7 +151,7 @@ class Measured:
         return table
 
     def _choose(self, together: Together, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
-        """The members of the next batch, in the order of their lengths."""
+        """Choose the members of the next batch, in the order of their lengths."""
         largest = self._largest()
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
         if self._costs.count < len(_LESSONS) and not self._delays:
@@ -193,7 +193,7 @@ class Measured:
         price: float,
         largest: int,
     ) -> tuple[int, int]:
-        """The first and last place of a trial, if there is one that may teach something and can be afforded."""
+        """Return the first and last place of a trial, if there is a useful one that can be afforded."""
         widest = self._widest(near, window.lengths, place, largest)
         run = place
         while run + 1 < widest[1] and window.lengths[run + 1] == window.lengths[place]:
@@ -211,7 +211,7 @@ class Measured:
         return self._random.randint(widest[0], place), self._random.randint(place, widest[1] - 1) + 1
 
     def _widest(self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int) -> tuple[int, int]:
-        """The most that fits, shorter ones first, as the places of its first and behind its last."""
+        """Return the most that fits, shorter ones first, as the places of its first and behind its last."""
         begin, end = place, place + 1
         size = near[place].batch_size
         for step in (-1, 1):
@@ -253,7 +253,7 @@ class _Window:
         return self._groups(self.lengths, self.rows)
 
     def price_with(self, begin: int, end: int) -> float:
-        """The price of all, if these places are a group."""
+        """Return the price of all, if these places are a group."""
         size = sum(self.rows[begin:end])
         price = self._times(self.lengths[end - 1])[size] * (self.weight + 0.5 * size)
         rest = self._groups(self.lengths[:begin] + self.lengths[end:], self.rows[:begin] + self.rows[end:])
@@ -264,7 +264,7 @@ class _Window:
 
 
 def _oldest_first(near: Sequence[Inflight], lengths: Sequence[int], begin: int, end: int, place: int) -> list[Inflight]:
-    """The group from `begin` to `end`. If only some of its shortest length are in it, then the most urgent of these."""
+    """Return the group from `begin` to `end`; of its shortest length, if only some are in it, the most urgent."""
     group = list(near[begin:end])
     length = lengths[begin]
     first = lengths.index(length)

@@ -1,4 +1,4 @@
-"""The size up to which a batch pays, by measured run times: for models whose requests are all of one length.
+"""Size up to which a batch pays, by measured run times: for models with requests of one length.
 
 A batch that takes as long as its requests one by one gains nothing, and its first request waits for the last. The best
 size depends on the number of waiting requests and on the load, as `grouping` says. Few sizes are compared, and only
@@ -41,7 +41,7 @@ class BatchSizes:
         self._steps = [step for step in self._batch_sizes or _STEPS if step < most] + [most]
         self._crowds = [*self._steps, 2 * most, 4 * most, 8 * most]
         self._best: list[int] = []
-        """The best size by place in `_crowds`, for so many rows that wait. Empty while nothing is decided."""
+        """Best size by place in `_crowds`, for that number of waiting rows. Empty while nothing is decided."""
         self.statistics = ChoiceStatistics()
         self.load = Utilisation(self.statistics)
         self._trials = Trials(self.statistics)
@@ -67,7 +67,7 @@ class BatchSizes:
             self._learn()
 
     def expect(self, members: Sequence[Inflight]) -> int:
-        """How long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        """Return how long a batch of these is likely to take, in nanoseconds; 0 before the first."""
         if not self._costs.count:
             return 0
         rows = rows_of(sum([inflight.batch_size for inflight in members]), self._batch_sizes)
@@ -98,7 +98,7 @@ class BatchSizes:
         return decision
 
     def _untried(self, size: int) -> int:
-        """The size, up to this, of which the least is known; 0 if all are known well."""
+        """Return the size, up to this, about which the least is known; 0 if all are known well."""
         sureness = self._costs.sureness
         least, step = min((sureness(step, 1), step) for step in self._steps if step <= max(size, self._steps[0]))
         return step if least < SURE and step <= size else 0

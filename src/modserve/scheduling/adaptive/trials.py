@@ -6,22 +6,22 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 SURE = 4.0
-"""So many executions of about its size make a batch no trial."""
+"""Number of executions of about a batch's size above which it is no trial."""
 _EVERY = 8
-"""So many choices come to one look at a trial, and half as many among the first:"""
+"""Number of choices for each that may be a trial, and half as many among the first:"""
 _FIRST = 64
 _ALLOWED = 0.002
 """The share of the price of all batches that trials may cost."""
 _ALLOWED_AT_FIRST = 1
-"""So many batches at the beginning count in full, not only as that share. With more of them, trials take most of the
-first seconds of an engine whose batches last a tenth of a second."""
+"""Number of first batches whose price counts in full, not only as that share. With more of them, trials take most of
+the first seconds of an engine whose batches last a tenth of a second."""
 _MOST_SAVED = 6
-"""Batches whose price trials may cost in a row; its mean is of the latest:"""
+"""Number of batches; trials may cost their price in a row. Its mean is of the latest:"""
 _MEAN_OF = 64
 
 
 class Trials:
-    """Prices are those of `grouping`: nanoseconds, times how many wait for them to pass."""
+    """Account of trials. Prices are in nanoseconds times the number of waiting requests, as in `grouping`."""
 
     def __init__(self, statistics: ChoiceStatistics) -> None:
         self._statistics = statistics
@@ -33,11 +33,11 @@ class Trials:
 
     @property
     def due(self) -> bool:
-        """Whether the present choice may be a trial."""
+        """True if the present choice may be a trial."""
         return not self._turn % _EVERY or (self._turn < _FIRST and not self._turn % (_EVERY // 2))
 
     def earn(self, price: float) -> None:
-        """The best choice has a price; a share of it goes to the account."""
+        """Add a share of the best choice's price to the account."""
         self._turn += 1
         self._mean += (price - self._mean) / min(self._turn, _MEAN_OF)
         share = 1.0 if self._turn <= _ALLOWED_AT_FIRST else _ALLOWED
@@ -46,7 +46,7 @@ class Trials:
     def begin(self, excess: float, time: float, waiting: float, first: Inflight) -> bool:
         """Pay for a trial that costs `excess` more than the best choice, or return False.
 
-        It is likely to take `time`, for whose end so many wait; `first` is its first member.
+        It is likely to take `time`, and `waiting` requests wait for its end; `first` is its first member.
         """
         if excess > self._balance:
             return False
@@ -56,14 +56,14 @@ class Trials:
         return True
 
     def observe(self, members: Sequence[Inflight], ns: int) -> None:
-        """A batch took `ns`. A trial that took longer than expected costs that, too."""
+        """Observe a batch that took `ns`. A trial that took longer than expected costs that, too."""
         if self._latest is not None and self._latest[0] in members[:1]:
             _, expected_ns, waiting = self._latest
             self._latest = None
             self._charge(ns - expected_ns, waiting)
 
     def start_again(self) -> None:
-        """What was learnt is no longer true: as at the beginning."""
+        """Return to the allowance of the beginning, since what was learnt is no longer true."""
         self._turn = 0
 
     def _charge(self, ns: float, waiting: float) -> None:

@@ -47,9 +47,9 @@ _LOAD_KEPT = 0.92
 """The share of what was seen before that counts with each new window. Choices are made in busy times only; so what is
 remembered must be longer than these usually are."""
 _LOAD_REST = 8
-"""A pause counts as no more than so many executions: what was before it says nothing about the load now."""
+"""Most executions that a pause counts as: what was before it says nothing about the load now."""
 _SOONER = 0.8
-"""So much of the time of one batch may several of its parts take, side by side, to be better."""
+"""Share of one batch's time that several of its parts, run in parallel, may take and still be better."""
 
 
 class Utilisation:
@@ -65,7 +65,7 @@ class Utilisation:
         self._busy_ns = self._all_ns = 0.0
 
     def use(self, places: int, free: Callable[[], int]) -> None:
-        """So many batches run at a time, and `free` says how many could begin beside the one that is chosen."""
+        """Set the number of batches that run at a time; `free` returns how many could begin besides the chosen one."""
         self._places = max(1, places)
         self._free = free
 
@@ -92,11 +92,11 @@ class Utilisation:
                 self._statistics.utilisation = self._busy_ns / self._all_ns
 
     def weight(self, waiting: int, largest: int) -> float:
-        """Weight of times for `grouping`. A long queue counts as full load, whatever was before it came."""
+        """Return the weight of times for `grouping`. A long queue counts as full load, whatever the load was before."""
         return queue_weight(waiting, min(_BUSIEST, max(self._statistics.utilisation, waiting / (waiting + largest))))
 
     def share(self, waiting: int, times: Sequence[float]) -> int:
-        """Return how many of so many rows are for one place, if several are free: all, unless parts of them end sooner.
+        """Return how many of `waiting` rows are for one place, if several are free: all, unless parts end sooner.
 
         `times` has that of a batch by its rows, up to the largest, as they were with the other places at work.
         """
@@ -144,12 +144,12 @@ _PAUSE_NS, _PAUSE_SHARE = 1_000_000_000, 20  # longer without a request is a pau
 
 
 class TunerWindow(NamedTuple):
-    """What the tuner measured since the last decision took effect."""
+    """Measurements of the tuner since the last decision took effect."""
 
     slowest: Sequence[int]
     """The tenth of the latencies that were longest, the longest first."""
     requests: int
-    """Of all of these latencies."""
+    """Number of all of these latencies."""
     run_ns: int
     """The longest execution."""
     per_second: float
@@ -158,7 +158,7 @@ class TunerWindow(NamedTuple):
     """Share of the batches that had the largest size allowed."""
 
     def like(self, other: "TunerWindow") -> bool:
-        """Whether both had about the same load, and their batches were full in both or in neither."""
+        """True if both had about the same load, and their batches were full in both or in neither."""
         return _same_load(self.per_second, other.per_second) and (self.filled >= _MANY) == (other.filled >= _MANY)
 
 
@@ -175,7 +175,7 @@ class _Climb(NamedTuple):
     p99_ns: int
 
     def in_vain(self, delay_ns: int, p99_ns: int) -> bool:
-        """Whether the latency has grown by most of what the delay has, and by more than chance."""
+        """True if the latency has grown by most of the increase in the delay, and by more than chance."""
         return p99_ns > _CHANCE * self.p99_ns + _IN_VAIN * (delay_ns - self.delay_ns)
 
 
@@ -245,7 +245,7 @@ class Controller:
         return self._with_slack(window, p99_ns)
 
     def _alike(self) -> list[_Alike]:
-        """The latest windows whose load and delay were about those of the last one."""
+        """Return the latest windows with about the load and delay of the last one."""
         last = self._latest[0][1]
         alike: list[_Alike] = []
         for delay_ns, window in self._latest:
@@ -256,7 +256,7 @@ class Controller:
         return alike
 
     def _with_slack(self, window: TunerWindow, p99_ns: int) -> Targets:
-        """Larger batches, if there is anything to make them of."""
+        """Allow larger batches, if there is anything to make them of."""
         self._short = None
         slack_ns = int(_AIM * self.goal_ns) - p99_ns
         if window.filled >= _MANY and self.batch_size < self._largest_in_time():
@@ -270,7 +270,7 @@ class Controller:
         return self._set("room for a longer delay", self.delay_ns + int(_GAIN * slack_ns))
 
     def _against(self, window: TunerWindow, p99_ns: int, again: bool) -> Targets:
-        """Latencies are too long: the delay is to blame if it is a good part of them, else it may be too short."""
+        """Act against long latencies: the delay is to blame if it is a good part of them, else it may be too short."""
         if window.filled >= _MANY:
             return self._against_full(window, p99_ns)
         if self._rest:
@@ -301,7 +301,7 @@ class Controller:
         return self._set("waiting for fewer, larger batches", self.delay_ns + int(_STEP * self.goal_ns))
 
     def _shorten(self, p99_ns: int) -> Targets:
-        """Less delay, but not as little as was too short before."""
+        """Shorten the delay, but not to one that was too short before."""
         climb, self._climb = self._climb, None
         if climb is not None and p99_ns < climb.p99_ns:
             self._short, self._short_left = climb, _SHORT_FOR
@@ -315,7 +315,7 @@ class Controller:
         return self._set("a shorter delay", delay_ns)
 
     def _against_full(self, window: TunerWindow, p99_ns: int) -> Targets:
-        """Batches do not wait for the delay: their size decides."""
+        """Act on full batches, which do not wait for the delay: their size decides."""
         self._climb = None
         if p99_ns > _BACKLOG * window.run_ns:
             if self.batch_size >= self._largest:
@@ -328,7 +328,7 @@ class Controller:
         return self._set("the goal is out of reach")
 
     def _largest_in_time(self) -> int:
-        """The largest batch likely to run in its share of the goal."""
+        """Return the largest batch likely to run in its share of the goal."""
         share_ns = int(_RUN_SHARE * self.goal_ns)
         if self._run_ns(self._largest) <= share_ns:
             return self._largest
@@ -358,7 +358,7 @@ class LatencyTuner:
         make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] | None = None,
     ) -> None:
-        """`make_rule` makes the rule for a policy and a largest batch size; `run_ns` predicts how long a size runs."""
+        """Create a tuner. `make_rule` makes a rule for a policy and a largest size; `run_ns` predicts a size's time."""
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
@@ -379,13 +379,13 @@ class LatencyTuner:
         self._filled: int = 0
         self._late: int = 0
         self._start_ns: int = 0
-        """When the first request came, or the window began if some waited then; 0 before the first request."""
+        """Time of the first request, or of the window's start if requests waited then; 0 before the first request."""
         self._latest_ns: int = 0
         self._pauses: int = 0
         self._paused_ns: int = 0
 
     def rule(self, together: Together, now_ns: int) -> Decision:
-        """The dynamic batcher's rule with the targets of the moment."""
+        """Return the dynamic batcher's rule with the targets of the moment."""
         return self._rule(together, now_ns)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
@@ -412,7 +412,7 @@ class LatencyTuner:
             self._decide()
 
     def _came(self, at_ns: int) -> None:
-        """A request of the window came at a time, or waited when the window began."""
+        """Record a request of the window that came at a time, or waited when the window began."""
         if not self._start_ns:
             self._start_ns = self._latest_ns = at_ns
         elif at_ns > self._latest_ns:
@@ -423,7 +423,7 @@ class LatencyTuner:
             self._latest_ns = at_ns
 
     def _busy_ns(self) -> int:
-        """The window's time without its pauses. If requests are always that rare, there are no pauses."""
+        """Return the window's time without its pauses. If requests are always that rare, there are no pauses."""
         rare = self._pauses > 1 and self._pauses * _PAUSE_SHARE > len(self._latencies)
         return max(1, self._now_ns() - self._start_ns - (0 if rare else self._paused_ns))
 
@@ -455,7 +455,7 @@ def _same_load(one: float, other: float) -> bool:
 
 
 def _p99(windows: Sequence[_Alike]) -> int:
-    """What 99 of 100 of their requests stay below, each counted by its window's weight, with latencies moved."""
+    """Return the 99th percentile of their latencies, each moved and counted by its window's weight."""
     slowest = [(latency + each.moved_ns, each.weight) for each in windows for latency in each.window.slowest]
     slowest.sort(reverse=True)
     left = 0.01 * sum(each.window.requests * each.weight for each in windows)
