@@ -72,6 +72,18 @@ class _Group(Together):
                     break
                 yield inflight
 
+    def leading(self, count: int) -> list[Inflight]:
+        """Return the first requests, as the iteration has them; there are at least `count`."""
+        batch: list[Inflight] = []
+        for number in sorted(self.lanes) if len(self.lanes) > 1 else self.lanes:
+            for inflight in self.lanes[number]:
+                if inflight.arrival > self.last_arrival:
+                    break
+                batch.append(inflight)
+                if len(batch) == count:
+                    return batch
+        return batch
+
     def first(self) -> Inflight:
         return next(iter(self.lanes[min(self.lanes)]))
 
@@ -131,7 +143,8 @@ class LevelQueue(RequestQueue):
 
     def take(self, together: Together, count: int) -> list[Inflight]:
         """Remove the first `count` of a group."""
-        return self.take_members(list(islice(together, count)))
+        assert isinstance(together, _Group), "only these are candidates: this is a bug"
+        return self.take_members(together.leading(count))
 
     def take_members(self, batch: list[Inflight]) -> list[Inflight]:
         """Remove these requests of one group."""
@@ -213,7 +226,7 @@ class LevelQueue(RequestQueue):
         group.stale = True
         if not group.count:
             self._spare_group = self._groups.pop(key)
-        if group in self._ripe and not self._is_ripe(group):
+        if self._ripe and group in self._ripe and not self._is_ripe(group):
             del self._ripe[group]
 
     def _is_ripe(self, group: _Group) -> bool:
