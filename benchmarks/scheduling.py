@@ -104,7 +104,6 @@ def decision_us(crowd: Crowd, waiting: int, decisions: int) -> float:
         lambda member, error: None,
         policy,
         ripe_size=batching.ripe_size(policy, MAX_BATCH_SIZE),
-        alike=crowd.shapes == 1,
     )
     arriving = crowd.requests()
     for _ in range(waiting):

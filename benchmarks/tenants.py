@@ -34,6 +34,7 @@ from modserve.form import form
 from modserve.scheduling import batching
 from modserve.scheduling.fair_queue import FairQueue, rows
 from modserve.scheduling.level_queue import LevelQueue
+from modserve.scheduling.queue import QueueSettings
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, inflight
 
@@ -49,7 +50,7 @@ ROUNDS = 5
 def decision_us(tenants: int) -> float:
     """CPU microseconds to choose and take a request, in batches, while `WAITING` wait; 0 tenants: no shares at all."""
     queue: FairQueue | LevelQueue
-    queue = FairQueue(sums=False, cost=rows) if tenants else LevelQueue(sums=False)
+    queue = FairQueue(QueueSettings(), rows) if tenants else LevelQueue(QueueSettings())
     known: list[Tenant | None] = [Tenant(str(number)) for number in range(tenants)] or [None]
     entries = [inflight(tenant=known[number % len(known)]) for number in range(WAITING)]
     for entry in entries:
@@ -89,7 +90,7 @@ def simulate() -> dict[str, list[float]]:
     clock, runner = FakeClock(), PuppetRunner()
     policy = DynamicBatching()
     scheduler = QueuedScheduler(
-        batching.dynamic(policy, BATCH), runner, clock, lambda entry, error: entry.settle(error), policy, alike=True
+        batching.dynamic(policy, BATCH), runner, clock, lambda entry, error: entry.settle(error), policy
     )
     runner.serve(scheduler)
     tenants = {"a: 250 rows a second": Tenant("a"), "b: 400, weight 2": Tenant("b", 2.0), "c: floods": Tenant("c")}

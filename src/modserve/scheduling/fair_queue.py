@@ -45,7 +45,7 @@ from modserve.core.tenants import Tenant
 from .batching import FAR_NS, Together
 from .level_queue import RIPE_LOOKED_AT, LevelQueue
 from .prediction import LengthIndex
-from .queue import Line, RequestQueue
+from .queue import Line, QueueSettings, RequestQueue
 
 RequestT = TypeVar("RequestT")
 
@@ -282,24 +282,14 @@ class FairQueue(RequestQueue):
     `cost` returns the cost of a request to its tenant, in rows.
     """
 
-    def __init__(
-        self,
-        *,
-        sums: bool,
-        ripe_size: int = 0,
-        ripe_elements: int = 0,
-        look_ahead: int = 1024,
-        padded: Callable[[int], int] | None = None,
-        cost: Callable[[Inflight], float],
-    ) -> None:
-        super().__init__(sums=sums)
-        self._ripe_size = ripe_size
-        self._ripe_elements = ripe_elements
-        self._padded = padded
+    def __init__(self, settings: QueueSettings, cost: Callable[[Inflight], float]) -> None:
+        super().__init__(sums=settings.sums)
+        self._ripe_size = settings.ripe_size
+        self._ripe_elements = settings.ripe_elements
+        self._padded = settings.padded
         self._cost = cost
-        self.shares = Shares(
-            lambda name, weight: TenantAccount(name, weight, LevelQueue(sums=False, look_ahead=look_ahead))
-        )
+        own = QueueSettings(look_ahead=settings.look_ahead)
+        self.shares = Shares(lambda name, weight: TenantAccount(name, weight, LevelQueue(own)))
         self._groups: dict[object, _Group] = {}
         self._ripe: dict[_Group, None] = {}
         self._line: Line = OrderedDict()

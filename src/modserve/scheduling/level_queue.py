@@ -20,8 +20,8 @@ batch, the group of the request that came first, and those of the requests that 
 `_insert` and `_remove` are the only places where a request enters and leaves; both keep all sums.
 """
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -32,7 +32,7 @@ from modserve.core.tenants import Tenant
 
 from .batching import Together
 from .prediction import LengthIndex
-from .queue import GONE, Line, RequestQueue
+from .queue import GONE, Line, QueueSettings, RequestQueue
 
 RIPE_LOOKED_AT = 8
 """Most ripe groups that one look asks: a group with enough requests for a batch may still wait for a larger one."""
@@ -56,7 +56,8 @@ class _Group(Together):
     `candidates` keeps both up to date.
     """
 
-    lanes: dict[int, Line] = field(default_factory=lambda: defaultdict(OrderedDict))
+    lanes: dict[int, Line] = field(default_factory=dict)
+    spare_lane: Line | None = None
     last_arrival: int = 0
     run: int = 0
 
@@ -71,50 +72,60 @@ class _Group(Together):
                     break
                 yield inflight
 
+    def leading(self, count: int) -> list[Inflight]:
+        """Return the first requests, as the iteration has them; there are at least `count`."""
+        batch: list[Inflight] = []
+        for number in sorted(self.lanes) if len(self.lanes) > 1 else self.lanes:
+            for inflight in self.lanes[number]:
+                if inflight.arrival > self.last_arrival:
+                    break
+                batch.append(inflight)
+                if len(batch) == count:
+                    return batch
+        return batch
+
     def first(self) -> Inflight:
         return next(iter(self.lanes[min(self.lanes)]))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LevelQueue(RequestQueue):
-    """Queue with the calls of `FifoQueue`, `move` and `promote`. Only calls that list cost more when many wait.
+    """Requests by urgency and arrival, in groups. Only calls that list requests cost more when many wait."""
 
-    Groups are ripe when their batch sizes sum to `ripe_size`, or they have `ripe_elements`; 0 for none, both.
-    """
-
-    def __init__(
-        self,
-        *,
-        sums: bool,
-        ripe_size: int = 0,
-        ripe_elements: int = 0,
-        look_ahead: int = 1024,
-        padded: Callable[[int], int] | None = None,
-    ) -> None:
-        """Create a queue. `padded` returns the length that counts; with it the `lengths` of each group are kept."""
-        super().__init__(sums=sums)
-        self._padded = padded
-        self._ripe_size = ripe_size
-        self._ripe_elements = ripe_elements
-        self._look_ahead = look_ahead
-        self._levels: dict[int, _Level] = defaultdict(_Level)
-        self._groups: dict[object, _Group] = defaultdict(_Group)
+    def __init__(self, settings: QueueSettings) -> None:
+        super().__init__(sums=settings.sums)
+        self._padded = settings.padded
+        self._ripe_size = settings.ripe_size
+        self._ripe_elements = settings.ripe_elements
+        self._look_ahead = settings.look_ahead
+        self._levels: dict[int, _Level] = {}
+        self._groups: dict[object, _Group] = {}
         self._ripe: dict[_Group, None] = {}
+        self._spare_level: _Level | None = None
+        self._spare_group: _Group | None = None
+        """Empty objects for the next request: creating them takes as long as all else where few requests wait."""
 
     def __iter__(self) -> Iterator[Inflight]:
+        """Iterate over the waiting requests, the most urgent first."""
         for _, level in sorted(self._levels.items()):
             yield from level.line
 
     def oldest_ns(self) -> int:
+        """Return the arrival of the first waiting request. The queue must not be empty."""
         return min([inflight.queue_start_ns for level in self._levels.values() for inflight in level.line])
 
     def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
+        """Return how many would run before a new request of a level, and the sum of their batch sizes.
+
+        They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
+        """
         levels = [each for number, each in self._levels.items() if number <= level]
         return sum([len(each.line) for each in levels]), sum([each.size for each in levels])
 
     # In and out
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
+        """Let a request wait. `timeout_ns`: when it has waited too long for its policy; 0 for never."""
         self.join(inflight, level, self._arrivals + 1)
         if inflight.deadline_ns or timeout_ns:
             self._remember(inflight, timeout_ns)
@@ -125,12 +136,15 @@ class LevelQueue(RequestQueue):
         self._insert(inflight, level, inflight.queue_start_ns)
 
     def left(self, inflight: Inflight) -> None:
+        """Remove a request that waits."""
         self._remove((inflight,))
         if self.timed and not self.count:
             self._forget_times()
 
     def take(self, together: Together, count: int) -> list[Inflight]:
-        return self.take_members(list(islice(together, count)))
+        """Remove the first `count` of a group."""
+        assert isinstance(together, _Group), "only these are candidates: this is a bug"
+        return self.take_members(together.leading(count))
 
     def take_members(self, batch: list[Inflight]) -> list[Inflight]:
         """Remove these requests of one group."""
@@ -155,8 +169,19 @@ class LevelQueue(RequestQueue):
                 self.move(first, number - 2, now_ns)
 
     def _insert(self, inflight: Inflight, number: int, now_ns: int) -> None:
-        group, level = self._groups[inflight.shape_key], self._levels[number]
-        lane = group.lanes[number]
+        key = inflight.shape_key
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = self._spare_group or _Group()
+            self._spare_group = None
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = self._spare_level or _Level()
+            self._spare_level = None
+        lane = group.lanes.get(number)
+        if lane is None:
+            lane = group.lanes[number] = group.spare_lane or OrderedDict()
+            group.spare_lane = None
         inflight.level = number
         inflight.level_ns = now_ns
         lane[inflight] = level.line[inflight] = None
@@ -193,15 +218,15 @@ class LevelQueue(RequestQueue):
             group.size -= size
             group.elements -= size * inflight.length
             if not lane:
-                del group.lanes[number]
+                group.spare_lane = group.lanes.pop(number)
                 if not level.line:
-                    del self._levels[number]
+                    self._spare_level = self._levels.pop(number)
         self.count -= len(requests)
         group.count -= len(requests)
         group.stale = True
         if not group.count:
-            del self._groups[key]
-        if group in self._ripe and not self._is_ripe(group):
+            self._spare_group = self._groups.pop(key)
+        if self._ripe and group in self._ripe and not self._is_ripe(group):
             del self._ripe[group]
 
     def _is_ripe(self, group: _Group) -> bool:
@@ -210,6 +235,15 @@ class LevelQueue(RequestQueue):
     # What may run
 
     def candidates(self) -> Iterable[Together]:
+        """Return the groups that may form the next batch; the rule decides about them in this order.
+
+        The queue must not be empty. A group is valid until the queue changes.
+        """
+        if len(self._groups) == 1:
+            return [self._looked_at(next(iter(self._groups.values())))]
+        return self._candidates()
+
+    def _candidates(self) -> Iterator[Together]:
         yielded: set[_Group] = set()
         for group in self._in_turn():
             if group not in yielded:

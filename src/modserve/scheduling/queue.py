@@ -1,12 +1,8 @@
 """The waiting requests of a model.
 
-A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are three
-queues with one interface. A model gets one of the first two when it is loaded:
-
-- `FifoQueue`, for models without priorities if all requests can share a batch, or each request runs alone:
-  one line, first in, first out.
-- `LevelQueue` (level_queue.py), for all others.
-- `FairQueue` (fair_queue.py), from the first request of a tenant on.
+A scheduler looks at its queue whenever an instance is free: which requests may share the next batch? There are two
+queues with one interface: `LevelQueue` (level_queue.py), and `FairQueue` (fair_queue.py) from the first request of a
+tenant on.
 
 Rules for all:
 
@@ -21,14 +17,12 @@ Rules for all:
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
 from modserve.core.requests.inflight import Inflight
-from modserve.core.tenants import Tenant
-
-from .batching import Together
 
 GONE = -1
 """The level of a request that does not wait."""
@@ -37,6 +31,22 @@ _SWEEP_FROM = 64
 
 Line = OrderedDict[Inflight, None]
 _Times = list[tuple[int, int, Inflight]]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Settings of a model's queue. A group of requests is ripe when a batch of it may run before its delay is over."""
+
+    sums: bool = False
+    """The rule reads the elements and the extremes of `Together`."""
+    ripe_size: int = 0
+    """Sum of batch sizes with which a group is ripe; 0 for never."""
+    ripe_elements: int = 0
+    """Number of elements with which a group is ripe; 0 for never."""
+    look_ahead: int = 1024
+    """Arrivals that a batch may overtake."""
+    padded: Callable[[int], int] | None = None
+    """Length that counts for a request's own, where the rule chooses by `Together.lengths`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -90,92 +100,6 @@ class RequestQueue:
         self.timed = False
         self._deadlines.clear()
         self._timeouts.clear()
-
-
-class FifoQueue(RequestQueue):
-    """Queue of requests that may all share a batch. Levels are ignored: all requests are equally urgent."""
-
-    def __init__(self, *, sums: bool) -> None:
-        super().__init__(sums=sums)
-        self._line: Line = OrderedDict()
-        self._together = Together(self._line)
-        self._candidates = (self._together,)
-
-    def __iter__(self) -> Iterator[Inflight]:
-        """Iterate over the waiting requests, the most urgent first."""
-        return iter(self._line)
-
-    def oldest_ns(self) -> int:
-        """Return the arrival of the first waiting request. The queue must not be empty."""
-        return next(iter(self._line)).queue_start_ns
-
-    def ahead(self, level: int, tenant: Tenant | None = None) -> tuple[int, int]:
-        """Return how many would run before a new request of a level, and the sum of their batch sizes.
-
-        They wait at that level or a more urgent one. Only a queue that shares between tenants reads the `tenant`.
-        """
-        return self.count, self._together.size
-
-    def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
-        """Let a request wait. `timeout_ns`: when it has waited too long for its policy; 0 for never."""
-        together = self._together
-        self._arrivals += 1
-        inflight.arrival = self._arrivals
-        inflight.level = 0
-        self._line[inflight] = None
-        size = inflight.batch_size or 1
-        self.count += 1
-        together.count = self.count
-        together.size += size
-        if self._sums:
-            together.elements += size * inflight.length
-            together.joined(inflight)
-        else:
-            together.stale = True
-        if inflight.deadline_ns or timeout_ns:
-            self._remember(inflight, timeout_ns)
-
-    def left(self, inflight: Inflight) -> None:
-        """Remove a request that waits."""
-        del self._line[inflight]
-        self._uncount((inflight,))
-
-    def candidates(self) -> Iterable[Together]:
-        """Return the groups that may form the next batch; the rule decides about them in this order.
-
-        The queue must not be empty. A group is valid until the queue changes.
-        """
-        return self._candidates
-
-    def take(self, together: Together, count: int) -> list[Inflight]:
-        """Remove the first `count` of a group."""
-        line = self._line
-        batch: list[Inflight] = []
-        while len(batch) < count:
-            batch.append(line.popitem(last=False)[0])
-        self._uncount(batch)
-        return batch
-
-    def take_members(self, batch: list[Inflight]) -> list[Inflight]:
-        """Remove these requests."""
-        for inflight in batch:
-            del self._line[inflight]
-        self._uncount(batch)
-        return batch
-
-    def _uncount(self, requests: Collection[Inflight]) -> None:
-        together = self._together
-        self.count -= len(requests)
-        together.count = self.count
-        together.stale = True
-        for inflight in requests:
-            inflight.level = GONE
-            size = inflight.batch_size or 1
-            together.size -= size
-            if self._sums:
-                together.elements -= size * inflight.length
-        if self.timed and not self.count:
-            self._forget_times()
 
 
 def _any_waits(entries: _Times) -> bool:

@@ -1,7 +1,6 @@
 """The scheduler around a batching rule. It is the direct scheduler or the dynamic batcher, depending on the rule."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Generic
 
 from mypy_extensions import mypyc_attr
@@ -16,7 +15,7 @@ from .admission import WHOLE_QUEUE, Gate, QueueLimit
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .fair_queue import FairQueue, rows
 from .level_queue import LevelQueue
-from .queue import GONE, FifoQueue
+from .queue import GONE, QueueSettings
 from .scheduler import BatchRunner, OnDrop, SlotT
 
 TURN_NS = 1_000_000
@@ -40,12 +39,11 @@ class QueuedScheduler(Generic[SlotT]):
         policy: DynamicBatching = DynamicBatching(),  # noqa: B008 - frozen
         *,
         ripe_size: int = 0,
-        alike: bool = False,
         gate: Gate = Gate(),  # noqa: B008 - it changes nothing
         padded: Callable[[int], int] | None = None,
         cost: Callable[[Inflight], float] = rows,
     ) -> None:
-        """Create a scheduler. `alike`: the rule lets all requests share batches, or lets each run alone.
+        """Create a scheduler.
 
         `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
         reads `Together.lengths`; this gives the length that counts there for a request's own. `cost`: what a request
@@ -64,31 +62,17 @@ class QueuedScheduler(Generic[SlotT]):
         has_timeout = any(each.default_timeout_ns for each in policies)
         self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
         """True if `_place` must handle every request, not only those with a time-out or a tenant."""
-        sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
-        ripe_size = ripe_size if policy.max_queue_delay_ns else 0
-        self._levels: LevelQueue | FairQueue | None = None
-        self._fair: FairQueue | None = None
-        """The queue, once there has been a request with a tenant."""
-        self._make_fair = partial(
-            FairQueue,
-            sums=sums,
-            ripe_size=ripe_size,
+        self._settings = QueueSettings(
+            sums=bool(policy.max_queue_delay_ns or policy.max_batch_elements),
+            ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
             ripe_elements=policy.max_batch_elements,
             look_ahead=policy.look_ahead,
             padded=padded,
-            cost=cost,
         )
-        self._queue: FifoQueue | LevelQueue | FairQueue
-        if alike and not policy.priority_levels and not any(each.delay for each in policies):
-            self._queue = FifoQueue(sums=sums)
-        else:
-            self._queue = self._levels = LevelQueue(
-                sums=sums,
-                ripe_size=ripe_size,
-                ripe_elements=policy.max_batch_elements,
-                look_ahead=policy.look_ahead,
-                padded=padded,
-            )
+        self._cost = cost
+        self._queue: LevelQueue | FairQueue = LevelQueue(self._settings)
+        self._fair: FairQueue | None = None
+        """The queue, once there has been a request with a tenant."""
         self._stopped = self._hurries = False
         self._pump_due = False
         self._alarm = Alarm(clock, self.dispatch)
@@ -148,7 +132,7 @@ class QueuedScheduler(Generic[SlotT]):
     def _share(self) -> None:
         """Share between tenants from now on. What waits goes on waiting, as a tenant of its own."""
         former, timeouts = self._queue, self._queue.timeouts()
-        self._queue = self._levels = self._fair = fair = self._make_fair()
+        self._queue = self._fair = fair = FairQueue(self._settings, self._cost)
         for inflight in sorted(former, key=lambda each: each.arrival):
             fair.append(inflight, inflight.level, timeouts.get(inflight, 0))
 
@@ -242,8 +226,8 @@ class QueuedScheduler(Generic[SlotT]):
             if slot is None:
                 alarm.at(wake_ns)
                 return
-            if self._policy.ageing_ns and self._levels is not None:
-                self._levels.promote(now_ns, self._policy.ageing_ns)
+            if self._policy.ageing_ns:
+                queue.promote(now_ns, self._policy.ageing_ns)
             look_ns = now_ns if not self._hurries else FAR_NS
             for together in queue.candidates():
                 decision = self._rule(together, look_ns)
@@ -281,10 +265,10 @@ class QueuedScheduler(Generic[SlotT]):
         for inflight in queue.expired(now_ns):
             self._leave(inflight, unavailable("Request timeout expired"))
         for inflight in queue.timed_out(now_ns):
-            if inflight.queue_limit_ns or self._levels is None:
+            if inflight.queue_limit_ns:
                 self._leave(inflight, unavailable("Request timeout expired"))
             elif inflight.level != GONE:  # re-entrancy, as in `_leave`
-                self._levels.move(inflight, inflight.level + 1, now_ns)
+                queue.move(inflight, inflight.level + 1, now_ns)
         return queue.next_time_ns()
 
 

@@ -23,7 +23,7 @@ def test_modules_are_known_by_the_ends_of_their_names() -> None:
         ([("tcp_sendmsg", KERNEL), ("ksys_write", KERNEL), ("CPyDef_queue___A___b", LIBRARY)], "kernel: sending"),
         ([("do_epoll_wait", KERNEL), ("uv_run", "/a/uvloop/loop.so")], "kernel: waiting for events"),
         ([("finish_task_switch", KERNEL)], stages.OTHER_KERNEL),
-        ([("PyDict_GetItem", PYTHON), ("CPyDef_queue___FifoQueue___take", LIBRARY)], "queue and batch"),
+        ([("PyDict_GetItem", PYTHON), ("CPyDef_queue___LevelQueue___take", LIBRARY)], "queue and batch"),
         ([("CPyPy_http2___connection___Http2Connection___read", LIBRARY)], "HTTP/2 frames, header blocks, windows"),
         ([("CPyDef_wire___connection___HttpConnection___read", LIBRARY)], "HTTP heads, bodies, responses"),
         ([("_PyEval_EvalFrameDefault", PYTHON), ("CPyDef_queue___A___b", LIBRARY)], stages.INTERPRETED),

@@ -110,7 +110,7 @@ def test_an_unknown_kind_is_named() -> None:
 def test_the_table() -> None:
     servers = []
     for name, factor in (("modserve", 1.0), ("Triton", 2.0)):
-        loads = {
+        loads: dict[tuple[str, int], list[Load | None]] = {
             (row, connections): [Load(1, 100 * factor, 400, 0, cost * run * factor) for run in (1, 2, 3)]
             for row, cost in ((traffic.GRPC, 10), ("other metadata", 15))
             for connections in CONNECTIONS
@@ -179,3 +179,23 @@ def test_calls_have_streams_of_their_own() -> None:
 def test_an_error_is_no_response(response: bytes) -> None:
     with pytest.raises(FailedError, match=r"failed|ended"):
         called(response)
+
+
+def test_windows_whose_calls_fail() -> None:
+    """Those of Triton are measured again, and then left out of the row; this server's may not fail."""
+
+    def fail() -> Load:
+        raise SystemExit("calls have failed")
+
+    row = traffic.Row("b", "through nginx, gRPC", traffic.GRPC, Mock())
+    mine, tritons = traffic.Contender("modserve", Mock()), traffic.Contender("Triton", Mock())
+    with pytest.raises(SystemExit):
+        traffic.window(row, mine, fail)
+    assert traffic.window(row, tritons, fail) is None
+    assert tritons.failed == [row.name] * traffic.ATTEMPTS
+    for connections in CONNECTIONS:
+        mine.loads[row.name, connections] = [Load(1, 100, 400, 0, 10), Load(1, 100, 400, 0, 30)]
+        tritons.loads[row.name, connections] = [None, Load(1, 100, 400, 0, 60) if connections == 1 else None]
+    lines = traffic.table([row], [mine, tritons])
+    assert "| 20.0 µs | 60.0 µs | 0.50 |" in lines[2]
+    assert "| 20.0 µs | calls fail |  |" in lines[3]

@@ -52,9 +52,9 @@ async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> S
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (config(), ["Model", "FifoQueue"]),
-        (config(inputs=VARIABLE), ["Model", "FifoQueue"]),
-        (config(dynamic_batching=DynamicBatching()), ["Model", "FifoQueue"]),
+        (config(), ["Model", "LevelQueue"]),
+        (config(inputs=VARIABLE), ["Model", "LevelQueue"]),
+        (config(dynamic_batching=DynamicBatching()), ["Model", "LevelQueue"]),
         (config(dynamic_batching=DynamicBatching(), inputs=VARIABLE), ["Model", "LevelQueue"]),
         (config(dynamic_batching=DynamicBatching(priority_levels=2)), ["Model", "LevelQueue"]),
         (config(dynamic_batching=DynamicBatching(separate_by=("a",))), ["Model", "grouped", "LevelQueue"]),
@@ -70,10 +70,10 @@ async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> S
             config(dynamic_batching=DynamicBatching(), inputs=VARIABLE, padding=Padding({"INPUT0": 0})),
             ["Model", "LevelQueue"],
         ),
-        (config(cached=True), ["CachedModel", "Model", "FifoQueue"]),
+        (config(cached=True), ["CachedModel", "Model", "LevelQueue"]),
         (
             config(cached=True, dynamic_batching=DynamicBatching(preserve_ordering=True)),
-            ["OrderedModel", "CachedModel", "Model", "FifoQueue"],
+            ["OrderedModel", "CachedModel", "Model", "LevelQueue"],
         ),
         (config(sequence_batching=SequenceBatching(OldestStrategy())), ["SequenceModel"]),
     ],
@@ -90,6 +90,6 @@ async def test_parts(given: ModelConfig, expected: list[str]) -> None:
 async def test_a_server_without_a_cache_runs_every_request(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         servable = await assembled(config(cached=True))
-    assert parts(servable) == ["Model", "FifoQueue"]
+    assert parts(servable) == ["Model", "LevelQueue"]
     assert "every request is run" in caplog.text
     await servable.close()

@@ -12,6 +12,7 @@ from modserve.core.configuration.model_config import DynamicBatching
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic, element_cost
 from modserve.scheduling.level_queue import LevelQueue
+from modserve.scheduling.queue import QueueSettings
 from modserve.testing import config, inflight
 
 NOW = 1_000
@@ -86,7 +87,7 @@ def ripe(queue: LevelQueue) -> list[Inflight]:
 
 
 def test_the_queue_finds_it_behind_others() -> None:
-    queue = LevelQueue(sums=True, ripe_size=8, ripe_elements=100)
+    queue = LevelQueue(QueueSettings(sums=True, ripe_size=8, ripe_elements=100))
     first = inflight(shape_key="odd")
     queue.append(first)
     members = waiting(40, 40, 40)

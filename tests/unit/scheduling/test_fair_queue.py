@@ -16,20 +16,20 @@ from modserve.core.tenants import Tenant
 from modserve.scheduling import batching
 from modserve.scheduling.fair_queue import FairQueue, rows
 from modserve.scheduling.level_queue import LevelQueue
-from modserve.scheduling.queue import FifoQueue
+from modserve.scheduling.queue import QueueSettings
 from modserve.testing import inflight
 
 A, B, C = Tenant("a"), Tenant("b"), Tenant("c")
 
 
 def fair_queue(**more: Any) -> FairQueue:
-    return FairQueue(cost=rows, **{"sums": True, **more})
+    return FairQueue(QueueSettings(**{"sums": True, **more}), rows)
 
 
 @settings(max_examples=200, deadline=None)
 @given(ACTIONS)
 def test_a_single_tenant_has_the_queue_that_there_is_without_tenants(actions: list[tuple[Any, ...]]) -> None:
-    fair, levels = Driven(fair_queue()), Driven(LevelQueue(sums=True))
+    fair, levels = Driven(fair_queue()), Driven(LevelQueue(QueueSettings(sums=True)))
     for action in actions:
         assert fair.act(*action) == levels.act(*action)
 
@@ -39,15 +39,15 @@ def tenants_of(batch: list[Inflight]) -> Counter[str]:
 
 
 def test_a_queue_without_tenants_is_that_of_before() -> None:
-    bench = Bench(alike=True)
+    bench = Bench()
     bench.submit(*many(5))
-    assert isinstance(bench.scheduler.waiting, FifoQueue)
+    assert isinstance(bench.scheduler.waiting, LevelQueue)
     bench.submit(inflight(tenant=A))
     assert isinstance(bench.scheduler.waiting, FairQueue)
 
 
 def test_who_floods_does_not_hold_up_who_does_not() -> None:
-    bench = Bench(alike=True)
+    bench = Bench()
     bench.submit(*many(100, tenant=A))
     (urgent,) = bench.submit(inflight(tenant=B))
     bench.finish()
@@ -56,7 +56,7 @@ def test_who_floods_does_not_hold_up_who_does_not() -> None:
 
 
 def test_how_many_of_each_tenant_wait() -> None:
-    bench = Bench(alike=True)
+    bench = Bench()
     bench.submit(*many(3))
     assert bench.scheduler.waiting_by_tenant() == {}
     bench.submit(*many(3, tenant=A), *many(2, tenant=B))

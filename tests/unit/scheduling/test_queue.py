@@ -9,15 +9,15 @@ from modserve.core.errors import cancelled
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Together
 from modserve.scheduling.level_queue import LevelQueue
-from modserve.scheduling.queue import GONE
+from modserve.scheduling.queue import GONE, QueueSettings
 from modserve.testing import RecordingSink, inflight
 
 
 class Queue(LevelQueue):
     """With questions that only tests ask."""
 
-    def __init__(self, *, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024) -> None:
-        super().__init__(sums=True, ripe_size=ripe_size, ripe_elements=ripe_elements, look_ahead=look_ahead)
+    def __init__(self, **more: Any) -> None:
+        super().__init__(QueueSettings(sums=True, **more))
 
     def __len__(self) -> int:
         return self.count

@@ -13,6 +13,7 @@ from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome
+from modserve.core.tenants import Tenant
 from modserve.scheduling import batching
 from modserve.scheduling.batching import Decision, Rule, Together
 from modserve.scheduling.queued import QueuedScheduler
@@ -40,9 +41,7 @@ NO_POLICY = DynamicBatching()
 class Bench:
     """A scheduler between a clock and a runner, with a record of what it drops and how much its rule looks at."""
 
-    def __init__(
-        self, rule: Rule = batching.direct, slots: int = 1, policy: DynamicBatching = NO_POLICY, *, alike: bool = False
-    ) -> None:
+    def __init__(self, rule: Rule = batching.direct, slots: int = 1, policy: DynamicBatching = NO_POLICY) -> None:
         self.clock = HastyClock()
         self.runner = PuppetRunner(slots)
         self.dropped: list[tuple[Inflight, ModserveError]] = []
@@ -51,9 +50,7 @@ class Bench:
         self.looked_at = 0
         self._rule = rule
         ripe = batching.ripe_size(policy, 8)
-        self.scheduler = QueuedScheduler(
-            self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe, alike=alike
-        )
+        self.scheduler = QueuedScheduler(self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe)
         self.runner.serve(self.scheduler)
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
@@ -741,7 +738,7 @@ def test_sums_and_reading_lead_to_the_same_decisions(
     slots=st.integers(1, 2),
     queue_policy=st.sampled_from([QueuePolicy(), QueuePolicy(3), QueuePolicy(0, 15), QueuePolicy(0, 15, False, True)]),
 )
-def test_both_queues_lead_to_the_same_decisions(
+def test_a_tenant_alone_gets_the_decisions_of_a_server_without_tenants(
     actions: list[tuple[Any, ...]], rule: str, slots: int, queue_policy: QueuePolicy
 ) -> None:
     policy = DynamicBatching(
@@ -751,13 +748,14 @@ def test_both_queues_lead_to_the_same_decisions(
         max_batch_elements=30 if rule == "elements" else 0,
     )
     made = batching.direct if rule == "direct" else batching.dynamic(policy, 16)
-    plain, levels = (
-        history(Bench(made, slots, policy, alike=alike), actions, shaped=rule == "direct") for alike in (True, False)
+    levels, fair = (
+        history(Bench(made, slots, policy), actions, shaped=rule == "direct", tenant=tenant)
+        for tenant in (None, Tenant("a"))
     )
-    assert plain == levels
+    assert levels == fair
 
 
-def history(bench: Bench, actions: list[tuple[Any, ...]], *, shaped: bool = True) -> Any:
+def history(bench: Bench, actions: list[tuple[Any, ...]], *, shaped: bool = True, tenant: Tenant | None = None) -> Any:
     """What becomes of requests: the batches, in order, and those that were dropped or refused, with the reasons."""
     accepted: list[Inflight] = []
     refused: list[tuple[int, str]] = []
@@ -765,7 +763,7 @@ def history(bench: Bench, actions: list[tuple[Any, ...]], *, shaped: bool = True
         if action == "enqueue":
             size, shape, timeout, priority, length = values
             deadline_ns = bench.clock.now_ns() + timeout if timeout else 0
-            entry = inflight(1, shape_key=shape if shaped else None, deadline_ns=deadline_ns)
+            entry = inflight(1, shape_key=shape if shaped else None, deadline_ns=deadline_ns, tenant=tenant)
             entry.batch_size, entry.length = size, length
             entry.request.parameters["priority"] = priority  # type: ignore[index]
             try:

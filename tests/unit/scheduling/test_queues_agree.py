@@ -1,5 +1,6 @@
-"""The plain queue and the one with levels say the same of requests that are all alike."""
+"""The queue agrees with a list that is read anew at each question, for requests that are all alike."""
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +11,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Together
 from modserve.scheduling.fair_queue import FairQueue
 from modserve.scheduling.level_queue import LevelQueue
-from modserve.scheduling.queue import GONE, FifoQueue
+from modserve.scheduling.queue import GONE, QueueSettings, RequestQueue
 from modserve.testing import inflight
 
 ACTIONS = st.lists(
@@ -31,10 +32,50 @@ ACTIONS = st.lists(
 )
 
 
+class PlainQueue(RequestQueue):
+    """A list, first in, first out; nothing is kept that can be worked out from it."""
+
+    def __init__(self) -> None:
+        super().__init__(sums=True)
+        self.line: list[Inflight] = []
+
+    def __iter__(self) -> Iterator[Inflight]:
+        return iter(self.line)
+
+    def ahead(self, level: int) -> tuple[int, int]:
+        return len(self.line), sum(entry.batch_size or 1 for entry in self.line)
+
+    def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
+        self._arrivals += 1
+        inflight.arrival, inflight.level = self._arrivals, 0
+        self.line.append(inflight)
+        self.count = len(self.line)
+        if inflight.deadline_ns or timeout_ns:
+            self._remember(inflight, timeout_ns)
+
+    def left(self, inflight: Inflight) -> None:
+        self.line.remove(inflight)
+        inflight.level = GONE
+        self.count = len(self.line)
+        if not self.line:
+            self._forget_times()
+
+    def take(self, together: Together, count: int) -> list[Inflight]:
+        batch = self.line[:count]
+        for entry in batch:
+            self.left(entry)
+        return batch
+
+    def candidates(self) -> list[Together]:
+        sizes = [entry.batch_size or 1 for entry in self.line]
+        elements = sum(size * entry.length for size, entry in zip(sizes, self.line, strict=True))
+        return [Together(self.line, len(self.line), sum(sizes), elements, stale=True)]
+
+
 class Driven:
     """A queue, and what is seen of it from outside; requests are told by their numbers."""
 
-    def __init__(self, queue: FifoQueue | LevelQueue | FairQueue) -> None:
+    def __init__(self, queue: PlainQueue | LevelQueue | FairQueue) -> None:
         self.queue = queue
         self.entries: list[Inflight] = []
         self.now_ns = 100
@@ -96,6 +137,6 @@ def sums(together: Together) -> dict[str, Any]:
 @settings(max_examples=200, deadline=None)
 @given(ACTIONS)
 def test_whatever_comes_and_goes(actions: list[tuple[Any, ...]]) -> None:
-    plain, levels = Driven(FifoQueue(sums=True)), Driven(LevelQueue(sums=True))
+    plain, levels = Driven(PlainQueue()), Driven(LevelQueue(QueueSettings(sums=True)))
     for action in actions:
         assert plain.act(*action) == levels.act(*action)

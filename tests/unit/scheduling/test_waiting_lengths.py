@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.scheduling.prediction import LengthIndex
+from modserve.scheduling.queue import QueueSettings
 from modserve.testing import inflight
 
 MANY = 1 << 30
@@ -57,7 +58,7 @@ def test_nothing_is_kept_of_those_that_left() -> None:
 
 
 def test_queues_keep_them() -> None:
-    queue = LevelQueue(sums=False, padded=tens, look_ahead=2)
+    queue = LevelQueue(QueueSettings(padded=tens, look_ahead=2))
     first, other = inflight(shape_key="a"), inflight(shape_key="b")
     first.length = other.length = 7
     for entry in (first, other):

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from modserve.core.requests.inflight import Inflight
 from modserve.scheduling.batching import Decision, Rule, Together
-from modserve.scheduling.queue import FifoQueue
+from modserve.scheduling.level_queue import LevelQueue
+from modserve.scheduling.queue import QueueSettings
 
 
 class Unread(Together):
@@ -20,7 +21,7 @@ class Unread(Together):
 
 
 def summed(entries: Iterable[Inflight]) -> Together:
-    queue = FifoQueue(sums=True)
+    queue = LevelQueue(QueueSettings(sums=True))
     for entry in entries:
         queue.append(entry)
     (together,) = queue.candidates()

@@ -55,8 +55,6 @@ class Signature:
             for spec in config.inputs
             if (spec.optional or (-1 in spec.dims and not spec.ragged)) and spec.name != mask
         )
-        self.alike = self._padding is None and not self._ragged and not self._keyed
-        """True if all requests may share a batch: `accept` gives all of them the same `shape_key`."""
         self._same_inputs = all(spec.reshape is None and spec.datatype is not dtypes.BYTES for spec in config.inputs)
         """True if accepted requests keep their own inputs, and the elements do not matter."""
         self._forms: dict[RequestForm, _Known] = {}

@@ -232,7 +232,7 @@ def queue_config(config: ModelConfig) -> QueueConfig:
     policy, batching, padding = _policy(config), config.dynamic_batching, config.padding
     accept: Accept = signature.accept
     if batching is None:
-        return QueueConfig(accept, policy, True)
+        return QueueConfig(accept, policy)
     if padding is not None and padding.policy is PaddingPolicy.NEVER:
         padded = padding.padded
         accept = grouped(accept, lambda inflight: padded(inflight.length))
@@ -240,7 +240,7 @@ def queue_config(config: ModelConfig) -> QueueConfig:
         accept = grouped(accept, policy.range_of)
     if batching.separate_by:
         accept = grouped(accept, by_parameters(batching.separate_by, config.name))
-    return QueueConfig(accept, policy, signature.alike and not batching.separate_by)
+    return QueueConfig(accept, policy)
 
 
 def _policy(config: ModelConfig) -> BatchPolicy:

@@ -129,7 +129,6 @@ class Model:
             self._on_drop,
             policy.bounds,
             ripe_size=ripe_size(policy.bounds, self.config.max_batch_size),
-            alike=queue_config.alike,
             gate=policy.gate(self.pool),
             padded=policy.padded,
             cost=policy.cost,
@@ -365,7 +364,7 @@ class Model:
             self.id.name,
         )
         policy = BatchPolicy(replace(self.config, dynamic_batching=None))
-        self.change(self.opened, QueueConfig(self._accept, policy, True))
+        self.change(self.opened, QueueConfig(self._accept, policy))
 
     def slot_lost(self, number: int, error: ModserveError, in_vain: bool) -> None:
         if self._limited is not None:

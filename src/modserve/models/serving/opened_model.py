@@ -97,5 +97,3 @@ class QueueConfig:
     accept: Accept
     policy: BatchPolicy | None = None
     """Batch policy; None for models with sequences."""
-    alike: bool = False
-    """A batch may have any of the requests, or each runs alone."""

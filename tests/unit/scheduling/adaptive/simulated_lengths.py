@@ -134,7 +134,6 @@ class Simulation:
             lambda inflight, error: None,
             adaptation.bounds,
             ripe_size=batching.ripe_size(adaptation.bounds, model.max_batch_size),
-            alike=policy == "alone",
             padded=adaptation.padded,
         )
         self.engine.scheduler = self.scheduler

@@ -18,6 +18,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.scheduling.adaptive.measured import Measured
 from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic, element_cost
 from modserve.scheduling.level_queue import LevelQueue
+from modserve.scheduling.queue import QueueSettings
 from modserve.testing import inflight
 
 COSTS: dict[str, Cost] = {
@@ -227,7 +228,7 @@ def measured(**more: object) -> Measured:
 
 
 def queue_of(*lengths: int) -> LevelQueue:
-    queue = LevelQueue(sums=True, padded=lambda length: length)
+    queue = LevelQueue(QueueSettings(sums=True, padded=lambda length: length))
     for length in lengths:
         entry = inflight()
         entry.length, entry.queue_start_ns = length, 1
