@@ -70,7 +70,7 @@ class SlowDown:
 
 
 def address_of(client: object) -> str:
-    """Whose failures count together: a host, or for IPv6 its network. `client` is a socket's name of its peer."""
+    """Return the host, or for IPv6 its network, whose failures count together. `client` is a socket's peer name."""
     host = str(client[0]) if isinstance(client, tuple) and client else str(client or "")
     if ":" not in host:
         return host
@@ -92,10 +92,10 @@ _INVALID: Final = 'Bearer error="invalid_token"'
 
 
 class Authority:
-    """All that the file of keys says, and beside it `keys` by the hashes of their secrets.
+    """Authentication of callers by the content of the key file, and by further `keys`, by the hashes of their secrets.
 
-    For the event loop's thread. `health_open`: anybody may ask for the health of the server. `clock` tells seconds
-    since 1970, `steady` seconds that never go back.
+    For the event loop's thread. `health_open`: the health of the server needs no key. `clock` tells seconds since 1970,
+    `steady` seconds that never go back.
     """
 
     def __init__(
@@ -149,15 +149,15 @@ class Authority:
 
     @property
     def knows_certificates(self) -> bool:
-        """Whether clients may be known by their certificates."""
+        """True if clients may be known by their certificates."""
         return bool(self._certificates)
 
     def is_open(self, need: CallNeed) -> bool:
-        """Whether anybody may make such a call."""
+        """True if such a call needs no credentials."""
         return need.reach is Reach.OPEN or (need.reach is Reach.HEALTH and self._health_open)
 
     def recognise(self, credentials: Credentials) -> Identity | None:
-        """Who shows these, if that can be said at once; None for anybody else, also without credentials."""
+        """Return the caller if it is known without waiting; None for any other, also without credentials."""
         identity = self._known.get(credentials)
         if identity is not None and self._clock() < identity.expires:
             return identity
@@ -172,7 +172,7 @@ class Authority:
         return identity.expires <= self._clock()
 
     def resolve(self, credentials: Credentials) -> Identity:
-        """The same; a token must have been verified. Raises `UnauthenticatedError`."""
+        """Return the caller, like `recognise`; a token must have been verified. Raises `UnauthenticatedError`."""
         self._known.pop(credentials, None)
         identity = self._certified(credentials) or self._by_secret(secret_of(credentials))
         if len(self._known) >= _REMEMBERED:
@@ -211,7 +211,7 @@ class Authority:
         self._tokens.close()
 
     async def authenticate(self, credentials: Credentials, client: object) -> Identity:
-        """Who shows these. `client`: its address, as a socket has it.
+        """Return the caller with these credentials. `client`: its address, as a socket has it.
 
         Raises `UnauthenticatedError`, after some time if the address has failed often, and OVERLOADED where more tokens
         wait to be verified than the server can.

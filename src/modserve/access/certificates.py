@@ -32,7 +32,7 @@ def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def identify(rules: Iterable[CertificateRule], names: Sequence[str]) -> Identity | None:
-    """Who has a certificate with these names, by the first rule that matches one of them; None if none does."""
+    """Return the identity of a certificate with these names: the first rule that matches one of them; or None."""
     for rule in rules:
         for name in names:
             if fnmatch.fnmatchcase(name, rule.pattern.replace("[", "[[]")):

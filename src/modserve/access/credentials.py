@@ -1,4 +1,4 @@
-"""What a call shows of its caller: the headers that hold a key or a token, or the names in a certificate."""
+"""Credentials of a call: the headers that hold a key or a token, or the names in a certificate."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
@@ -23,12 +23,12 @@ _QUERIES: Final = (b"api_key=", b"api-key=", b"apikey=", b"key=", b"token=", b"a
 
 
 def of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Credentials:
-    """Those among headers, whose names are in lower case."""
+    """Return the credentials among headers, which have lower-case names."""
     return tuple([(name, value) for name, value in headers if name in HEADERS])
 
 
 def of_certificate(names: Sequence[str]) -> Credentials:
-    """Those of a connection whose client has shown a certificate with these names."""
+    """Return the credentials of a connection whose client has shown a certificate with these names."""
     return tuple([(CERTIFICATE, name.encode()) for name in names])
 
 

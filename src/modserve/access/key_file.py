@@ -58,7 +58,7 @@ _SHOWN: Final = 100
 _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,100}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LARGEST_NUMBER: Final = 1e18
-"""Of limits and seconds: a float holds it."""
+"""Upper bound of limits and seconds: a float holds it."""
 _LIMITS: Final = {field.name for field in fields(Tenant)} - {"name"}
 _WHOLE: Final = {"concurrency", "queue_size"}
 _NAME_RULE: Final = "expected 1 to 100 characters without spaces"
@@ -66,7 +66,7 @@ _NAME_RULE: Final = "expected 1 to 100 characters without spaces"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One secret of a key: who shows it is `identity`, unless it is `revoked`."""
+    """Secret of a key, which authenticates `identity` unless it is `revoked`."""
 
     identity: Identity
     revoked: bool = False
@@ -74,7 +74,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class AccessFile:
-    """All that the file says. `keys` are by the hashes of their secrets."""
+    """Content of the key file. `keys` are by the hashes of their secrets."""
 
     keys: Mapping[str, Key]
     issuers: tuple[Issuer, ...] = ()
@@ -82,7 +82,7 @@ class AccessFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody can have access by it."""
+        """True if the file gives access to no caller."""
         return not (self.keys or self.issuers or self.certificates)
 
 
@@ -183,7 +183,7 @@ def check_name(name: object, place: str) -> str:
 
 
 class _Tenants(dict[str, Tenant]):
-    """By name; those that the file does not describe have no limits."""
+    """Tenants by name; tenants that the file does not describe have no limits."""
 
     def __missing__(self, name: str) -> Tenant:
         tenant = self[name] = Tenant(name)

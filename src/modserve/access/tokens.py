@@ -92,7 +92,7 @@ def _values(claim: object) -> Iterable[str]:
 _log = logging.getLogger(__name__)
 
 LEAST_SECONDS: Final = 10.0
-"""Between two readings."""
+"""Minimum seconds between two readings."""
 _PATIENCE: Final = 5.0
 _LARGEST: Final = 1024 * 1024
 _URLS: Final = ("https://", "http://")
@@ -244,16 +244,16 @@ class TokenVerifier:
         return {issuer: each.read_s for issuer, each in self._key_sets.items()}
 
     def close(self) -> None:
-        """Nobody asks it any more."""
+        """Shut down the executor without waiting. No calls may follow."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     def expected(self, secret: bytes) -> bool:
-        """Whether it may be a token of one of the issuers."""
+        """True if the secret may be a token of one of the issuers."""
         return self._executor is not None and secret.count(b".") == 2
 
     def verified(self, secret: bytes) -> Identity | None:
-        """Whose token it is, if it was verified before."""
+        """Return the identity of a token that was verified before; None otherwise."""
         if not self._verified:
             return None
         identity = self._verified.get(hashlib.sha256(secret).digest())
@@ -262,7 +262,7 @@ class TokenVerifier:
         return identity
 
     async def verify(self, secret: bytes) -> None:
-        """From then on it is `verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
+        """Verify a token, so that it is `verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
         if self._waiting >= _WAITING:
             raise OverloadedError(f"{_WAITING} tokens wait to be verified; try again later", _RETRY_NS, too_many=True)
         self._waiting += 1
@@ -300,7 +300,7 @@ def _unverified(secret: bytes) -> tuple[dict[str, Any], object]:
 
 
 def _identify(secret: bytes, issuer: Issuer, algorithm: str, key: PublicKey) -> Identity:
-    """On a thread: whose token it is. Raises `UnauthenticatedError`."""
+    """Return the identity of a token, on a thread. Raises `UnauthenticatedError`."""
     import jwt
 
     try:

@@ -61,7 +61,7 @@ class WatchedFile:
                 raise
 
     def look(self) -> AccessFile | None:
-        """What the file says, if it has changed and can be used. Blocks."""
+        """Return the file's content if it has changed and can be used. Blocks."""
         stamp, before = _stamp(self._path), self._seen
         self._seen = stamp
         if stamp != before or stamp == self._stamp:
