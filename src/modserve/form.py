@@ -1,4 +1,4 @@
-"""Which form of modserve runs: the source itself, or the modules that `scripts/compiled_form.py` compiles."""
+"""Form in which modserve runs: the source itself, or the modules that `scripts/compiled_form.py` compiles."""
 
 import json
 import zlib

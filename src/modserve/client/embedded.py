@@ -214,7 +214,7 @@ class Portal:
             self._ended = True
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises; it is cancelled when the wait is interrupted.
+        """Return the coroutine's result or raise its error; cancel it when the wait is interrupted.
 
         Raises ClientError where waiting would never end: on the loop's own thread, after a fork, for a loop that ended.
         """

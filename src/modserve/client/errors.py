@@ -63,12 +63,12 @@ def unreachable(where: str, error: BaseException) -> ClientError:
 
 
 def bad_response(why: str) -> ClientError:
-    """What came is no response of the protocol. No other failure has the status 200."""
+    """Return the error for a response that breaks the protocol. No other failure has the status 200."""
     return ClientError(Code.UNKNOWN, f"the response cannot be understood: {why}", 200)
 
 
 def _reason(error: BaseException) -> str:
-    """In words, without the system's numbers."""
+    """Return the reason in words, without the system's numbers."""
     if isinstance(error, http.client.RemoteDisconnected):
         return "it closed the connection without a response"
     if isinstance(error, http.client.BadStatusLine):

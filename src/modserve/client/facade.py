@@ -152,7 +152,7 @@ class Client(_Base):
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
-        """Like `generate`, for models with any number of responses, as they arrive."""
+        """Call `generate` for a model with any number of responses, and yield them as they arrive."""
         inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         return values.each(stream)
@@ -170,15 +170,15 @@ class Client(_Base):
         return known
 
     def live(self) -> bool:
-        """Whether the server runs."""
+        """True if the server runs."""
         return bool(self._control(transport.LIVE))
 
     def ready(self) -> bool:
-        """Whether the server and all its models take requests."""
+        """True if the server and all its models take requests."""
         return bool(self._control(transport.READY))
 
     def model_ready(self, model: str, version: int | None = None) -> bool:
-        """Whether a model takes requests; False for one that is not there."""
+        """True if a model takes requests; False for one that does not exist."""
         return bool(self._control(transport.MODEL_READY, model, version))
 
     def server(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Client(_Base):
         return dict(self._control(transport.SERVER))
 
     def models(self) -> list[dict[str, Any]]:
-        """All model versions: ``name``, ``version``, ``state``, and the ``reason`` of those that are not READY."""
+        """Return all model versions: ``name``, ``version``, ``state``, and a ``reason`` unless the state is READY."""
         return list(self._control(transport.INDEX))
 
     def config(self, model: str, version: int | None = None) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> Result:
-        """Like `Client.infer`."""
+        """Run `Client.infer` on the event loop."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -277,7 +277,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> AsyncGenerator[Result]:
-        """Like `Client.stream`; use `contextlib.aclosing` if you leave it early."""
+        """Run `Client.stream` on the event loop; use `contextlib.aclosing` if you leave it early."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -296,7 +296,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> dict[str, Any]:
-        """Like `Client.generate`."""
+        """Run `Client.generate` on the event loop."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         return values.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
@@ -308,7 +308,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Like `Client.generate_stream`."""
+        """Run `Client.generate_stream` on the event loop."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
@@ -328,7 +328,7 @@ class AsyncClient(_Base):
         *,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> ModelMetadata:
-        """Like `Client.metadata`."""
+        """Run `Client.metadata` on the event loop."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(await self._control(transport.METADATA, model, version, patience=timeout))
@@ -336,7 +336,7 @@ class AsyncClient(_Base):
         return known
 
     async def live(self) -> bool:
-        """As `Client.live`, and so with all below."""
+        """Run `Client.live` on the event loop, as the methods below do with theirs."""
         return bool(await self._control(transport.LIVE))
 
     async def ready(self) -> bool:

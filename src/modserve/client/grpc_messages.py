@@ -25,7 +25,7 @@ _FIELDS: Mapping[type, str] = {
     str: "string_param",
     bytes: "bytes_param",
 }
-"""Those of a parameter by the type of its value."""
+"""Protobuf fields of a parameter by the type of its value."""
 _OF_NO_MODEL = frozenset({"ServerLive", "ServerReady", SERVER.rpc, INDEX.rpc})
 
 

@@ -129,7 +129,7 @@ class AsyncHttpTransport:
 
 
 def _end(request: HttpRequest) -> float | None:
-    """When its time is up, by the event loop's clock."""
+    """Return the time at which the request times out, by the event loop's clock; None without a time-out."""
     return None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
 
 
@@ -158,7 +158,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class _Connection:
-    """One request at a time."""
+    """A connection that carries one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -169,7 +169,7 @@ class _Connection:
 
     @property
     def open(self) -> bool:
-        """Whether a request may be sent: also what the event loop has not read yet counts."""
+        """True if a request may be sent; data that the event loop has not read yet counts, too."""
         if self._reader.at_eof() or self._writer.is_closing() or self._reader.exception() is not None:
             return False
         return not has_ended(self._writer.get_extra_info("socket"))
@@ -231,7 +231,7 @@ class _Connection:
             pass  # trailers
 
     def close(self) -> None:
-        """At once: nobody waits for what is left."""
+        """Close at once, without flushing what is left."""
         self._writer.transport.abort()
 
 

@@ -50,7 +50,7 @@ class HttpResponse:
 
 
 def model_path(model: str, version: int | None) -> str:
-    """That of a model, of one of its versions, or without a name of all models."""
+    """Return the path of a model, of one of its versions, or without a name of all models."""
     path = f"/v2/models/{urllib.parse.quote(model, safe='')}".rstrip("/")
     return path if version is None else f"{path}/versions/{version}"
 
@@ -73,7 +73,7 @@ def _json(parameters: Parameters) -> dict[str, str | bool]:
 
 
 _READY = {200: True, 400: False, 503: False}
-"""What statuses say of readiness."""
+"""Readiness by status."""
 
 
 def answer(control: ControlCall, reply: HttpResponse) -> Any:
@@ -90,7 +90,7 @@ def answer(control: ControlCall, reply: HttpResponse) -> Any:
 
 
 def _details(body: bytes) -> dict[str, Any]:
-    """What a server adds to its readiness, if it does."""
+    """Return what a server adds to its readiness; empty if it adds nothing."""
     try:
         document = orjson.loads(body)
     except ValueError:

@@ -162,7 +162,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class _Exchange:
-    """One request and its response on a connection, until `end` on the monotonic clock."""
+    """A request and its response on a connection, until `end` on the monotonic clock."""
 
     response: http.client.HTTPResponse
 

@@ -25,15 +25,15 @@ class Operation:
 LIVE = Operation("GET", "/v2/health/live", "ServerLive", probe=True)
 READY = Operation("GET", "/v2/health/ready", "ServerReady", probe=True)
 HEALTH = Operation("GET", "/v2/health/ready", "ServerReady")
-"""Like READY, with what is in the way: ``ready``, and of servers of modserve over HTTP ``phase`` and ``reasons``."""
+"""Readiness with its obstacles: ``ready``, and of servers of modserve over HTTP ``phase`` and ``reasons``."""
 SERVER = Operation("GET", "/v2", "ServerMetadata")
 MODEL_READY = Operation("GET", "{model}/ready", "ModelReady", probe=True)
 METADATA = Operation("GET", "{model}", "ModelMetadata")
 CONFIG = Operation("GET", "{model}/config", "ModelConfig")
 STATISTICS = Operation("GET", "{model}/stats", "ModelStatistics")
-"""Of all models without a name."""
+"""Statistics of a model; of all models without a name."""
 ENGINE = Operation("GET", "{model}/engine", "")
-"""What runs a version, an extension of modserve."""
+"""Engine that runs a version, an extension of modserve."""
 INDEX = Operation("POST", "/v2/repository/index", "RepositoryIndex")
 DRAIN = Operation("POST", "/v2/health/drain", "")
 """An extension of modserve; the response comes when the server is drained."""
@@ -46,7 +46,7 @@ Parameters: TypeAlias = Mapping[str, str | bool | bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlCall:
-    """One call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
+    """A call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
 
     operation: Operation
     model: str = ""
@@ -56,7 +56,7 @@ class ControlCall:
 
 
 class Transport(Protocol):
-    """All methods raise `ClientError`. Usable from several threads."""
+    """Transport that several threads may use. All methods raise `ClientError`."""
 
     def start(self) -> None: ...
 
@@ -73,7 +73,7 @@ class Transport(Protocol):
 
 
 class AsyncTransport(Protocol):
-    """The same for an event loop. Cancelling a caller cancels the request."""
+    """Transport for an event loop. Cancelling a caller cancels the request."""
 
     async def start(self) -> None: ...
 

@@ -50,7 +50,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientCall:
-    """One inference. `timeout` (seconds) bounds all of it.
+    """An inference call. `timeout` (seconds) bounds all of it.
 
     `classes` above 0 requests that many top classes of each of `outputs`, in place of its values.
     """
@@ -124,7 +124,7 @@ class Result(Mapping[str, Array]):
 
     @property
     def is_bare_end(self) -> bool:
-        """It only says that no more responses come."""
+        """True if the result only says that no more responses come."""
         return not self._tensors and self.parameters.get(FINAL) is True
 
 
@@ -135,7 +135,7 @@ def _decoded(values: Any) -> Any:
 
 
 def needs_metadata(inputs: Mapping[str, Value]) -> bool:
-    """Whether the model's datatypes have to be known to send `inputs`."""
+    """True if the model's datatypes have to be known to send `inputs`."""
     return not all(map(_is_typed, inputs.values()))
 
 
