@@ -1,4 +1,4 @@
-"""From a config.pbtxt to a `core.ModelConfig`, with all problems reported together and each with its place.
+"""Reader of config.pbtxt: makes a `core.ModelConfig`, with all problems reported together and each with its place.
 
 `read` a draft (or `parse` a text, or `read_override`); `check` it as far as possible before an engine has opened the
 model; `finish` it with the engine's description of the model. All of them raise INVALID_ARG with a report for people.
@@ -67,11 +67,11 @@ class Complete:
     message: pb.ModelConfig
     """The configuration as clients see it, with the settings that modserve does not act on."""
     warnings: list[str]
-    """What has no effect, or not the usual one."""
+    """Settings without effect, or without the usual one."""
     defaults: list[str]
-    """What the server filled in, and a user may want to know."""
+    """Values that the server filled in, and that a user may want to know."""
     notes: list[Problem]
-    """Both, with their places in the draft's source."""
+    """Warnings and defaults, with their places in the draft's source."""
 
 
 def check(

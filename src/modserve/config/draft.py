@@ -31,7 +31,7 @@ class Draft:
     backends: Collection[str] = directory.BACKENDS
     """The names that are backends here, whether or not their engines are installed."""
     measured: bool = False
-    """Where nothing names a backend, it is `auto`, not the one that the file is for."""
+    """True to use the backend `auto` where nothing names one, not the one that the file is for."""
     filenames: Sequence[Collection[str]] | None = None
     """The names in the folder of each version, the lowest version first; None: in those beside the configuration."""
 
@@ -42,7 +42,7 @@ class Draft:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether the model is made of other models, so that it needs no backend."""
+        """True if the model is made of other models, so that it needs no backend."""
         return self.message.HasField("ensemble_scheduling")
 
     @property
@@ -57,7 +57,7 @@ class Draft:
 
     @property
     def notes(self) -> directory.Notes:
-        """What was deduced that is not as it was written: the field, and what is meant."""
+        """Deductions that differ from the configuration as written: the field, and the value meant."""
         return self._identity[1]
 
     @cached_property
@@ -99,7 +99,7 @@ def read(path: Path, name: str) -> Draft:
 
 
 def decode(content: bytes | None, path: Path, name: str) -> Draft:
-    """Like `read`, for the content of a file that was read already; None for a missing file."""
+    """Decode the content of a file that was read already, like `read`; None stands for a missing file."""
     if content is None:
         return Draft(name, SourceText(path, label=f"{path} (no such file)"), exists=False)
     # Comments may have any encoding: bytes that are not UTF-8 are a mistake only inside a token.
@@ -107,7 +107,7 @@ def decode(content: bytes | None, path: Path, name: str) -> Draft:
 
 
 def parse(text: str, path: Path, name: str) -> Draft:
-    """Like `read`, for the text of a file. Reports name the `path`; its directory may tell the backend."""
+    """Parse the text of a file, like `read`. Reports name the `path`; its directory may tell the backend."""
     message, source, mistakes = pbtxt.parse(text, path, name)
     draft = Draft(name, source, message)
     if mistakes:

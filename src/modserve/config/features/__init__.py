@@ -33,7 +33,7 @@ from . import (
 
 @dataclass(frozen=True)
 class ModelContext:
-    """What a configuration does not say about its model itself."""
+    """Properties of a model that its configuration itself does not state."""
 
     directory: str
     """The name of the model's directory."""

@@ -11,7 +11,7 @@ _AGENT = "checksum"
 
 
 def others(agents: object) -> bool:
-    """Whether there are agents that nobody stands in for."""
+    """True if there are agents other than `checksum`, whose work the server does itself."""
     return any(agent.name != _AGENT for agent in cast(pb.ModelRepositoryAgents, agents).agents)
 
 
@@ -34,7 +34,7 @@ def validate(message: pb.ModelConfig) -> Faults:
 
 
 def _fault(key: str, value: str) -> str:
-    """What is wrong with a parameter; the key is ``SHA256:1/model.onnx``."""
+    """Return the fault of a parameter; the key is ``SHA256:1/model.onnx``."""
     algorithm, colon, path = key.partition(":")
     size = SIZES.get(algorithm.lower())
     if not colon or size is None:

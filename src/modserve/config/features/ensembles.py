@@ -83,7 +83,7 @@ def _step_faults(message: pb.ModelConfig) -> Faults:
 
 
 def _flow_faults(message: pb.ModelConfig) -> Faults:
-    """Whether every tensor is connected, from the inputs to the outputs."""
+    """Yield a fault for each tensor that is not connected, from the inputs to the outputs."""
     name, steps = message.name, _steps(message)
     writers = _writers(steps)
     inputs, outputs = {tensor.name for tensor in message.input}, {tensor.name for tensor in message.output}
@@ -155,7 +155,7 @@ def _not_written(
 def _loose_end(
     tensor: str, inputs: Set[str], outputs: Set[str], steps: Sequence[Step], writers: Mapping[str, Sequence[int]]
 ) -> str:
-    """Why nothing becomes of a tensor, and which one may be meant."""
+    """Return the reason why a tensor is not connected, and the one that may be meant."""
     if writers[tensor]:
         giver = f"step {writers[tensor][0]}"
         if any(tensor in step.needs for step in steps):

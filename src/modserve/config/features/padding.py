@@ -187,7 +187,7 @@ def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) 
 
 
 def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:
-    """Whether the model has no batch dimension, and the engine cannot find one either."""
+    """True if the model has no batch dimension, and the engine cannot find one either."""
     return message.max_batch_size <= 0 and not (partial and not (message.input and message.output))
 
 

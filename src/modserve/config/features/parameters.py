@@ -67,7 +67,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def fault(key: str, text: str, read: Reader) -> str:
-    """Why a parameter cannot be read; empty if it can."""
+    """Return the reason why a parameter cannot be read; empty if it can."""
     try:
         read(text)
     except ValueError as error:

@@ -16,7 +16,7 @@ from ..text.problems import Faults, FieldPath
 from .common import AnyTensor
 
 _DATATYPES = {pb.TYPE_INT32: dtypes.INT32, pb.TYPE_FP32: dtypes.FP32}
-"""Those that a batch input may have."""
+"""Datatypes that a batch input may have."""
 
 
 def is_ragged(tensor: AnyTensor) -> bool:

@@ -227,14 +227,14 @@ def _missing_of_state(state: _State, model: str) -> Faults:
 
 
 def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
-    """Whether a state's name is among the `names` before it, which it then joins."""
+    """Yield a fault if a state's name is among the `names` before it; add it to them."""
     if name and name in names:
         yield (f"{side}_name",), f"State {side} name '{name}' specified more than once."
     names.add(name)
 
 
 def _initial_faults(state: _State) -> Faults:
-    """Like Triton's ``GenerateInitialStateData``."""
+    """Yield the faults that Triton's ``GenerateInitialStateData`` reports."""
     name, count = state.input_name, len(state.initial_state)
     label = f"state input '{name}'"
     if count > 1:
@@ -318,7 +318,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool
 
 
 def _shape_fault(side: str, state: SequenceState, shape: Shape, max_batch_size: int) -> str:
-    """Why every request with this state would fail, "" if none need to. Triton only finds out when they do.
+    """Return the reason why every request with this state would fail, or "". Triton only finds out when they do.
 
     The model must take the state that a sequence starts with, and must not return one that cannot be kept.
     """

@@ -52,7 +52,7 @@ def _specs(tensors: Iterable[AnyTensor], scalars: set[str]) -> Iterator[TensorSp
 
 
 def validate(message: pb.ModelConfig, partial: bool) -> Faults:
-    """Like Triton's ``ValidateIOShape``."""
+    """Yield the faults that Triton's ``ValidateIOShape`` reports."""
     if message.max_batch_size < 0:
         yield ("max_batch_size",), f"'max_batch_size' must be non-negative value for {message.name}"
     sides: tuple[tuple[str, Sequence[AnyTensor]], ...] = (("input", message.input), ("output", message.output))
@@ -92,7 +92,7 @@ def _faults(tensor: AnyTensor, names: set[str], message: pb.ModelConfig, partial
 
 
 def _reshape_fault(dims: Sequence[int], shape: Sequence[int]) -> str:
-    """Between variable dimensions both must have equally many elements: [2, 4, -1, 6] may become [8, -1, 1, 6]."""
+    """Return the fault of a reshape. Counts between variable dimensions must agree: [2, 4, -1, 6] → [8, -1, 1, 6]."""
     variable = dims.count(_VARIABLE), shape.count(_VARIABLE)
     if all(variable) and variable[0] != variable[1]:
         return "has different number of variable-size dimensions for dims and reshape"
@@ -204,7 +204,7 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
 
 
 def _suggestion(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
-    """What to write in place of dims that are not the model's; empty where another field is to be changed."""
+    """Return the text for dims that differ from the model's; empty where another field is to be changed."""
     shape = list(tensor.shape)
     if not shape or (batching and shape[0] != _VARIABLE):
         return ""

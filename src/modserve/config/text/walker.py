@@ -229,7 +229,7 @@ class _Scope:
 
 
 def walk(text: str, message: Descriptor) -> Walk:
-    """Everything that is wrong with the text of a message, and the position of each field."""
+    """Return all mistakes in the text of a message, and the position of each field."""
     walker = _Walker(tokenize(text), message)
     walker.check_strings()
     walker.block(_Scope(Token("", 1, 1), message.fields_by_name, ()))
@@ -261,7 +261,7 @@ class _Walker:
         return token
 
     def _take(self, *texts: str) -> bool:
-        """Whether the token is one of these texts; takes it if so."""
+        """Take the token if it is one of these texts; True if so."""
         matches = self._token.text in texts
         if matches:
             self._advance()
@@ -286,7 +286,7 @@ class _Walker:
         self._scopes.pop()
 
     def _closes(self, scope: _Scope) -> bool:
-        """Whether the block or list is complete; takes its closing bracket."""
+        """Take the closing bracket if the block or list is complete; True if so."""
         while True:
             if self._take(scope.closer):
                 return True
@@ -302,7 +302,7 @@ class _Walker:
         self._problem(scope.opener, f"'{scope.opener.text}' is never closed with '{scope.closer}'")
 
     def _belongs_outside(self, scope: _Scope) -> bool:
-        """Whether a field of an outer block starts here, indented no deeper than the line that opened this block."""
+        """True if a field of an outer block starts here, indented no deeper than the line that opened this block."""
         token = self._token
         if not scope.closer or token.text in scope.fields or not self._looks_like_field():
             return False
@@ -311,7 +311,7 @@ class _Walker:
         return outside and indentation[token.line] == token.column <= indentation[scope.opener.line]
 
     def _looks_like_field(self) -> bool:
-        """Whether a field's name is here and not a value: something that only follows names comes next."""
+        """True if a field's name is here and not a value: the next token only follows names."""
         token, after = self._token, self._ahead(1).text
         is_known = after == "[" and any(token.text in scope.fields for scope in self._scopes)
         return token.is_identifier and (is_known or after in (":", "{", "<", "="))
