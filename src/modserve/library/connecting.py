@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modserve.settings import Settings
 
 Target: TypeAlias = "str | Path | Settings | InferenceServer"
-"""Everything that a client can connect to."""
+"""Targets that a client can connect to."""
 
 
 def connect(
@@ -105,7 +105,7 @@ def _server(target: Target) -> "InferenceServer":
 
 
 def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
-    """Of a model repository or a model file, with `more` settings, or as they are.
+    """Return the settings for a model repository or a model file, with `more` settings; `Settings` as they are.
 
     Raises ClientError for what is neither.
     """

@@ -93,7 +93,9 @@ class Mounted:
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
-        """For ``FastAPI(lifespan=models.lifespan)``, and the same in Starlette."""
+        """Serve the models during an application's lifespan: ``FastAPI(lifespan=models.lifespan)``, and so in
+        Starlette.
+        """
         async with self:
             yield
 

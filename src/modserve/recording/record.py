@@ -54,7 +54,7 @@ class RecordedTensor(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the content is what datatype and shape say. Inputs of requests that were refused may be anything."""
+        """True if the content agrees with datatype and shape. Inputs of requests that were refused may be anything."""
         if self.datatype is dtypes.INVALID or any(size < 0 for size in self.shape):
             return False
         count = math.prod(self.shape)
@@ -274,7 +274,7 @@ def _loads(line: bytes) -> Mapping[str, Any]:
 ENDING: Final = ".jsonl"
 _LARGEST_FILE: Final = 64 * 1024 * 1024
 _FILES: Final = 8
-"""All bytes are at least those of so many files: when the oldest goes, the others stay."""
+"""Minimum number of files within the size limit: when the oldest is deleted, the others stay."""
 _PART: Final = 64 * 1024
 """Bytes that are written at a time, or a bit more."""
 _NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-w([0-9]+)\.jsonl")
@@ -381,7 +381,7 @@ def folder_name(model: str) -> str:
 
 
 def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer parts."""
+    """Join the bytes into fewer parts."""
     some: list[bytes] = []
     size = 0
     for part in parts:

@@ -76,7 +76,7 @@ def config(
 def instance_spec(
     config: ModelConfig, kind: InstanceKind = InstanceKind.CPU, device: int = 0, index: int = 0
 ) -> InstanceSpec:
-    """One of a model's instances."""
+    """Return the specification of one of a model's instances."""
     return InstanceSpec(f"{config.name}_{index}", kind, device, index, config)
 
 
