@@ -26,10 +26,10 @@ _WARN_NS: Final = 10 * _SECOND_NS
 
 
 class AuditLog:
-    """For the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
+    """Audit log, for the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
 
-    `target` is a file, or `TO_LOG`; `worker` the number of this process among several; `proxies` those that
-    are believed about the addresses of clients.
+    `target` is a file, or `TO_LOG`; `worker` the number of this process among several; `proxies` are trusted about the
+    addresses of clients.
     """
 
     def __init__(self, target: str, worker: int | None = None, proxies: Proxies | None = None) -> None:

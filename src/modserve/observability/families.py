@@ -35,7 +35,7 @@ class Labels:
         self._around: dict[str, tuple[str, str]] = {}
 
     def having(self, name: str, value: str) -> str:
-        """With one more label, in its place."""
+        """Return the text with one more label, in its place."""
         around = self._around.get(name)
         if around is None:
             before = ",".join(pair for other, pair in self._pairs if other < name)
@@ -49,7 +49,7 @@ Rows: TypeAlias = Iterable[tuple[str, float]]
 
 
 class Family:
-    """One family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
+    """Metric family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
 
     __slots__ = ("exemplars", "kind", "lines", "name", "text")
 
@@ -113,7 +113,7 @@ def _limits(bounds: Sequence[float], unit: float) -> list[str]:
 def summary_family(
     name: str, text: str, rows: Iterable[tuple[Labels, int, float, Iterable[tuple[str, float]]]]
 ) -> Family:
-    """Of each: its labels, the count, the sum, and values by quantile."""
+    """Return a summary family from rows of labels, count, sum, and values by quantile."""
     made = Family(name, "summary", text)
     for place, (labels, count, total, quantiles) in enumerate(rows):
         if place % BREATH == BREATH - 1:
@@ -130,7 +130,7 @@ def breathe() -> None:
 
 
 def number(value: float) -> str:
-    """As Prometheus writes it."""
+    """Format a number like Prometheus."""
     if type(value) is int and 0 <= value < _SMALL:
         return f"{value}.0"
     value = float(value)
@@ -169,7 +169,8 @@ def collected(collectors: Iterable[Collector]) -> Iterator[Family]:
 
 
 def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
-    """In Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without samples.
+    """Write a page in Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without
+    samples.
 
     OpenMetrics wants counters to be called ``<name>_total``. Those that Triton calls otherwise are ``unknown`` in it:
     names are the same in both formats.

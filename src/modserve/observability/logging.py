@@ -107,7 +107,7 @@ class Default(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object a line. All but ASCII is escaped, so that nothing in it ends a line."""
+    """JSON formatter, one object a line. All but ASCII is escaped, so that no character ends a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         values: dict[str, object] = {
@@ -185,7 +185,7 @@ _OVERHEAD = 64
 """Bytes that a text takes beside its characters."""
 
 _WARN_NS = 60_000_000_000
-"""Between two lines on standard error about a log file that cannot be written."""
+"""Interval between two lines on standard error about a log file that cannot be written."""
 
 PATIENCE_S = 1.0
 """Seconds in which what waits is still written at the end of the process."""
@@ -406,7 +406,7 @@ class Logs:
 
     @property
     def terminal(self) -> bool:
-        """Whether lines go to a terminal, where a person reads them."""
+        """True if lines go to a terminal, where a person reads them."""
         return self._handler is not None and self._handler.terminal
 
     @property

@@ -205,9 +205,9 @@ _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], 
         True,
     ),
 )
-"""With what they are read from, and whether only models with a cache have them."""
+"""Counters with their sources, and True for those that only models with a cache have."""
 QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
-"""Those of summaries, as Triton has them if no others are set."""
+"""Default quantiles of summaries, as in Triton."""
 
 
 def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUANTILES) -> Iterator[Family]:
@@ -271,7 +271,7 @@ _ENGINE_LABELS = {
 
 
 def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Family]:
-    """What runs each model, and of those whose engine was chosen by measuring, what the candidates took."""
+    """Yield the engine of each model, and where it was chosen by measuring, the times of the candidates."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
     rows = [(labelled({**labels, **_named(report)}), 1) for labels, report in reports]
     yield family("modserve_engine_info", "gauge", "Always 1; the labels name the engine of a model", rows)

@@ -233,13 +233,13 @@ class ServerFigures:
     routings: Sequence[RouteFigures | ShadowFigures] = ()
     model_memory: MemoryReport = NO_MEMORY
     form: str = ""
-    """As `modserve.form` says it."""
+    """Form in which modserve runs, as in `modserve.form`."""
     engines: Sequence[tuple[str, str, str]] = ()
     """Backends whose library is installed, the library's name and its version."""
     failed_loads: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
-    """By model and version, None for the whole model."""
+    """Failed loads by model and version, None for the whole model."""
     responses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By protocol, then by code; codes that never occurred may be absent."""
+    """Responses by protocol, then by code; codes that never occurred may be absent."""
     spans: SpanFigures | None = None
     endings: Mapping[str, int] = field(default_factory=dict)
     """gRPC connections that the server closed early, by reason."""

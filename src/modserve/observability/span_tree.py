@@ -48,7 +48,7 @@ class Span(NamedTuple):
     links: Sequence[SpanContext] = ()
     failure: Failure | None = None
     serves: bool = False
-    """It is the server's side of a call."""
+    """True for the server's side of a call."""
 
 
 def spans_of(trace: Trace) -> Iterator[Span]:

@@ -84,22 +84,22 @@ class Tracer:
 
     @staticmethod
     def _own_writer(spans: SpanSettings | None) -> Writer:
-        """As many traces wait to be made into spans as spans to be sent."""
+        """Return a writer that queues as many traces, to be made into spans, as spans may wait to be sent."""
         return Writer() if spans is None else Writer(spans.bsp_max_queue_size, "")
 
     @property
     def mode(self) -> str:
-        """As the protocol names it. It never changes."""
+        """Mode as the protocol names it. It never changes."""
         return self._start.mode
 
     @property
     def propagates(self) -> bool:
-        """Whether it matters which span of a client's a request belongs to."""
+        """True if it matters which client's span a request belongs to."""
         return self._start.spans is not None
 
     @property
     def figures(self) -> SpanFigures | None:
-        """How many spans have been sent, and lost; None where traces are no spans."""
+        """Numbers of sent and lost spans; None where traces are no spans."""
         return None if self._spans is None else self._spans.figures
 
     @property
@@ -163,7 +163,7 @@ class Tracer:
         return Trace(self, setting, servable.id, next(self.ids), None, SpanIds.elsewhere(parent))
 
     def follow(self, servable: Servable, request_id: str, trace: RequestTrace | None) -> "PathLog":
-        """While `verbose`: the path of a request, which has this trace if it is sampled, goes to the log."""
+        """Return the log of a request's path, for `verbose`. The request has this trace if it is sampled."""
         from .path_log import PathLog
 
         return PathLog(request_id, servable.id, trace)

@@ -114,7 +114,7 @@ class JsonArray:
         self.end = position
 
     def elements(self) -> Iterator[bytes]:
-        """All elements, in chunks."""
+        """Yield all elements, in chunks."""
         if self._file is not None:
             for start in range(1, self.end, _CHUNK):
                 yield os.pread(self._file, min(_CHUNK, self.end - start), start)

@@ -36,12 +36,12 @@ _MEANINGS: Mapping[int, str] = {
 }
 
 _PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal a process gets when its parent dies."""
+"""Operation of prctl(2): the signal that a process gets when its parent dies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
+    """Exit status of a process. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
 
     code: int
     crashed: bool

@@ -19,7 +19,7 @@ _MOST_REPEATED = 100
 """Characters of a reason that the log has in full."""
 
 _DEFAULT_URL = "http://localhost:8000"
-"""Of the commands."""
+"""Default URL of the commands."""
 
 _PROMPT = "text_input"
 """The input that language models have."""
@@ -97,7 +97,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
 
 
 def engines_table(entries: Sequence[BackendEntry]) -> str:
-    """What can run models here; and what could, with the command that installs it. Those that are missing come last."""
+    """Return a table of the backends, the missing ones last, each with the command that installs it."""
     rows = [("backend", "library", "loads")]
     rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]
     heading, rule, *lines = _aligned(rows)
@@ -144,7 +144,7 @@ def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
 
 
 def waiting_line(names: Sequence[str], place: HttpAddress | None) -> str:
-    """What to do if models are only loaded on request, and there has been no request."""
+    """Return instructions for models that load only on request, before the first request."""
     count = f"{len(names)} models wait" if len(names) != 1 else "1 model waits"
     text = f"{count} for a load call: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
     if place is None:

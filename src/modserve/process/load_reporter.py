@@ -25,7 +25,9 @@ class ReportingPort(Protocol):
 def load_reporter(
     server: LocalServer, ports: Sequence[ReportingPort], workers: int, access: object | None
 ) -> "LoadReporter":
-    """Of a process that is one of so many. With `access`, callers may not know the names of all models."""
+    """Return the reporter of one of `workers` processes. With `access`, callers may not know the names of all
+    models.
+    """
     meter = LoadMeter(
         server.ready_models,
         server.engine_metrics,
@@ -38,7 +40,7 @@ def load_reporter(
 
 
 class LoadReporter:
-    """For the event loop's thread."""
+    """Load reporter, for the event loop's thread."""
 
     def __init__(self, meter: LoadMeter, ports: Sequence[ReportingPort]) -> None:
         self._meter = meter

@@ -1,4 +1,4 @@
-"""What to do when the ports of a server are in use: who answers there, and the command that starts on free ones."""
+"""Advice when the ports of a server are in use: the process there, and the command that starts on free ports."""
 
 import contextlib
 import http.client
@@ -12,7 +12,7 @@ from pathlib import Path
 from .ports import PortError, RefusedPort
 
 _STEP = 10
-"""Between a port that is in use and the next that is tried, so that the three of a server stay together."""
+"""Distance between a port in use and the next one tried, so that the three of a server stay together."""
 _ANSWER_SECONDS = 5.0
 """A server that has just started imports what answers, which takes seconds on a busy machine."""
 _SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "trace-config")
@@ -55,7 +55,7 @@ def _shown(word: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """Whether an option, or the beginning of its name, is one of those with secrets."""
+    """True if an option, or the beginning of its name, is one of those with secrets."""
     return name.startswith("--") and any(each.startswith(name[2:].replace("_", "-")) for each in _SECRET)
 
 

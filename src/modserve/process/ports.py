@@ -71,7 +71,7 @@ def _text(refusals: Sequence[RefusedPort]) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """One or more words as a list in a sentence."""
+    """Return one or more words as a list in a sentence."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
@@ -119,12 +119,12 @@ class PortOpenings:
 
     @property
     def failed(self) -> bool:
-        """Whether a port was refused: the others are only probed from then on."""
+        """True if a port was refused: the others are only probed from then on."""
         return bool(self._refusals)
 
     @contextlib.contextmanager
     def opening(self, name: str, address: str, port: int) -> Iterator[None]:
-        """As the function of that name, but the error comes from `end`."""
+        """Open a port like the function of that name, but leave the error to `end`."""
         try:
             with opening(name, address, port):
                 yield
