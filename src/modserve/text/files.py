@@ -8,7 +8,7 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.files import regular_file
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of a file that is read as a whole. Tokenizers of 250,000 words have 17 MB."""
+"""Limit of a file that is read as a whole. Tokenizers of 250,000 words have 17 MB."""
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
@@ -20,7 +20,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def read_json_list(folder: Path, name: str) -> list[dict[str, Any]] | None:
-    """As `read_json`, for a list of objects."""
+    """Read a list of objects, like `read_json`."""
     value = _read(folder / name)
     if value is None:
         return None

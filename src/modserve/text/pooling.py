@@ -1,4 +1,4 @@
-"""From the vectors of a text's tokens to one vector: the ways of sentence-transformers, without any padding."""
+"""Pooling of the vectors of a text's tokens to one vector: the ways of sentence-transformers, without any padding."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ POOLINGS: Final[Mapping[str, Callable[[Vectors], Any]]] = {
     "weighted_mean": _weighted_mean,
     "last_token": lambda tokens: tokens[-1].copy(),
 }
-"""By name: FP32 [tokens, width] → [width], a new array. There is at least one token."""
+"""Pooling functions by name: FP32 [tokens, width] → [width], a new array. There is at least one token."""
 
 
 def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:

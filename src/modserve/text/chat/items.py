@@ -241,7 +241,7 @@ class ItemWriter:
         return events
 
     def end(self, choice: TextChoice) -> bytes:
-        """Nothing: the last events follow with the usage."""
+        """Return nothing: the last events follow with the usage."""
         return b""
 
     def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:

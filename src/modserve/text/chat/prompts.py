@@ -1,4 +1,4 @@
-"""From a conversation to the text that a model gets."""
+"""Conversion of a conversation to the prompt of a model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ class TextModel:
         self.folder = folder
         self.template: ChatTemplate | None = None
         self.complete = contract.takes_messages
-        """Its template, if it has one, has been read."""
+        """True if the template, if there is one, has been read."""
 
     def read_template(self) -> None:
         """Reads files: for a thread. Raises as `template_files.read_template`."""
@@ -95,7 +95,7 @@ def up_to(prompt: str, message: str) -> str:
 
 
 def variables_of(chat: ChatRequest) -> bytes:
-    """What a template sees, as JSON."""
+    """Return the variables of a template, as JSON."""
     variables = {
         "messages": chat.messages,
         "tools": list(chat.tools.tools) or None,

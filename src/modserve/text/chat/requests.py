@@ -100,7 +100,7 @@ def past_call(where: str, call: Mapping[str, Any], function: Mapping[str, Any], 
 
 _MOST_PROMPTS: Final = 256
 _USUAL_MAX_TOKENS: Final = 16
-"""Of completions, as in OpenAI's API; how long chats are is up to the model."""
+"""Default for completions, as in OpenAI's API; the length of chats is up to the model."""
 
 CONTINUE: Final = "continue_final_message"
 

@@ -69,7 +69,7 @@ def _token(token: Mapping[str, Any]) -> str:
 
 
 def _marked(token: Mapping[str, Any]) -> str:
-    """The same as ``completions`` has it, which gives no bytes beside it."""
+    """Return a token in the form of ``completions``, which has no separate bytes."""
     text = _token(token)
     return text if text.encode() == _bytes(token) else f"bytes:{text}"
 
@@ -88,7 +88,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Whole:
-    """All of a choice, for a client that waits for it."""
+    """Complete choice, for a client that waits for all of it."""
 
     def __init__(self, choice: TextChoice) -> None:
         self.choice = choice
@@ -120,16 +120,16 @@ class OpenAIWriter(Protocol):
 
     @property
     def keeps_text(self) -> bool:
-        """Whether a stream takes memory for all of its text."""
+        """True if a stream takes memory for all of its text."""
 
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
-        """What a piece adds to a choice; empty if that is nothing."""
+        """Write the addition of a piece to a choice; empty if there is none."""
 
     def end(self, choice: TextChoice) -> bytes:
         """A choice is over."""
 
     def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
-        """All choices are over: the end of a stream."""
+        """Write the end of a stream: all choices are over."""
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""

@@ -31,9 +31,9 @@ from modserve.core.pip_command import pip_install
 from .errors import TemplateError
 
 MOST_SECONDS: Final = 2.0
-"""Of CPU time for one conversation, and for compiling."""
+"""Seconds of CPU time for one conversation, and for compiling."""
 MOST_MEMORY: Final = 512 * 1024 * 1024
-"""Of the address space of the process."""
+"""Bytes of the process's address space."""
 MOST_PROMPT: Final = 16 * 1024 * 1024
 MOST_SOURCE: Final = 1024 * 1024
 
@@ -63,7 +63,7 @@ class ChatTemplate:
         self._turn = asyncio.Lock()
         self._process: _Process | None = None
         self._fault: ModserveError | None = None
-        """Why it can never be compiled."""
+        """Reason why the template can never be compiled."""
         self.takes_tools = False
         """Known once it is compiled."""
 

@@ -39,7 +39,7 @@ _BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProper
 
 
 class ToolChoice:
-    """Which of the tools the model may, or has to, call. `only` is the one function to call. Immutable."""
+    """Tools that the model may, or has to, call. `only` is the one function to call. Immutable."""
 
     __slots__ = ("only", "parallel", "required", "tools")
 
@@ -53,12 +53,12 @@ class ToolChoice:
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Any]]:
-        """For each function, the schema of its parameters."""
+        """Schema of the parameters of each function."""
         return {tool["function"]["name"]: tool["function"].get("parameters") or _NONE for tool in self.tools}
 
     @property
     def schema(self) -> Mapping[str, Any] | None:
-        """What the text has to be so that it is a call; None if it may be anything."""
+        """Schema of a text that is a call; None if the text may be anything."""
         functions = self.parameters
         if self.only:
             return {"type": "object", **functions[self.only]}
@@ -111,7 +111,7 @@ def read_tools(document: Mapping[str, Any]) -> ToolChoice:
 
 
 def read_flat_tools(document: Mapping[str, Any]) -> ToolChoice:
-    """The same of ``responses``."""
+    """Read the same fields of ``responses``."""
     tools = [_nested(f"tools[{index}]", tool) for index, tool in enumerate(_list(document))]
     return _choice(document, tools, "", "{'type': 'function', 'name': …}")
 
@@ -126,7 +126,7 @@ def _list(document: Mapping[str, Any]) -> list[Any]:
 
 
 def _choice(document: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], member: str, form: str) -> ToolChoice:
-    """Which of the checked `tools` to call. `member` of ``tool_choice`` has the name, or itself without one."""
+    """Return the choice among the checked `tools`. `member` of ``tool_choice`` has the name, or itself without one."""
     choice = document.get("tool_choice")
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -230,7 +230,7 @@ class ToolCalls:
         self._in_string = False
         """True if that much ends in a string."""
         self._whole = False
-        """All of the text may be calls: it is held to its end."""
+        """True if the whole text may be calls: it is held to its end."""
 
     def feed(self, text: str, final: bool = False) -> Split:
         """Return the findings on the text by now; with `final`, on all of it."""
