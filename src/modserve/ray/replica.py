@@ -82,7 +82,7 @@ class Replica:
         self._http = MountedApp(served, fleet)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What `serve.ingress` serves over HTTP."""
+        """Return the application that `serve.ingress` serves over HTTP."""
         return without_lifespan(self._http)
 
     async def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which replica has a sequence, and which ones a model: the same for all that see the same replicas."""
+"""Assignment of sequences and models to replicas: the same for all observers of the same replicas."""
 
 import hashlib
 import random
@@ -14,7 +14,7 @@ def session_id(model: str, key: SequenceKey) -> str:
 
 
 _DIRECT = "\0"
-"""What sessions begin with that are only the name of a replica."""
+"""Prefix of sessions that are only the name of a replica."""
 _known: frozenset[str] = frozenset()
 MODEL_HOMES = 2
 """Replicas that get the requests of a model which clients name to Ray."""
@@ -37,7 +37,7 @@ def direct(replica: str) -> str:
 
 
 def owner(session: str, replicas: Iterable[str]) -> str:
-    """One of the replicas, by their names. Where one comes or goes, only its own sessions move."""
+    """Return a session's replica, by name. When a replica comes or goes, only its own sessions move."""
     return max(replicas, key=lambda name: _weight(session, name))
 
 

@@ -39,7 +39,7 @@ LOOK_S = 2.0
 _SURPLUS = 32 * 1024 * 1024
 """Bytes of slack, more than after the last trimming, that are worth returning."""
 _REST = 8 * 1024 * 1024
-"""As `_SURPLUS`, when the slack stays as it is: what is left when a busy time is over."""
+"""Bytes of slack worth returning, like `_SURPLUS`, if the slack stays as it is: the rest after a busy time."""
 _REPORT = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
 """The fields of ``struct mallinfo``: `uordblks` is what is in use of the heap, `hblkhd` of mappings of their own."""
 _STATM = Path("/proc/self/statm")
@@ -66,9 +66,10 @@ def tune(library: ctypes.CDLL) -> None:
 
 
 def usage(library: ctypes.CDLL) -> Callable[[], int]:
-    """What tells how many bytes glibc has given out and not got back. It looks at each free block: microseconds.
+    """Return a reader of the bytes that glibc has given out and not got back. It looks at each free block:
+    microseconds.
 
-    Before glibc 2.33 it tells the number modulo 4 GiB.
+    Before glibc 2.33 it returns the number modulo 4 GiB.
     """
     name, number = ("mallinfo2", ctypes.c_size_t) if hasattr(library, "mallinfo2") else ("mallinfo", ctypes.c_uint)
 

@@ -100,7 +100,7 @@ class _Driver:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._lock = threading.Lock()
-        """So that two threads do not both retain the context of a device."""
+        """Lock against two threads that both retain the context of a device."""
 
     def call(self, name: str, *arguments: object) -> None:
         """Raises `_DriverError`."""

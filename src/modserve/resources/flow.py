@@ -17,13 +17,13 @@ MOST_HELD = 64 * 1024 * 1024
 """Bytes of one request's responses that the engine may have given and nobody has sent yet."""
 
 RESPONSE_BYTES = 8 * 1024
-"""What a response counts beside its tensors, so that a request never has more than some thousands unsent."""
+"""Size of a response without its tensors, so that a request never has more than some thousands unsent."""
 
 STALLED_S = 10.0
-"""How long an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
+"""Time that an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
 
 LONGEST_S = 300.0
-"""How long an engine waits in all, over one request, for a client that takes something now and then."""
+"""Total time that an engine waits, over one request, for a client that takes something now and then."""
 
 _UNLIMITED = MemoryBudget()
 
@@ -55,7 +55,7 @@ class Flow:
         self._later = later
         self._callbacks: list[Callable[[], None]] = []
         self._watch = (0, 0, 0.0)
-        """What the callbacks wait for: the number of this wait, the steps when it began, and when that was."""
+        """State for the callbacks: the number of this wait, the steps when it began, and the time of that."""
         self.slow = False
         self._stalled = stalled
         self._stalled_s = stalled_s
@@ -91,7 +91,7 @@ class Flow:
 
     @property
     def room(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         with self._changed:
             return not self._full()
 
@@ -159,7 +159,7 @@ class Flow:
         _call_all(callbacks)
 
     def release(self) -> None:
-        """Nobody sends any more: let the engine go on, now and later. Lets go of `stalled`."""
+        """End flow control after the last send: let the engine go on, now and later. Lets go of `stalled`."""
         with self._changed:
             self._open = True
             self._stalled = _nothing

@@ -108,7 +108,7 @@ class Freezer:
             self.freeze()
 
     def _has_unloaded(self) -> bool:
-        """Whether a model has gone since the last time."""
+        """True if a model was unloaded since the last time."""
         return not self._served <= set(map(weakref.ref, self._models()))
 
     def freeze(self) -> None:

@@ -136,7 +136,7 @@ def _command(process: Path) -> str:
 
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Like ``shm_open``, follows no links; and never waits."""
+"""Flags that, like those of ``shm_open``, follow no links; and never wait."""
 
 _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 

@@ -145,7 +145,7 @@ class _Entry(NamedTuple):
     response: InferenceResponse
     size: int
     until: float
-    """By the monotonic clock, in seconds."""
+    """Expiry by the monotonic clock, in seconds."""
 
 
 class ResponseCache:

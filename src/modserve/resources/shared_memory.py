@@ -49,7 +49,8 @@ class _Registered:
     memory: Memory
     users: int = 0
     leaving: bool = False
-    """It ends as soon as no request uses it. New requests do not get it, so that it ends even under steady use."""
+    """True if it ends as soon as no request uses it. New requests do not get it, so that it ends even under
+    steady use."""
 
 
 class SharedMemory:
@@ -72,7 +73,7 @@ class SharedMemory:
         self._most = _half_of_the_files() if most is None else most
         self._cuda = cuda or Cuda()
         self._regions: dict[tuple[str, str], _Registered] = {}
-        """By tenant and name: names are a tenant's own."""
+        """Regions by tenant and name: names are a tenant's own."""
         self.with_cuda = False
         """A region of GPU memory has been registered: reading and writing may have to copy."""
         self._replaced = 0
@@ -200,7 +201,7 @@ class SharedMemory:
             )
 
     def _forget_if_idle(self, registered: _Registered) -> bool:
-        """Whether it has gone, so that the caller closes its memory."""
+        """Remove the region if no request uses it. True if removed, so that the caller closes its memory."""
         if not registered.leaving or registered.users:
             return False
         if self._regions.get(place := _place(registered.region)) is registered:

@@ -98,7 +98,7 @@ def check(routing: Routing, config: ModelConfig) -> None:
 
 
 def unfit(routing: Routing, *, decoupled: bool, sequences: bool) -> str:
-    """What a model that is decoupled or has sequences cannot have; empty if there is nothing."""
+    """Return the part of a routing that a model cannot have if it is decoupled or has sequences; empty if none."""
     if routing.shadow is not None and decoupled:
         return "routing.shadow is not possible for a decoupled model: it may send any number of responses to a request"
     if routing.shadow is not None and sequences:

@@ -46,7 +46,7 @@ class Route:
     requests: int = 0
     rolled_back: RolledBack | None = None
     window: RequestWindow | None = None
-    """Its latest requests, where a rule looks at them."""
+    """Latest requests of the route, where a rule looks at them."""
 
     @property
     def open(self) -> bool:
@@ -147,7 +147,7 @@ class Router:
             self._baseline.window = RequestWindow(rule.last_requests * _MORE_OF_BASELINE, rule.last_ns)
 
     def choose(self, request: InferenceRequest, routes: Sequence[Route]) -> Route:
-        """Of some routes, at least one."""
+        """Choose one of the routes, of which there is at least one."""
         if self.routing.sticky:
             key = _key(request, self.routing.sticky)
             if key:
@@ -244,7 +244,7 @@ class Routed:
         self._router = router
         self._latest = latest
         self.parts: tuple[Servable, ...] = tuple(served.values())
-        """All that a request may go to."""
+        """Versions that a request may go to."""
         self._legs = {route.name: (route, served[route.version]) for route in router.routes if route.version in served}
         self._by_version = {route.version: route for route, _ in self._legs.values()}
         self._keepers = [each for each in self.parts if isinstance(each, SequenceKeeper)]
@@ -260,7 +260,7 @@ class Routed:
         self.labels = self._latest.labels
 
     async def describe(self) -> None:
-        """As `core.residency.OnDemand` has it."""
+        """Describe the latest version, like `core.residency.OnDemand`."""
         await describe(self._latest)
         self._look()
 
@@ -305,7 +305,7 @@ class Routed:
 
     @property
     def _receivers(self) -> list[Servable]:
-        """All that requests without a version may go to."""
+        """Versions that requests without a version may go to."""
         return [*(servable for route, servable in self._legs.values() if route.open), self._spare]
 
     def _submit(
@@ -352,7 +352,7 @@ class Routed:
             keeper.abandon_sequence(key)
 
     async def check_ready(self) -> bool:
-        """Whether any version that requests go to is ready."""
+        """True if any version that requests go to is ready."""
         for servable in self._receivers:
             if servable.unready_reason is None and (
                 not isinstance(servable, ReadinessChecker) or await servable.check_ready()

@@ -25,11 +25,11 @@ _SAME = ("model", "source", "routing")
 
 
 class Routings:
-    """By the names of models. What a client has set takes the place of the configuration's until it is deleted, or
-    no version of the model is READY any more.
+    """Routings by the names of models. A client's routing takes the place of the configuration's until it is deleted,
+    or no version of the model is READY any more.
 
     Copies of requests take from `memory`. `on_rollback` is called when a version was rolled back here: by the rule of a
-    routing, or by a client. What was rolled back stays so until the routing is set anew.
+    routing, or by a client. A rollback lasts until the routing is set again.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Routings:
         return max(good or served.values(), key=lambda each: each.id.version, default=None)
 
     def front(self, name: str, served: Mapping[int, Servable], latest: Servable | None) -> Servable | None:
-        """What takes the requests that name no version, if these versions are READY: `latest` without a routing."""
+        """Return the target of requests without a version, if these versions are READY: `latest` without a routing."""
         router = self._routers.get(name)
         if latest is None:
             self._routers.pop(name, None)
@@ -116,7 +116,7 @@ class Routings:
         return self._rolled_back.get(name, {})
 
     def note(self, name: str, version: int, latest: Servable | None) -> str:
-        """What the index says of a READY version: that it was rolled back, or of the latest that others were."""
+        """Return the index's note on a READY version: that it was rolled back, or of the latest that others were."""
         known = self.rolled_back(name)
         if version in known:
             return f"rolled back, and takes no requests that name no version: {known[version].reason}"
@@ -131,7 +131,7 @@ class Routings:
 
     @property
     def rollbacks(self) -> list[RouteRollback]:
-        """What has been rolled back, of all models."""
+        """Rollbacks of all models."""
         return [
             RouteRollback(name, version, rolled_back.reason, self._document(name))
             for name, versions in self._rolled_back.items()
@@ -155,7 +155,7 @@ class Routings:
         return {version: self.rolled_back(name).get(version) for version in versions}
 
     def unsaved(self, name: str, version: int, why: str) -> None:
-        """What was rolled back could not be written down."""
+        """Note that a rollback could not be written down."""
         known = self._rolled_back.get(name, {})
         if version in known:
             known[version] = replace(known[version], unsaved=why)
@@ -202,7 +202,7 @@ class Routings:
         return router is not None and bool(router.routing.labels)
 
     def report(self, name: str, trouble: Callable[[int], str]) -> dict[str, Any]:
-        """As `Router.report`. Raises NOT_FOUND for a model without a routing."""
+        """Return the report of `Router.report`. Raises NOT_FOUND for a model without a routing."""
         router, rolled_back = self._routers.get(name), self.rolled_back(name)
         if router is not None and router.source != ENDED:
             report = router.report(trouble)
@@ -227,7 +227,7 @@ class Routings:
         ]
 
     def figures(self, ready: Callable[[str, int], bool]) -> Iterator[RouteFigures | ShadowFigures]:
-        """Of all routings, for the metrics page. `ready`: whether a version of a model is READY."""
+        """Yield the figures of all routings, for the metrics page. `ready`: True if a version of a model is READY."""
         for name, router in self._routers.items():
 
             def is_ready(route: Route, name: str = name) -> bool:
