@@ -205,7 +205,7 @@ _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], 
         True,
     ),
 )
-"""Counters with their sources, and True for those that only models with a cache have."""
+"""Summaries with their readers, and True for those that only models with a cache have."""
 QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
 """Default quantiles of summaries, as in Triton."""
 

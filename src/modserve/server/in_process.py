@@ -93,7 +93,7 @@ class _QueueSink:
         self._closed = False
 
     def close(self) -> None:
-        """Nobody iterates any more: outcomes are dropped from now on."""
+        """Drop outcomes from now on: the iteration has ended."""
         self._closed = True
         self.unsent.release()
 

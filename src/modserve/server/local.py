@@ -65,7 +65,7 @@ class LocalServer:
         self.unready_reasons = manager.table.unready
         """The model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
-        """All that have sequences which have begun, whether they are READY or not."""
+        """Models with sequences that have begun, READY or not."""
         self.routings, self.check_routing = manager.table.routings, manager.table.check_routing
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self.repository_reads = self._control.outages.read_s
@@ -104,7 +104,7 @@ class LocalServer:
         return self._table.get(name, version)
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
-        """Like `model`, but keeps the version alive until the handle is released.
+        """Return the model like `model`, but keep the version alive until the handle is released.
 
         It takes requests until then, also while another version takes its place, it is being unloaded or the server is
         stopping. For callers that submit later than in this turn of the event loop.
@@ -178,14 +178,14 @@ class LocalServer:
         await self._control.set_routing(name, document, revision)
 
     def _trouble(self, name: str, version: int | None) -> str:
-        """Why a version takes no requests; empty if it does."""
+        """Return the reason why a version takes no requests; empty if it does."""
         try:
             return self.model(name, version).unready_reason or ""
         except ModserveError as error:
             return error.message
 
     def routing_figures(self) -> list[RouteFigures | ShadowFigures]:
-        """What the metrics page shows of all routings."""
+        """Return the figures of all routings for the metrics page."""
         return list(self.routings.figures(lambda name, version: not self._trouble(name, version)))
 
     # Health
@@ -196,21 +196,21 @@ class LocalServer:
 
     @property
     def ready(self) -> bool:
-        """Whether inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
+        """True if inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
         if self.phase is not Phase.RUNNING or self.leaving:
             return False
         return not (self._strict_readiness and self._table.unready())
 
     def model_ready(self, name: str, version: int | None) -> bool:
-        """Whether a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if it is not there."""
+        """Return True if a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if unknown."""
         return self._table.is_ready(name, version) and self.live
 
     async def check_model_ready(self, name: str, version: int | None) -> bool:
-        """Like `model_ready`, but also asks the engine, if its instances can say whether they are ready."""
+        """Return `model_ready`, but also ask the engine, if its instances can tell their readiness."""
         return self.model_ready(name, version) and await self.check_callable(name, version) and self.live
 
     async def check_callable(self, name: str, version: int | None) -> bool:
-        """Like `check_model_ready`, for calls of other models, which are taken also while the server is stopping."""
+        """Return `check_model_ready` for calls of other models, which are taken also while the server is stopping."""
         servable = self._table.ready(name, version)
         if not isinstance(servable, ReadinessChecker):
             return servable is not None

@@ -14,7 +14,7 @@ from .values import boolean
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """How much may be done on the event loop at once, and how much of it may wait. More goes to a thread, or waits."""
+    """Limits of the work on the event loop at once, and of the work that may wait. More goes to a thread, or waits."""
 
     json: int = 256 * 1024
     """Bytes of JSON that are decoded, and bytes that a compressed message may become."""
@@ -35,7 +35,7 @@ class LoopLimits:
     outstanding: int = 1024
     """Requests of a gRPC stream that are read and not settled. Above that none is read, and the client waits."""
     outstanding_bytes: int = 64 * 1024 * 1024
-    """The same for the sum of their sizes. One request may be larger, and is then the only one."""
+    """Limit of the sum of their sizes. One request may be larger, and is then the only one."""
 
 
 REQUEST_MEMORY: int | None = option(

@@ -1,4 +1,4 @@
-"""What an option is: a name, a help text, a way to read texts, and the field of the settings that it sets."""
+"""Options: each a name, a help text, a reader of texts, and the field of the settings that it sets."""
 
 import dataclasses
 import difflib
@@ -30,7 +30,7 @@ class Option:
     help: str
     name: str = ""
     value: str = ""
-    """What stands for the value in the help."""
+    """Placeholder of the value in the help."""
     default_in_words: str = ""
     section: str = ""
     """The heading that begins with this option."""
@@ -84,11 +84,11 @@ def options_of(fields: Mapping[str, FieldInfo], subject: str = "", label: str = 
 
 
 _VALUES = {"address": "ADDRESS", "cert": "FILE", "file": "FILE", "key": "FILE"}
-"""What stands for a text in the help, by the last word of the option's name."""
+"""Placeholders of a text in the help, by the last word of the option's name."""
 
 
 def _kind(annotation: Any, name: str) -> tuple[Callable[[str], Any], str, bool]:
-    """How a field's texts are read, what stands for them in the help, and whether there may be several."""
+    """Return the reader of a field's texts, their placeholder in the help, and True if there may be several."""
     if annotation is bool:
         return boolean, "true|false", False
     if annotation is int or int in get_args(annotation):

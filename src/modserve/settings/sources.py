@@ -71,7 +71,7 @@ PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
 _IGNORED: Mapping[str, str] = {**WITHOUT_EFFECT, **REMOVED}
 _KNOWN = (CONFIG, *OPTIONS, *_IGNORED)
 _WORKING = (CONFIG, *OPTIONS)
-"""Those that may be suggested."""
+"""Options that may be suggested."""
 _NICKNAMES: Mapping[str, str] = {
     "address": "http-address",
     "host": "http-address",
@@ -80,16 +80,16 @@ _NICKNAMES: Mapping[str, str] = {
     "model-dir": "model-repository",
     "port": "http-port",
 }
-"""What people write who do not know an option's name."""
+"""Common wrong names of options."""
 
 
 class OptionEntry(NamedTuple):
-    """One option as it was written."""
+    """Option as it was written."""
 
     name: str
     text: str
     place: str
-    """How errors begin: ``option '--http-port'``."""
+    """Beginning of errors: ``option '--http-port'``."""
 
 
 # All together
@@ -229,7 +229,7 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[OptionEntry
 
 
 def _may_be_file(word: str) -> bool:
-    """Whether a word is a file, or looks like one that is not there."""
+    """True if a word is a file, or looks like a missing one."""
     file = word.rpartition("=")[2]
     return bool(os.sep in file or Path(file).suffix) or os.path.exists(word) or os.path.exists(file)
 

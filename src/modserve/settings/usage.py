@@ -60,7 +60,7 @@ _COMMON = (
     "access-log",
     "log-verbose",
 )
-"""With --config, what most people set, in the order of the first page."""
+"""Most used options, with --config, in the order of the first page."""
 
 _EPILOG = """\
 examples:
@@ -77,7 +77,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Names and variables are never broken."""
 
     column = 8
-    """Where the texts of options begin."""
+    """Column of the options' texts."""
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns - 2, 100)
@@ -106,7 +106,7 @@ def topics() -> Mapping[str, Sequence[Option]]:
 
 
 def first_page(commands: Commands) -> str:
-    """What ``--help`` prints: the common options, the commands, and where the rest is."""
+    """Return the text of ``--help``: the common options, the commands, and the pointers to the rest."""
     made = _parser(_TwoColumns, epilog="\n\n".join((_commands(commands), _SOURCES, _EPILOG)))
     group = made.add_argument_group("common options")
     group.add_argument("--config", metavar="FILE", help=_CONFIG)
@@ -128,7 +128,7 @@ def topic_page(topic: str) -> str:
 
 
 def full_page(commands: Commands) -> str:
-    """What ``--help-all`` prints."""
+    """Return the text of ``--help-all``."""
     return parser(commands).format_help()
 
 
