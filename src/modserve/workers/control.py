@@ -57,11 +57,11 @@ class WorkerControl:
         }
 
     def answers(self, method: str) -> bool:
-        """Whether a call still gets a response; otherwise the caller goes on without this worker."""
+        """True if a call still gets a response; otherwise the caller goes on without this worker."""
         return self._server.phase is not Phase.STOPPING or method in _WHILE_STOPPING
 
     async def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What a method returns, or the ModserveError that it raises."""
+        """Call a method; return its result, or the ModserveError that it raises."""
         try:
             return await self._calls[method](*arguments)
         except Exception as error:

@@ -31,7 +31,7 @@ class WorkerIdentity:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that speaks for all: the first worker, at its first start."""
+        """True if the worker speaks for all: the first worker, at its first start."""
         return self.index == 0 and self.starts == 0
 
     @property
@@ -39,11 +39,11 @@ class WorkerIdentity:
         return [index for index in range(self.count) if index != self.index]
 
     def control_socket(self, index: int) -> str:
-        """Where a worker serves HTTP for itself alone."""
+        """Return the socket at which a worker serves HTTP for itself alone."""
         return str(self.directory / f"{index}.control")
 
     def sequence_socket(self, index: int) -> str:
-        """Where a worker takes the requests of its sequences from the others."""
+        """Return the socket at which a worker takes the requests of its sequences from the others."""
         return str(self.directory / f"{index}.sequences")
 
     def mark(self, index: int) -> Path:

@@ -83,7 +83,7 @@ class SampleTable(NamedTuple):
     """The key in `RULES` by which workers are combined."""
 
     def counts(self, sample: Sample) -> bool:
-        """Whether the sample only grows."""
+        """True if the sample only grows."""
         return self.kind in _GROWING and not (self.kind == "summary" and 'quantile="' in sample)
 
     def empty(self) -> "SampleTable":
@@ -94,13 +94,13 @@ Families: TypeAlias = Mapping[str, SampleTable]
 
 
 class WorkerPage(NamedTuple):
-    """What one worker tells."""
+    """Report of one worker."""
 
     families: Families
     absent: AbstractSet[Sample] = frozenset()
     """Samples that the worker does not have now: it had them before, or a process whose place it has taken."""
     gone: AbstractSet[Sample] = frozenset()
-    """Those of them that this process itself had: of models that were unloaded, say."""
+    """Absent samples that this process itself had: of models that were unloaded, say."""
     owners: AbstractSet[Owner] = frozenset()
     """The model versions that the worker has now: their samples stay, though they count from 0 after a load."""
 
@@ -234,7 +234,7 @@ RULES: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 """The value of two workers, by the name of the rule."""
 KEPT: Mapping[str, Callable[[Any, Any], Any]] = {rule: RULES[rule] for rule in ("known", "latest")}
-"""The same for processes that have counted one after the other, whose values are added up by all other rules."""
+"""Rules that keep one value of processes that have counted one after the other; under all others the values add up."""
 
 
 _NAMES: Final = ("name", "version", "revision", "batch_size", "type", "id")

@@ -84,7 +84,7 @@ def with_owners(servable: Servable, forwarder: "SequenceForwarder") -> Servable:
 
 
 class _OwnerLink:
-    """To another worker: the connection, or what is to be sent once there is one."""
+    """Link to another worker: the connection, or the frames to be sent once there is one."""
 
     def __init__(self) -> None:
         self.link: PeerLink | None = None
@@ -116,7 +116,7 @@ class SequenceForwarder:
         self._connecting = Background("sequences")
 
     def forward(self, worker: int, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
+        """Submit like `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
         peer = self._links.get(worker)
         if peer is not None:
             self._check_room(worker, peer, request)

@@ -44,7 +44,7 @@ def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def drain(reports: Sequence[DrainReport]) -> DrainReport:
-    """What has become of the drain of all workers."""
+    """Return the report of the drain of all workers."""
     left: Counter[str] = Counter()
     for report in reports:
         left.update(report.in_flight)

@@ -158,7 +158,7 @@ class Tally:
         return self._counts[topic]
 
     async def tell(self, topic: str, question: Question, fine: bool = False) -> bytes:
-        """For another worker. Values of many samples take a thread long to write or to read."""
+        """Return the page for another worker. Values of many samples take a thread long to write or to read."""
         return await asyncio.to_thread(values.dumps, await self._tell(topic, question, fine))
 
     async def _tell(self, topic: str, question: Question, fine: bool) -> WorkerPage:
