@@ -231,7 +231,7 @@ class InferenceServerClient:
 
 
 def _tensor(tensor: Any) -> Tensor:
-    """Return the tensor of our `InferInput`, or of one of `tritonclient`'s, for HTTP or gRPC."""
+    """From our `InferInput`, or one of `tritonclient`'s, for HTTP or gRPC."""
     if isinstance(tensor, InferInput):
         return tensor.tensor()
     name, datatype, shape = tensor.name(), dtypes.BY_NAME[tensor.datatype()], tuple(tensor.shape())

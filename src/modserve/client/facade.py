@@ -152,7 +152,9 @@ class Client(_Base):
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
-        """Call `generate` for a model with any number of responses, and yield them as they arrive."""
+        """Yield the responses to fields like those of `generate`, as they arrive, for models with any number of
+        them.
+        """
         inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         return values.each(stream)
@@ -257,7 +259,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> Result:
-        """Run `Client.infer` on the event loop."""
+        """Run one inference; see `Client.infer`."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -277,7 +279,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> AsyncGenerator[Result]:
-        """Run `Client.stream` on the event loop; use `contextlib.aclosing` if you leave it early."""
+        """Yield the responses; see `Client.stream`. Use `contextlib.aclosing` if you leave it early."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -296,7 +298,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> dict[str, Any]:
-        """Run `Client.generate` on the event loop."""
+        """Run one inference by fields; see `Client.generate`."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         return values.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
@@ -308,7 +310,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Run `Client.generate_stream` on the event loop."""
+        """Yield the responses to fields; see `Client.generate_stream`."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
@@ -328,7 +330,7 @@ class AsyncClient(_Base):
         *,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> ModelMetadata:
-        """Run `Client.metadata` on the event loop."""
+        """Return the metadata; see `Client.metadata`."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(await self._control(transport.METADATA, model, version, patience=timeout))
@@ -336,7 +338,7 @@ class AsyncClient(_Base):
         return known
 
     async def live(self) -> bool:
-        """Run `Client.live` on the event loop, as the methods below do with theirs."""
+        """True if the server runs; see `Client.live`, and so with all methods below."""
         return bool(await self._control(transport.LIVE))
 
     async def ready(self) -> bool:

@@ -93,9 +93,7 @@ class Mounted:
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
-        """Serve the models during an application's lifespan: ``FastAPI(lifespan=models.lifespan)``, and so in
-        Starlette.
-        """
+        """Serve the models during an app's lifespan: ``FastAPI(lifespan=models.lifespan)``, and so in Starlette."""
         async with self:
             yield
 

@@ -169,8 +169,7 @@ def collected(collectors: Iterable[Collector]) -> Iterator[Family]:
 
 
 def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
-    """Write a page in Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without
-    samples.
+    """Write a page in Prometheus' text format 0.0.4 or OpenMetrics. Like Triton's, it has no families without samples.
 
     OpenMetrics wants counters to be called ``<name>_total``. Those that Triton calls otherwise are ``unknown`` in it:
     names are the same in both formats.

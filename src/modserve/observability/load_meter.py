@@ -49,8 +49,7 @@ class _Counts:
 
 
 class LoadMeter:
-    """Load meter, for the event loop's thread. `cores` and `memory` (bytes, 0 if unknown) are the limits of the
-    process.
+    """Load meter, for the event loop's thread. `cores` and `memory` (bytes, 0 if unknown) are the process's limits.
 
     `workers` processes serve the same ports: the report of one stands for all. With `names`, models are named.
     """

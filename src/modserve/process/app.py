@@ -174,9 +174,7 @@ class InferenceServer(LocalServer):
         )
 
     async def load(self) -> None:
-        """Load like `LocalServer.load`. Raises INVALID_ARG as well if the folder for recorded requests cannot be
-        written.
-        """
+        """Load like `LocalServer.load`. Raises INVALID_ARG, too, if the folder for records cannot be written."""
         if self._recorder is not None:
             await asyncio.to_thread(open_folder, self._recorder)
         await super().load()

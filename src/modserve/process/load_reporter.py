@@ -25,9 +25,7 @@ class ReportingPort(Protocol):
 def load_reporter(
     server: LocalServer, ports: Sequence[ReportingPort], workers: int, access: object | None
 ) -> "LoadReporter":
-    """Return the reporter of one of `workers` processes. With `access`, callers may not know the names of all
-    models.
-    """
+    """Return the reporter of one of `workers` processes. With `access`, callers may not know all models' names."""
     meter = LoadMeter(
         server.ready_models,
         server.engine_metrics,

@@ -76,9 +76,7 @@ class MetricsPage:
         return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
 
     async def families(self, fine: bool = False) -> list[Family]:
-        """Return the families, on the event loop's thread, for one page after the other. `fine`: with sketches of
-        durations.
-        """
+        """Return the families, on the event loop's thread, one page at a time. `fine`: with sketches of durations."""
         async with self._one:
             if self._about is None:
                 self._about = await asyncio.to_thread(_about)

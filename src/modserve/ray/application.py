@@ -55,9 +55,7 @@ def bound(settings: Settings, target_pending: float, deployment: Mapping[str, An
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """Build the application from a mapping of keywords: ``import_path: modserve.ray:build`` in a configuration of Ray
-    Serve.
-    """
+    """Build `app` from a mapping of keywords: ``import_path: modserve.ray:build`` in a configuration of Ray Serve."""
     return app(**arguments)
 
 
@@ -92,9 +90,7 @@ def check_settings(settings: Settings) -> Settings:
 
 
 def deployment_options(options: dict[str, Any], target_pending: float) -> dict[str, Any]:
-    """Return the options of Ray's deployment, with modserve's. Raises INVALID_ARG for options that modserve has to
-    decide.
-    """
+    """Add modserve's options to those of Ray's deployment. Raises INVALID_ARG for those that modserve decides."""
     for name in ("request_router_config", "deployment_actors"):
         if name in options:
             raise invalid(

@@ -26,7 +26,7 @@ class Ledger:
         self._one = asyncio.Lock()
         self._number = 0
         self._learnt = False
-        """True if it has what replicas know of a ledger before it."""
+        """True once it has what replicas know of a ledger before it."""
         self._changes: dict[tuple[str, str], tuple[int, ServerChange]] = {}
 
     async def change(self, data: bytes) -> bytes:

@@ -61,7 +61,7 @@ class SequenceLink:
         self._handle = serve.get_deployment_handle(deployment, app).options(stream=True, method_name=SEQUENCE)
 
     async def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
-        """Send a request and yield the outcomes, with True for the last. Raises UNAVAILABLE where the replica is
+        """Send a request; yield True for the last outcome, and its bytes. Raises UNAVAILABLE where the replica is
         lost.
         """
         try:

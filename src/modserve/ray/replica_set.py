@@ -71,9 +71,7 @@ class ReplicaSet:
         raise ModserveError(Code.UNSUPPORTED, "replicas are drained and ended by Ray: deploy fewer of them")
 
     async def unready(self) -> list[IndexEntry]:
-        """Return the obstacles of the others to readiness: none, since Ray sends them no calls before they have
-        loaded.
-        """
+        """Return no obstacles to readiness: Ray sends the other replicas no calls before they have loaded."""
         return []
 
     async def change(self, change: ServerChange) -> None:

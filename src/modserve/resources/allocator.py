@@ -66,10 +66,9 @@ def tune(library: ctypes.CDLL) -> None:
 
 
 def usage(library: ctypes.CDLL) -> Callable[[], int]:
-    """Return a reader of the bytes that glibc has given out and not got back. It looks at each free block:
-    microseconds.
+    """Return a function that tells the bytes which glibc has out. It looks at each free block: microseconds.
 
-    Before glibc 2.33 it returns the number modulo 4 GiB.
+    Before glibc 2.33 it tells the number modulo 4 GiB.
     """
     name, number = ("mallinfo2", ctypes.c_size_t) if hasattr(library, "mallinfo2") else ("mallinfo", ctypes.c_uint)
 

@@ -49,8 +49,7 @@ class _Registered:
     memory: Memory
     users: int = 0
     leaving: bool = False
-    """True if it ends as soon as no request uses it. New requests do not get it, so that it ends even under
-    steady use."""
+    """True if it ends once no request uses it. New requests do not get it, so that it ends even under steady use."""
 
 
 class SharedMemory:
@@ -201,7 +200,7 @@ class SharedMemory:
             )
 
     def _forget_if_idle(self, registered: _Registered) -> bool:
-        """Remove the region if no request uses it. True if removed, so that the caller closes its memory."""
+        """Remove a leaving region that no request uses. True if removed, so that the caller closes its memory."""
         if not registered.leaving or registered.users:
             return False
         if self._regions.get(place := _place(registered.region)) is registered:

@@ -30,9 +30,7 @@ class DrainPhase(enum.IntEnum):
 
 
 class DrainReport(NamedTuple):
-    """Report of a drain: True if nothing is in flight, the requests in flight by model, and the seconds that it
-    took.
-    """
+    """Report of a drain: True if nothing is in flight, requests in flight by model, and the seconds that it took."""
 
     drained: bool
     in_flight: Mapping[str, int]
@@ -95,9 +93,7 @@ class DrainedServer(Protocol):
 
 
 class Drain:
-    """Drain of a server, for the event loop's thread. The server's maker sets `times`, and `ports` where there are
-    some.
-    """
+    """Drain of a server, for the event loop's thread. The server's maker sets `times`, and `ports` if it has some."""
 
     def __init__(self, server: DrainedServer) -> None:
         self._server = server

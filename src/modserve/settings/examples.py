@@ -6,7 +6,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def example_models() -> Path:
-    """Return the examples' model repository, which is read-only. Raises ValueError where an installation lacks it."""
+    """Return the examples' repository, which is never written to. Raises ValueError where an installation lacks it."""
     for place in (_PACKAGE / "example_models", *(above / "model_repository" for above in _PACKAGE.parents[1:3])):
         if (place / "simple" / "config.pbtxt").is_file():
             return place

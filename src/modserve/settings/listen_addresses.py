@@ -47,7 +47,7 @@ def listen_addresses(settings: Settings) -> list[ListenAddress]:
 
 
 def metrics_address_of(settings: Settings) -> ListenAddress | None:
-    """Return the metrics address. An admin port replaces it unless its address or port is set."""
+    """Return the metrics address; with an admin port, which has the metrics, only if its own address or port is set."""
     own = settings.metrics_address or "metrics_port" in settings.model_fields_set
     if not settings.allow_metrics or (settings.admin_address and not own):
         return None

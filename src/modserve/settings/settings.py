@@ -47,7 +47,7 @@ class Settings(BaseModel):
         value="DIR",
         several=True,
     )
-    """Repositories, at least one; `repositories` has them as paths and remote places."""
+    """A repository or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
         "Function or class decorated with modserve.model; 'serve my_module:my_model' works too; NAME is by default "

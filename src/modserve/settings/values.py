@@ -380,7 +380,7 @@ def _config_name(text: str) -> str:
 
 
 def _places(value: object) -> tuple[Path | RemotePlace, ...]:
-    """Return the places, at least one, each once: tritonserver treats a repeated --model-repository as a set."""
+    """Return one place or several, each once: tritonserver treats a repeated --model-repository as a set."""
     places = [value] if isinstance(value, str | Path | RemotePlace) else value
     if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path | RemotePlace) for place in places):
         raise ValueError("expected a path, or a list of paths")

@@ -51,7 +51,7 @@ class TensorPlan:
 
     @property
     def width(self) -> int:
-        """Width of a text's vector; 0 if only a vector can tell."""
+        """Width of a text's vector; 0 if it is unknown before the first vector."""
         return len(self._layers[-1].weight[0]) if self._layers else self._pooled_width
 
     @property

@@ -196,9 +196,7 @@ class FleetServer:
     # Changes
 
     async def drain(self) -> DrainReport:
-        """Drain all workers at once: none of them takes what another refuses. Workers that start later are drained,
-        too.
-        """
+        """Drain all workers at once: none takes what another refuses. Workers that start later are drained, too."""
         drained = self._peers.drain()
         own, others = await asyncio.gather(self._server.drain(), drained)
         return sums.drain([own, *others])

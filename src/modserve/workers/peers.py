@@ -114,11 +114,11 @@ class Peers:
         return await self._gather(serving, _LONG_PATIENCE, method, *arguments)
 
     async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
-        """Return the results of all others that exist and respond soon, whatever their status."""
+        """Return the results of all others that run and respond soon, whatever their status."""
         return await self._gather(self._identity.others, _PATIENCE, method, *arguments)
 
     async def statuses(self) -> dict[int, WorkerStatus | None]:
-        """Return the status of each of the others; None for one that does not exist."""
+        """Return the status of each of the others; None for one that is not running."""
         others = self._identity.others
         return dict(zip(others, await asyncio.gather(*map(self.status, others)), strict=True))
 

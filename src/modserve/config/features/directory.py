@@ -180,9 +180,7 @@ def version_filenames(folder: Path) -> list[frozenset[str]]:
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Yield the file names in a version's folder, and in the folders below it that may hold the model's. Raises
-    OSError.
-    """
+    """Yield the names in a version's folder, and in the folders below that may hold the model's. Raises OSError."""
     for entry in folder.iterdir():
         yield entry.name
         if entry.name in _SUBFOLDERS and entry.is_dir():

@@ -83,7 +83,7 @@ def _step_faults(message: pb.ModelConfig) -> Faults:
 
 
 def _flow_faults(message: pb.ModelConfig) -> Faults:
-    """Yield a fault for each tensor that is not connected, from the inputs to the outputs."""
+    """Yield the faults in the connections of tensors, from the inputs to the outputs."""
     name, steps = message.name, _steps(message)
     writers = _writers(steps)
     inputs, outputs = {tensor.name for tensor in message.input}, {tensor.name for tensor in message.output}

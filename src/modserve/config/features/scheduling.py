@@ -110,8 +110,7 @@ def _shows_order(message: pb.ModelConfig) -> bool:
 
 
 def _queue_policy(policy: pb.ModelQueuePolicy, ordered: bool) -> QueuePolicy:
-    """Return the queue policy. With `ordered` responses, no request is delayed: the responses behind it would have to
-    wait.
+    """Return the queue policy. If responses are `ordered`, no request goes behind others: their responses would wait.
 
     Like Triton, the validation refuses a policy that delays by its own default there; this is for the time-outs that
     requests bring.
