@@ -1,13 +1,13 @@
 """Authenticates callers by API key, token or client certificate, and delays answers to failed attempts.
 
-A key is looked up by the hash of its secret. Whoever showed the same headers before is known by these, which takes one
-look into a dictionary: the front ends ask `recognise` for every request. Tokens that nobody has shown before take
+A key is looked up by the hash of its secret. A caller with the same headers as before is known by them, which takes one
+look into a dictionary: the front ends ask `recognise` for every request. Tokens that were not seen before take
 longer; only `authenticate` waits for them, and for the time that a failure has to wait.
 
 Delays of answers to failed attempts, by address and time.
 
 An address may fail `FREE` times, and once more each second. Beyond that, its failures are answered later and later, by
-up to `LONGEST` seconds. Only failures wait: who shows a valid key is served at once, also behind the same address.
+up to `LONGEST` seconds. Only failures wait: a valid key is served at once, also behind the same address.
 
 Keys for a server: from its file, from the environment, or from both.
 """
@@ -44,7 +44,7 @@ _STEP: Final = 0.05
 """Seconds by which each further failure is answered later."""
 LONGEST: Final = 5.0
 _ADDRESSES: Final = 4096
-"""Addresses that are remembered, those that failed last."""
+"""Number of remembered addresses, the latest to fail."""
 _PREFIX: Final = 64
 """Bits of an IPv6 address: a client has all addresses of a network."""
 
@@ -54,7 +54,7 @@ class SlowDown:
 
     def __init__(self) -> None:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Failures that are not forgotten, and when there were so many."""
+        """Failures that are not forgotten, and the time of that count."""
 
     def __len__(self) -> int:
         return len(self._levels)
@@ -121,7 +121,7 @@ class Authority:
         self._known: dict[Credentials, Identity] = {}
         self._tokens = TokenVerifier((), clock, steady)
         self.generation = 0
-        """Changes whenever somebody may have lost access."""
+        """Number that changes whenever a caller may have lost access."""
         self.replace(file)
 
     def replace(self, file: AccessFile) -> None:
@@ -205,7 +205,7 @@ class Authority:
         return identity
 
     def close(self) -> None:
-        """The server stops: nobody waits any longer."""
+        """End all waits: the server stops."""
         for pause in self._pauses:
             _end(pause)
         self._tokens.close()
@@ -273,7 +273,7 @@ class AccessControl:
     """Access rules of a server, kept up to date between `start` and `stop`. Raises INVALID_ARG for an invalid key or
     file.
 
-    `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: anybody may
+    `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: any caller may
     ask for the health of the server.
     """
 

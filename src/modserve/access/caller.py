@@ -1,6 +1,6 @@
 """The caller of the call that a task serves, and what it may do.
 
-A front end that has found out who calls sets `CALLER` in the task that serves the call. Whatever the call asks of the
+A front end that has identified the caller sets `CALLER` in the task that serves the call. All that the call asks of the
 server is then checked against it, by the model that it names: `frontends.scoped_server`.
 """
 
@@ -76,7 +76,7 @@ CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
 
 
 def current() -> Caller:
-    """The caller of the call that the current task serves. Raises where nobody has found that out, which is a bug."""
+    """The caller of the call that the current task serves. Raises where it was not identified, which is a bug."""
     caller = CALLER.get()
     if caller is None:
         raise internal("nobody has found out who calls: this is a bug")

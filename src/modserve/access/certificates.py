@@ -1,4 +1,4 @@
-"""Callers that show a certificate: rules from its names to a tenant. TLS has checked by then who has signed it."""
+"""Callers that show a certificate: rules from its names to a tenant. TLS has checked its signature by then."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 from modserve.core.errors import UnauthenticatedError
 
 Credentials: TypeAlias = tuple[tuple[bytes, bytes], ...]
-"""Names and values, as they came. Whoever shows the same again is the same caller."""
+"""Names and values, as they came. Equal credentials are the same caller."""
 
 AUTHORIZATION: Final = b"authorization"
 API_KEY: Final = b"x-api-key"

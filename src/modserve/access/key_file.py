@@ -4,7 +4,7 @@ YAML; a file that begins with a brace is JSON, which is read fifty times as fast
 
 Secrets of keys: made here, and stored as SHA-256.
 
-A secret has 256 random bits, so nobody can try them all, and a slow hash such as bcrypt, which protects what people
+A secret has 256 random bits, too many to try, and a slow hash such as bcrypt, which protects what people
 choose, would protect nothing more. It would cost each first request 50 ms. The server looks a secret up by its hash:
 how long that takes does not depend on how much of a wrong one is right.
 

@@ -34,7 +34,7 @@ from modserve.core.texts import is_unicode, unicode_text
 from .identity import CallKind, Identity, Scopes
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures with a public key. With HMAC, whoever can check a token could issue one."""
+"""Signatures with a public key. With HMAC, a server that can check a token could issue one."""
 _LONGEST_TENANT: Final = 100
 
 
@@ -289,7 +289,7 @@ class TokenVerifier:
 
 
 def _unverified(secret: bytes) -> tuple[dict[str, Any], object]:
-    """The header, and the claim of who has issued the token: enough to find the key. Raises `UnauthenticatedError`."""
+    """Return the header and the issuer that the token claims: enough to find the key. Raises `UnauthenticatedError`."""
     import jwt
 
     try:

@@ -1,6 +1,6 @@
 """The file of keys, read again when it changes.
 
-Whoever writes it may be slow: a change is read when the file has stayed the same for one interval. One that cannot be
+Writing may take time: a change is read when the file has stayed the same for one interval. One that cannot be
 used is logged once, and what was good before stays in use until the file changes again.
 """
 

@@ -313,7 +313,7 @@ async def _next(responses: AsyncGenerator[Result]) -> Result | None:
 
 
 def _close_at_exit(transport: EmbeddedTransport) -> None:
-    """Unload in order at the end of the process, if nobody has closed it by then."""
+    """Unload in order at the end of the process, if it was not closed by then."""
     reference = weakref.ref(transport)
 
     def close() -> None:

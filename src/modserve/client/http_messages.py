@@ -144,7 +144,7 @@ def _head(call: ClientCall, binary: bool) -> dict[str, Any]:
 
 
 def _patience(call: ClientCall) -> dict[str, str]:
-    """The server drops a request for which nobody waits any more."""
+    """Return the header by which the server drops the request once its client has stopped waiting."""
     return {} if not call.timeout else {_PATIENCE: f"{max(0.001, call.timeout * 1000):.3f}"}
 
 

@@ -33,7 +33,7 @@ class Draft:
     measured: bool = False
     """True to use the backend `auto` where nothing names one, not the one that the file is for."""
     filenames: Sequence[Collection[str]] | None = None
-    """The names in the folder of each version, the lowest version first; None: in those beside the configuration."""
+    """The names in the folder of each version, the lowest version first; None: in those next to the configuration."""
 
     @property
     def backend(self) -> str:

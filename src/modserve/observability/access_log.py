@@ -120,7 +120,7 @@ class AccessLog:
         start: bool = True,
         proxies: Proxies | None = None,
     ) -> None:
-        """`start`: a thread writes; otherwise nobody does until `drain` is called."""
+        """`start`: a thread writes; otherwise nothing is written until `drain` is called."""
         self.identifies = settings.identify
         """Each request gets an id, also where its line is left out."""
         self._rate = {AccessMode.ALL: 1, AccessMode.SAMPLED: settings.rate}.get(settings.mode, 0)

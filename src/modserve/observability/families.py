@@ -3,7 +3,7 @@
 A page of 200 models has some 25,000 lines. Samples that are objects, each with a mapping of its labels, take as long
 again to make as to write, so that families hold text.
 
-Pages are made on a thread, while the event loop goes on. Whoever makes many lines calls `breathe` in between: the
+Pages are made on a thread, while the event loop goes on. Code that makes many lines calls `breathe` in between: the
 interpreter's lock is free for a moment then, and the loop need not wait for the 5 ms after which it would get it.
 """
 

@@ -19,7 +19,7 @@ from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 
 _MEMORY_S: Final = 1.0
-"""After so many seconds, what was weighs e times less."""
+"""Seconds after which an old value weighs e times less."""
 _MOST_NAMES: Final = 8
 """Models in a report: those with the longest queues."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")

@@ -182,7 +182,7 @@ _ERASE = "\r\x1b[K"
 _MOST = 32 * 1024 * 1024
 """Bytes of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
 _OVERHEAD = 64
-"""Bytes that a text takes beside its characters."""
+"""Bytes that a text takes in addition to its characters."""
 
 _WARN_NS = 60_000_000_000
 """Interval between two lines on standard error about a log file that cannot be written."""
@@ -194,7 +194,7 @@ Work: TypeAlias = Callable[[], None]
 
 
 class LineWriter:
-    """Writes lines in their order, on a thread of its own: a reader that stops reading holds up nobody else.
+    """Writes lines in their order, on a thread of its own: a reader that stops reading holds up no other thread.
 
     `write` is called with lines, and blocks as long as it likes; it may raise OSError. Lines that come while too many
     wait are left out and counted in `dropped`, and `on_flow` hears how many once lines are written again, with the
@@ -417,7 +417,7 @@ class Logs:
     def install(self) -> None:
         """Sends everything that this process logs to the settings' file, or to standard error if they name none.
 
-        A file that was moved away or removed, as those do who rotate logs, is opened anew under its name.
+        A file that was moved away or removed, as log rotation does, is opened again under its name.
 
         Replaces the handlers of Python's root logger. Other packages are heard from WARNING on, whatever the settings
         say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
@@ -446,7 +446,7 @@ class Logs:
             logging.getLogger(_OURS).setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
 
     def reopen(self) -> None:
-        """Open the file anew under its name, as those want who have moved it away. Never raises nor blocks."""
+        """Open the file again under its name, after it was moved away. Never raises nor blocks."""
         handler = self._handler
         if handler is None or not isinstance(file := handler.target, LogFile):
             _log.info("SIGHUP: the log goes to standard error, and there is no file to open anew")
@@ -475,7 +475,7 @@ class Logs:
     def say(self, text: str) -> None:
         """Write `text` and a newline to standard output, between the lines of the log. Never blocks.
 
-        Serving goes on where nobody reads it any more, as behind ``| head``.
+        Serving goes on when the reader has closed it, as behind ``| head``.
         """
         if self._handler is not None:
             self._handler.writer.run(partial(_say, TextStream(self._stdout), text))

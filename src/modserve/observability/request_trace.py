@@ -55,7 +55,7 @@ class Trace:
 
     `spans` are the ids of its spans, None where it goes to a file.
 
-    The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
+    The front end adds its own stamps, and calls `end` when the response is sent or no client waits for it any more. The
     children, requests that a model made for this one, are written with it.
     """
 

@@ -187,11 +187,11 @@ class Spans:
             self._send(span)
 
     def left_out(self, count: int) -> None:
-        """A trace of so many spans did not come here, since too many wait."""
+        """Count the spans of a trace that was dropped, since too many wait."""
         self.losses.drop(count, OVERLOADED)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
-        """Send what has not been sent, for so many seconds. Blocks."""
+        """Send the unsent spans, within a number of seconds. Blocks."""
         losses = self.losses
         ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()
@@ -235,7 +235,7 @@ _OK = api.Status()
 
 
 def _limited(items: list[T], most: int | None) -> Sequence[T]:
-    """The last ones, of which a span may have so many; it knows how many are left out."""
+    """Return the last ones, up to the limit of a span, which also tells how many are left out."""
     return items if most is None or len(items) <= most else BoundedList.from_seq(most, items)
 
 

@@ -1,6 +1,6 @@
 """The spans of a traced request before they are made: which they are, whose children, and of which batch.
 
-A span is known by its ids from the beginning, since those who work on the request hear of it, and is made when the
+A span is known by its ids from the beginning, since they travel with the request, and is made when the
 trace is complete. For the event loop's thread.
 """
 

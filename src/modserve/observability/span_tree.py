@@ -160,7 +160,7 @@ def _of_batch(timing: ExecutionTiming) -> dict[str, str | int]:
 
 
 def _is_of_server(failure: Failure) -> bool:
-    """False for failures that are their client's, or that nobody got: the server's span has no status then."""
+    """False for failures that are the client's, or reached no client: the server's span has no status then."""
     status = failure.status
     return status >= _HTTP_ERRORS if isinstance(status, int) else status in _RPC_ERRORS
 

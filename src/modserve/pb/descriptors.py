@@ -51,7 +51,7 @@ def service_methods(service: ServiceDescriptor) -> dict[str, Method]:
 def _message_class(message: Descriptor, module: str, qualname: str) -> type[Message]:
     """The class and those nested in it, each with the module and name by which error texts call it.
 
-    Protobuf itself holds classes weakly: a nested class would be made anew whenever nobody happened to hold it.
+    Protobuf itself holds classes weakly: a nested class would be made again whenever no reference to it is left.
     """
     cls = GetMessageClass(message)
     cls.__module__ = module

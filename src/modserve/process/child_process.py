@@ -12,7 +12,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """Signals that request the end. They are passed on to the server, which knows what to finish first."""
 
 HARMLESS = (signal.SIGHUP, signal.SIGUSR1)
-"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it. SIGUSR1 has the server write
+"""SIGHUP, sent by log rotation, has log files opened again, here and in the server. SIGUSR1 has the server write
 the stack of each thread."""
 
 _PASSED_ON = (*_STOPPING, *HARMLESS)

@@ -74,7 +74,7 @@ class HttpAddress:
 def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
     """The models with version, state and load time, failed ones first. The reason of a failure is below its line.
 
-    `logged`: whoever reads the table has the reasons in the log above it, so that their beginnings will do.
+    `logged`: the reasons are in the log above the table, so that their beginnings will do.
     """
     entries = sorted(entries, key=lambda entry: not entry.failed)
     failed = sum(entry.failed for entry in entries)

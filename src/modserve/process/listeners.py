@@ -49,7 +49,7 @@ _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
 
 
 def access_control(settings: Settings) -> "AccessControl | None":
-    """Return who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
+    """Return the server's access rules; None for open access. Raises INVALID_ARG for an invalid key or key file."""
     key = settings.api_key
     if not settings.auth_file and key is None:
         return None
@@ -138,7 +138,7 @@ class Listeners:
 
     Implements `server.drain.DrainedPorts`.
 
-    `access`: who may call it, if not everybody. `audit`: the log of calls that change something, closed at the end.
+    `access`: its access rules, if any. `audit`: the log of calls that change something, closed at the end.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Listeners:
     async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
         """Drain the server unless a client has done so, unload, and close everything, metrics and admin last.
 
-        `shut_down` unloads in so many seconds; False, which is returned, if the time was too short.
+        `shut_down` unloads in the given seconds; False, which is returned, if the time was too short.
         """
         draining = self._server.draining
         drained_before = draining.over

@@ -13,7 +13,7 @@ from modserve.server.local import LocalServer
 
 _EVERY: Final = 0.1
 _SHARE: Final = 100
-"""A report that takes long is made so much less often."""
+"""Minimum interval between reports, as a multiple of the time that one takes."""
 
 
 class ReportingPort(Protocol):

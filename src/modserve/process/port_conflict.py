@@ -21,7 +21,7 @@ _SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "t
 
 def advice(error: PortError, words: Sequence[str]) -> str:
     """The text of `error`; if ports are in use, with the server that answers there and the command line to start
-    beside it, which has the user's own `words` but for secrets."""
+    next to it, which has the user's own `words` but for secrets."""
     refusals = error.refusals
     if not all(each.in_use for each in refusals):
         return str(error)

@@ -15,7 +15,7 @@ _BACKLOG = 2048
 class Reservation:
     """Holds port numbers by sockets that are bound and do not listen, so that no connection ever comes to them.
 
-    Unix sockets listen: the workers inherit them, and whoever is free takes a connection.
+    Unix sockets listen: the workers inherit them, and a free one takes the connection.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Reservation:
     def add(self, name: str, address: str, port: int, shared: bool) -> None:
         """Reserve the port of the front end `name` on all addresses of a host's name. Raises PortError.
 
-        0 takes a free one. `shared`: servers beside this one may have the port, too.
+        0 takes a free one. `shared`: other servers may have the port, too.
         """
         if path := unix_socket.path_of(address):
             with opening(name, address, port):

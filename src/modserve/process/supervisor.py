@@ -322,7 +322,7 @@ def main() -> int:
 
 
 class HeldSockets:
-    """The workers inherit those that listen, which are Unix sockets, and not those that hold a port's number."""
+    """Sockets held for workers, which inherit the listening Unix sockets but not those that hold a port's number."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]

@@ -1,6 +1,6 @@
-"""The metrics page of all replicas, which any of them serves: each sample says whose it is.
+"""The metrics page of all replicas, which any of them serves: each sample names its replica.
 
-A sum would fall when Ray ends a replica, which nobody takes the place of; a series of its own just ends.
+A sum would fall when Ray ends a replica without a replacement; a series of its own just ends.
 """
 
 import asyncio

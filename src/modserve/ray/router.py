@@ -8,7 +8,7 @@ from .sessions import candidates
 
 
 class SessionRouter(RequestRouter):  # type: ignore[misc] # Ray is not there for type checkers
-    """A request router of Ray Serve. Calls with a session id go to its replica, whatever that has to do."""
+    """A request router of Ray Serve. Calls with a session id go to its replica, however busy it is."""
 
     def update_replicas(self, replicas: list[Any]) -> None:
         """Update the replicas. Ray calls it on a copy of this class from a pickle: hence the import."""

@@ -112,7 +112,7 @@ class SessionModel(ModelWrapper):
     """A model with sequences, of which other replicas have their part."""
 
     def __init__(self, servable: Servable, routes: SequenceRoutes | None) -> None:
-        """`routes`: None where nobody knows whose a sequence is; requests of sequences are refused there."""
+        """`routes`: None where the owners of sequences are unknown; requests of sequences are refused there."""
         super().__init__(servable)
         self._routes = routes
 

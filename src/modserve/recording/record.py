@@ -5,7 +5,7 @@ Numbers are the protocol's raw form in base64, exact to the last bit; BYTES tens
 
 The files of recorded requests: ``FOLDER/<model>/<time of its first request>-w<worker>.jsonl``.
 
-All files together have at most so many bytes: the oldest go first, whichever model they are of. A file is opened for
+All files together have a limit of bytes: the oldest go first, regardless of the model. A file is opened for
 each line, so that one that was removed or moved away is no trouble. A line that cannot be written as a whole is taken
 back. What an earlier server process has left counts, and goes first.
 """

@@ -155,7 +155,7 @@ class Recorder:
         _log.info("requests and their responses are recorded in %s", self._settings.folder)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what waits, for at most so many seconds, and end. May be called again."""
+        """Write the waiting records, within a number of seconds, and end. May be called again."""
         if not self._writer.close(seconds):
             _log.error("some recorded requests are lost: they could not be written within %g s", seconds)
 
@@ -313,7 +313,7 @@ class RecordedSubmission:
         )
 
     def _keep(self, outcome: Outcome, final: bool) -> None:
-        """Never raises: the request goes on, whatever is wrong with its record."""
+        """Record an outcome. Never raises: the request goes on, even if its record fails."""
         record = self._record
         if record is None:
             return
@@ -351,7 +351,7 @@ class RecordedSubmission:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A tensor whose memory nobody else changes, not even a client that shares it."""
+    """Return the tensor in memory that no other code changes, not even a client that shares it."""
     if tensor.device is not None:
         return tensor
     raw = tensor.received

@@ -19,7 +19,7 @@ class Breaker:
     """Closed while all is well. Open after some failures: until `probe`, tried now and then, raises nothing.
 
     It writes one line to the log when it opens, and one when it closes; if that goes on and on, only the first of them.
-    For the event loop's thread. Whoever makes `probe` limits its time; no request waits for it.
+    For the event loop's thread. The maker of `probe` limits its time; no request waits for it.
     """
 
     def __init__(

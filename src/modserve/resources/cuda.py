@@ -53,7 +53,7 @@ A copy from pageable memory returns once that is staged, and a copy inside the G
 
 _OUT_OF_MEMORY = 2
 _BROKEN = frozenset({3, 4, 46, 100, 214, 220, 999, *range(700, 722)})
-"""Codes of a driver or a GPU that does not work, whatever the client asks for (cuda.h, ``CUresult``)."""
+"""Codes of a driver or a GPU that does not work for any call (cuda.h, ``CUresult``)."""
 
 
 def load_driver() -> ctypes.CDLL | None:

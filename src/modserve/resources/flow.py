@@ -14,7 +14,7 @@ from modserve.core.requests.memory import MemoryBudget
 _log = logging.getLogger(__name__)
 
 MOST_HELD = 64 * 1024 * 1024
-"""Bytes of one request's responses that the engine may have given and nobody has sent yet."""
+"""Bytes of one request's responses that the engine may have given and that are not sent yet."""
 
 RESPONSE_BYTES = 8 * 1024
 """Size of a response without its tensors, so that a request never has more than some thousands unsent."""
@@ -31,14 +31,14 @@ _UNLIMITED = MemoryBudget()
 class Flow:
     """The flow of one request's responses. Implements `core.requests.inflight.FlowControl`.
 
-    The engine's thread waits in `wait`; whoever sends the responses on calls `sent`. When nothing was sent for
+    The engine's thread waits in `wait`; the sender of the responses calls `sent`. When nothing was sent for
     `stalled_s` seconds, or the engine has waited for `longest_s` seconds in all, it calls `stalled`, on its own thread,
     with the number of unsent responses, and never waits again. `slow` is True in the second case.
 
     While the server's `memory` is used up, only one response may wait to be sent; otherwise `most`, if that is not 0.
 
     An engine that must not block asks for `room` and leaves a callback with `on_room`; `later`, which calls a function
-    after so many seconds, keeps the same limits of time for it.
+    after a number of seconds, keeps the same limits of time for it.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ def _nothing(waiting: int) -> None: ...
 def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> None:
     """Keep the engine from running ahead of a slow client. On the event loop's thread, right after the submission.
 
-    Whoever sends the responses on must call `inflight.sent` for each. The engine runs ahead by less while the server's
+    The sender of the responses must call `inflight.sent` for each. The engine runs ahead by less while the server's
     `memory` is used up. A client that takes nothing for long is given up: its request fails. The engine never waits for
     a request to a model that preserves the order of its responses, since these may wait for another request's.
     """

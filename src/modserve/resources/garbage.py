@@ -100,7 +100,7 @@ class Freezer:
         self._timer = self._loop.call_later(seconds, guarded("garbage", self._look))
 
     def _look(self) -> None:
-        """Freezes, once there is nobody to wait for it."""
+        """Freeze, once no request would wait for it."""
         self._looks_left -= 1
         if self._looks_left > 0 and self._requests() != self._requests_before and self._has_unloaded():
             self._look_in(IDLE_S)

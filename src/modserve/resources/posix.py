@@ -75,13 +75,13 @@ _LONGEST = 100
 
 
 def owner(port: int, proc: Path = _PROC) -> str:
-    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if nobody tells."""
+    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if unknown."""
     process = listener(port, proc)
     return f"process {process.name} ({_command(process)})" if process is not None else ""
 
 
 def listener(port: int, proc: Path = _PROC) -> Path | None:
-    """The folder in /proc of the process that listens on a TCP port; None if nobody does, or another user."""
+    """The folder in /proc of the process that listens on a TCP port; None if none does, or another user's."""
     sockets = set(_listening(port, proc))
     if not sockets:
         return None

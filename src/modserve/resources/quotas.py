@@ -42,7 +42,7 @@ class TenantFigures:
     rows: int = 0
     tokens: int = 0
     durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_NS))
-    """Nanoseconds that accepted requests took, whatever became of them."""
+    """Nanoseconds that accepted requests took, with any outcome."""
 
     @property
     def results(self) -> dict[str, int]:
@@ -175,7 +175,7 @@ class Quotas:
 
     @contextmanager
     def submission(self, request: InferenceRequest, rows: int) -> Iterator[Permit]:
-        """Count in a call with so many rows, whose requests are submitted in the block; `request` stands for all.
+        """Count a call with `rows` rows in, and submit its requests in the block; `request` stands for all.
 
         Raises `OverloadedError` if a limit is reached. The permit is released if the block fails.
         """
@@ -192,7 +192,7 @@ class Quotas:
         return tenant is not None or self.most > 0
 
     def admit(self, request: InferenceRequest, rows: int) -> Permit:
-        """Count a request with so many rows in. Raises `OverloadedError` if a limit is reached."""
+        """Count a request with `rows` rows in. Raises `OverloadedError` if a limit is reached."""
         if self.most and self.in_flight >= self.most:
             self.refused += 1
             raise OverloadedError(
@@ -208,7 +208,7 @@ class Quotas:
         return Permit(self, usage, now_ns)
 
     def spend_tokens(self, tenant: Tenant | None, tokens: int) -> None:
-        """A tenant's request has so many tokens, or its response has."""
+        """Count the tokens of a tenant's request, or of its response."""
         if tenant is None:
             return
         usage = self._usage(tenant)

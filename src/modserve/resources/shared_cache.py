@@ -75,7 +75,7 @@ class SharedCache:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.ending = False
-        """The server ends: what it has kept is for those that go on."""
+        """True while the server ends: it leaves its entries to the servers that go on."""
         self._store = store
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s

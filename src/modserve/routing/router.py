@@ -5,7 +5,7 @@ set of versions is READY, the table gets another `Routed`, which knows the serva
 has nothing to run it, leaves its share to the others; if none is left, requests go to the latest version of those that
 were not rolled back.
 
-Requests of a sequence go to the version that has it, whatever the weights are by then.
+Requests of a sequence go to the version that has it, regardless of the weights by then.
 
 Chooses the route of a request: by weights in turn, or by the hash of a key.
 """
@@ -296,7 +296,7 @@ class Routed:
 
     @property
     def _spare(self) -> Servable:
-        """Gets the requests that no route can take: the latest version, but none that was rolled back beside others."""
+        """Target of requests that no route can take: the latest version, but none rolled back next to others."""
         rolled_back = {route.version for route in self._router.routes if route.rolled_back is not None}
         if self._latest.id.version not in rolled_back:
             return self._latest

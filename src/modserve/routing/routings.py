@@ -44,7 +44,7 @@ class Routings:
         self.decisions = 0
         """Number of decisions about what is rolled back."""
         self.keep: Callable[[str, int, RolledBack], object] = lambda name, version, rolled_back: None
-        """Called with what a rule has rolled back, by whoever can write it down."""
+        """Called with what a rule has rolled back, by a caller that can write it down."""
 
     def _router(self, name: str, routing: Routing, source: str, revision: str = "") -> Router:
         router = Router(name, routing, source, self._memory, on_rollback=self._by_rule, revision=revision)
@@ -53,7 +53,7 @@ class Routings:
         return router
 
     def latest(self, name: str, served: Mapping[int, Servable]) -> Servable | None:
-        """The highest of the READY versions that was not rolled back beside others."""
+        """Return the highest of the READY versions that was not rolled back next to others."""
         good = [servable for version, servable in served.items() if version not in self.rolled_back(name)]
         return max(good or served.values(), key=lambda each: each.id.version, default=None)
 

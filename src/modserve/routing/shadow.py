@@ -1,4 +1,4 @@
-"""Copies of requests for a shadow version, whose responses are only compared with those that clients got.
+"""Copies of requests for a shadow version, with responses that are only compared with those that clients got.
 
 A copy is made when the client's response has been handed over, so that it cannot delay or fail the request it is a copy
 of. It is dropped, and counted as dropped, if too many are in flight, if its tensors do not fit the server's memory for

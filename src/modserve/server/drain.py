@@ -81,7 +81,7 @@ class DrainedServer(Protocol):
         """Not ready from now on; all else goes on."""
 
     def retire(self) -> None:
-        """Say to those who watch that this server is about to stop."""
+        """Tell the watchers that this server is about to stop."""
 
     def stop_accepting(self) -> None:
         """Refuse what is new."""

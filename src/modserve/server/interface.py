@@ -56,7 +56,7 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Parts of a server beside its models."""
+    """Parts of a server other than its models."""
 
     logs: Logs | None = None
     """The log whose settings clients may change."""
@@ -177,7 +177,7 @@ class Server(Protocol):
         ...
 
     def ready_models(self) -> list[Servable]:
-        """Every READY version of every model, whatever the phase."""
+        """Every READY version of every model, in any phase."""
         ...
 
     def folder(self, id: ModelId) -> Path | None:

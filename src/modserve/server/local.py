@@ -252,7 +252,7 @@ class LocalServer:
         return self._table.ready_versions(name) if version is None else [servable]
 
     def ready_models(self) -> list[Servable]:
-        """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
+        """Every READY version of every model, in any phase of the server: for the metrics page."""
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
     def ended_requests(self) -> int:
@@ -374,7 +374,7 @@ class LocalServer:
         self.changes.notify()
 
     def retire(self) -> None:
-        """Say to those who watch that this server is about to stop; all else goes on."""
+        """Tell the watchers that this server is about to stop; all else goes on."""
         self.retiring = True
         self.changes.notify()
 

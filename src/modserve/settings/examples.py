@@ -1,4 +1,4 @@
-"""The place of the example models: in the installed package, or beside its source."""
+"""The place of the example models: in the installed package, or next to its source."""
 
 from pathlib import Path
 

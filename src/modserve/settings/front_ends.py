@@ -211,7 +211,7 @@ def _route(environment: Mapping[str, str], variable: str) -> str:
 
 
 def _registry() -> str:
-    """An empty repository at first. Raises ValueError if somebody else may write to it."""
+    """An empty repository at first. Raises ValueError if another user may write to it."""
     path = Path(tempfile.gettempdir()) / "modserve-sagemaker"
     try:
         path.mkdir(mode=0o700, exist_ok=True)

@@ -20,7 +20,7 @@ class OptionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to set a field of the settings, which stands beside the field: see `option`.
+    """A way to set a field of the settings, which stands next to the field: see `option`.
 
     The command line, its help and completion, the environment, option files and the documentation all come from it.
     `help` and `name` are patterns in which ``{}`` stands for the subject: HTTP or gRPC in a text, http or grpc in a
@@ -64,7 +64,7 @@ def option(default: T, help: str, name: str = "", *others: Option, **more: Any) 
 
 
 def options_of(fields: Mapping[str, FieldInfo], subject: str = "", label: str = "") -> Iterable[Option]:
-    """The options written beside `fields`, with what follows from the fields filled in."""
+    """Return the options written next to `fields`, with what follows from the fields filled in."""
     section = label
     for field_name, field in fields.items():
         for each in cast(Any, field.json_schema_extra or {}).get("options", ()):

@@ -48,7 +48,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "vertex-ai-port": _ONE_PORT,
     "vertex-ai-thread-count": _ONE_PORT,
 }
-"""Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
+"""Options that no user misses, each with the reason: accepted with a warning, so that scripts still work."""
 
 SWITCHES = frozenset(
     {

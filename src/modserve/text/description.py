@@ -45,7 +45,7 @@ _POOLING_NAMES: Final = {
 """Our words for the values that newer files have in the one field ``pooling_mode``."""
 
 _PLAIN_MODULES: Final = ("Transformer", "Pooling", "Normalize")
-"""The modules that have no weights beside the model's."""
+"""Modules without weights other than the model's."""
 _FROM_PADDING: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"}
 )

@@ -1,4 +1,4 @@
-"""The files beside a text model, read with care: they may be missing, broken, or not what they should be."""
+"""The files next to a text model, read with care: they may be missing, broken, or not what they should be."""
 
 import json
 from pathlib import Path

@@ -36,7 +36,7 @@ class WorkerControl:
         self._server = server
         self._leave = leave
         self._one = asyncio.Lock()
-        """Held by the change that is made: nobody may undo it before it is complete."""
+        """Lock held by the change that is made: it may not be undone before it is complete."""
         self._journal = Journal(server)
         self.caught_up = asyncio.Event()
         """The worker has the state of the others."""

@@ -48,7 +48,7 @@ class Coordinator:
 
         After a failure, or if one dies of it, those before it go back to what they were; one that cannot is replaced by
         a new one, which gets the state of the others. A worker that is not there gets the state when it starts. What
-        has begun is brought to an end, whatever becomes of the caller. Raises PeerLostError if no worker is there, this
+        has begun is brought to an end, also without the caller. Raises PeerLostError if no worker is there, this
         one included.
         """
         task = asyncio.ensure_future(self._change(change))

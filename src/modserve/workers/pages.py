@@ -6,7 +6,7 @@ same of every worker, or what the worst of them sees, are the largest; those of 
 Figures in JSON's values as tables of samples, and back: so the documents of several workers add up as pages do.
 
 The sample is the path to a value: one that is neither an object nor a list of them, or the counts of a sketch by its
-buckets, which are many. A row of a list is in the path by the fields that name it, whatever its place.
+buckets, which are many. A row of a list is in the path by the fields that name it, at any place.
 """
 
 import re
@@ -112,7 +112,7 @@ class Question(NamedTuple):
     former: str = ""
     """The last one of the same worker."""
     orphans: Collection[Sample] = ()
-    """Series that nobody had then. A worker forgets it, unless another question has come in between."""
+    """Series that no worker had then. A worker forgets it, unless another question has come in between."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:

@@ -147,7 +147,7 @@ class Tally:
         self._identity = identity
         self._counts: dict[str, Counts] = {}
         self._questions: dict[str, tuple[str, frozenset[Sample]]] = {}
-        """The last question of this worker to all, and the samples that nobody had then."""
+        """The last question of this worker to all, and the samples that no worker had then."""
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def counts(self, topic: str) -> Counts:

@@ -41,7 +41,7 @@ def portable_error(error: ModserveError) -> ModserveError:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Some versions of Python write members of an enum as calls of `getattr`, which nobody may ask for."""
+        """Some versions of Python write members of an enum as calls of `getattr`, which are refused."""
         return (type(value), (value.value,)) if isinstance(value, enum.Enum) else NotImplemented
 
 

@@ -88,7 +88,7 @@ def faults(message: pb.ModelConfig, prefixes: tuple[str, ...], settings: Mapping
 
 
 def values(message: pb.ModelConfig, settings: Mapping[str, ParameterSetting]) -> dict[str, Any]:
-    """Field → value of all `settings` that the message has. Leaves out those that cannot be read."""
+    """Field → value of all `settings` that the message has. Leaves out unreadable ones."""
     return {
         settings[key].field: settings[key].read(parameter.string_value)
         for key, parameter in message.parameters.items()

@@ -1,4 +1,4 @@
-"""Models with a tokenizer beside them: parameters whose keys begin with ``text.``, and what such models get by default.
+"""Models with a tokenizer next to them: parameters with keys beginning with ``text.``, and the defaults of such models.
 
 By default texts of different lengths share batches: their exports take any length, and have a mask.
 """

@@ -21,7 +21,7 @@ _OWN_MEMORY = "each new state has its own memory"
 
 
 class Unsupported(NamedTuple):
-    """A field, why it is listed, the values that matter (by default, all but empty ones), and who acts on it."""
+    """A field, why it is listed, the values that matter (default: all but empty ones), and the part that acts on it."""
 
     path: str
     fails: bool

@@ -24,7 +24,7 @@ _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText, list[Problem]]:
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
-    Returns all problems of syntax, unknown fields and unknown values beside it; the message then holds what could be
+    Returns all problems of syntax, unknown fields and unknown values, too; the message then holds what could be
     read. Raises INVALID_ARG for a text that is not UTF-8, with the offending bytes, and with one problem for JSON.
     """
     Problems(name, SourceText(path, text), [*_foreign_bytes(text), *_json(text)]).raise_if_any()

@@ -173,7 +173,7 @@ class TextChoice:
 
     @property
     def written(self) -> int | None:
-        """Tokens; None if nobody counts them."""
+        """Tokens; None if they are not counted."""
         return self.counts[0].total() if self.counts else self.output_tokens
 
     @property

@@ -133,7 +133,7 @@ def contract_of(config: ModelConfig) -> Contract | None:
 
 
 def may_generate(config: ModelConfig, from_prompt: bool = False) -> bool:
-    """True if the model generates text, or may: nobody knows the tensors of one that was never in memory.
+    """True if the model generates text, or may: the tensors of one that was never in memory are unknown.
 
     `from_prompt`: not only from messages.
     """

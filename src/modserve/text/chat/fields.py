@@ -152,7 +152,7 @@ class FormMember(NamedTuple):
 class Refused(NamedTuple):
     """A field that nothing here can honour, with what to do instead.
 
-    The values `neutral` ask for nothing, and so do null, false and whatever is empty.
+    The values `neutral` ask for nothing, and so do null, false and empty values.
     """
 
     advice: str

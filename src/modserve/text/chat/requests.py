@@ -82,7 +82,7 @@ def _past_call(where: str, call: object) -> Mapping[str, Any]:
 def past_call(where: str, call: Mapping[str, Any], function: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     """A call that a model has made before: `call` with the name and the arguments of `function`, which is at `place`.
 
-    Templates take an object for the arguments. Whatever else a model wrote, or did not write to its end, becomes the
+    Templates take an object for the arguments. Any other text of a model, or one without its end, becomes the
     member `INVALID` of one: the conversation goes on, and the model sees it. Raises `RequestFieldError`.
     """
     name, arguments = function.get("name"), function.get("arguments")

@@ -21,7 +21,7 @@ class TextEnd:
         self._keep = keep
         self._held = ""
         self.reached = False
-        """A stop sequence has come: the rest is nobody's."""
+        """True once a stop sequence has come: the rest is dropped."""
 
     def feed(self, piece: bytes, final: bool = False) -> str:
         """Add a piece and return the text that is certain by now."""

@@ -1,6 +1,6 @@
 """Chat templates: a conversation as the prompt that a model was trained on, by a template of Jinja2.
 
-A template comes with a model, from whoever made that. It therefore runs in a process of its own, `template_program`,
+A template comes with a model, from the model's author. It therefore runs in a process of its own, `template_program`,
 which the system ends when it takes too long, and which can be lost: the next conversation gets a new one.
 
 The place of a model's chat template: in its configuration, or in the files that Hugging Face's tokenizers have.

@@ -2,7 +2,7 @@
 
     python template_program.py SECONDS MEMORY SIZE < socket
 
-A template is a program of whoever made the model. Jinja2's sandbox keeps it from changing its arguments and from
+A template is a program by the model's author. Jinja2's sandbox keeps it from changing its arguments and from
 reaching internals, but nothing in an interpreter bounds what it computes. So this process ends by a signal once a
 message has taken SECONDS of CPU time, and with the status ENOMEM once it would have more than MEMORY bytes. A prompt
 has at most SIZE bytes.

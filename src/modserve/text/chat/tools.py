@@ -212,7 +212,7 @@ class Split:
 class ToolCalls:
     """Divides a text that comes in pieces into text and calls.
 
-    `parameters` has the schema for each of the tools that may be called: whatever names another one is text.
+    `parameters` has the schema for each of the tools that may be called: a call of another one is text.
     """
 
     __slots__ = ("_after_call", "_begun", "_held", "_in_string", "_parameters", "_said", "_searched", "_whole")
