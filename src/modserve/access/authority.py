@@ -295,7 +295,7 @@ class AccessControl:
 
 
 def single_key(secret: str) -> Key:
-    """A key with all rights. Raises INVALID_ARG for a secret that is too short, or cannot be in a header."""
+    """Return a key with all rights. Raises INVALID_ARG for a secret that is too short, or cannot be in a header."""
     if len(secret) < SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise invalid(
             f"{SINGLE} has {len(secret)} characters, expected at least {SHORTEST}, printable ASCII without spaces"

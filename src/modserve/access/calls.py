@@ -135,7 +135,7 @@ _PATTERNS: Final = [
 
 
 def template_of(method: str, path: str) -> tuple[str, str]:
-    """The template of a decoded path, and the model that the path names; both empty where there is none.
+    """Return the template of a decoded path, and the model that the path names; both empty where there is none.
 
     Permissions, restrictions and the audit log go by it, and a route with another template does not run. What reads
     ``/v1/models/m:predict`` is about a model of that whole name.

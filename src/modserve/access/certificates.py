@@ -25,7 +25,7 @@ class CertificateRule:
 
 
 def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a certificate as the `ssl` module describes it."""
+    """Return the names of a certificate as the `ssl` module describes it."""
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
     names = [f"{_FIELDS[field]}={value}" for field, value in subject if field in _FIELDS]
     return (*names, *(f"{kind}:{value}" for kind, value in certificate.get("subjectAltName", ())))

@@ -33,7 +33,7 @@ def of_certificate(names: Sequence[str]) -> Credentials:
 
 
 def secret_of(credentials: Credentials) -> bytes:
-    """The key or token. Raises `UnauthenticatedError` where there is none, or more than one."""
+    """Return the key or token. Raises `UnauthenticatedError` where there is none, or more than one."""
     secrets: dict[bytes, None] = {}
     scheme = b""
     for name, value in credentials:
@@ -60,7 +60,7 @@ def secret_of(credentials: Credentials) -> bytes:
 
 
 def missing(query: bytes) -> UnauthenticatedError:
-    """The error for a call without credentials; keys in a query are not read, since addresses get into logs."""
+    """Return the error for a call without credentials; keys in a query are not read, since addresses get into logs."""
     if any(part.lower().startswith(_QUERIES) for part in query.split(b"&")):
         return UnauthenticatedError(f"a key in the address is not read, since addresses get into logs; {_HOW}")
     return UnauthenticatedError(NO_KEY)

@@ -21,7 +21,7 @@ _REMEMBERED: Final = 1024
 
 
 def kinds(words: Iterable[object], place: str) -> frozenset[CallKind]:
-    """The kinds with these names. Raises INVALID_ARG, with `place`."""
+    """Return the kinds with these names. Raises INVALID_ARG, with `place`."""
     names = list(words)
     for name in names:
         if name not in KINDS:
@@ -84,5 +84,5 @@ class Identity:
 
 
 def _literal(pattern: str) -> str:
-    """The pattern for `fnmatch`, in which a bracket stands for itself."""
+    """Return the pattern for `fnmatch`, in which a bracket stands for itself."""
     return pattern.replace("[", "[[]")

@@ -87,7 +87,7 @@ class AccessFile:
 
 
 def parse(text: str, file: str) -> dict[str, Any]:
-    """The document, unchecked but for its form. Raises INVALID_ARG."""
+    """Return the document, unchecked but for its form. Raises INVALID_ARG."""
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else _yaml(text, file)
     except json.JSONDecodeError as error:
@@ -130,7 +130,7 @@ def _yaml(text: str, file: str) -> Any:
 
 
 def read(text: str, file: str) -> AccessFile:
-    """The file with this text. Raises INVALID_ARG with its name, the place in it, and what would be right."""
+    """Return the file with this text. Raises INVALID_ARG with its name, the place in it, and what would be right."""
     try:
         document = parse(text, file)
         _only(document, {"keys", "tenants", "jwt", "certificates"}, "the file")
@@ -173,7 +173,7 @@ def _text(value: Mapping[str, Any], name: str, place: str, default: str | None =
 
 
 def check_name(name: object, place: str) -> str:
-    """A name of a key or tenant. Raises INVALID_ARG."""
+    """Return a name of a key or tenant. Raises INVALID_ARG."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None or not is_unicode(name):
         raise invalid(f"{place}: {name!r} cannot be a name, {_NAME_RULE}")
     return name
@@ -280,7 +280,7 @@ def read_time(value: Any, place: str) -> float:
 
 
 def shown_time(seconds: float) -> str:
-    """The time as the file has it."""
+    """Return the time as the file has it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -410,7 +410,7 @@ def _row(document: Document, name: str) -> Document:
 
 
 def load(path: Path) -> Document:
-    """The document of a file that can be used; an empty one where there is no file. Raises INVALID_ARG."""
+    """Return the document of a file that can be used; an empty one where there is no file. Raises INVALID_ARG."""
     try:
         text = regular_file.read_text(path)
     except FileNotFoundError:

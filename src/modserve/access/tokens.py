@@ -60,7 +60,7 @@ class Issuer:
     tenants: Mapping[str, Tenant]
 
     def identity(self, claims: Mapping[str, Any]) -> Identity:
-        """The caller by the claims of a token that is verified. Raises `UnauthenticatedError`."""
+        """Return the caller by the claims of a token that is verified. Raises `UnauthenticatedError`."""
         name = claims.get(self.tenant_claim)
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_TENANT or not is_unicode(name):
             raise UnauthenticatedError(f"the token's claim '{self.tenant_claim}' does not name a tenant")
@@ -83,7 +83,7 @@ def check_library() -> None:
 
 
 def _values(claim: object) -> Iterable[str]:
-    """The values of a claim: those of a list, or the words of a text (RFC 8693, section 4.2)."""
+    """Return the values of a claim: those of a list, or the words of a text (RFC 8693, section 4.2)."""
     if isinstance(claim, str):
         return claim.split()
     return [each for each in claim if isinstance(each, str)] if isinstance(claim, list) else ()
@@ -167,7 +167,7 @@ class KeySet:
         """Time of the last good reading, in seconds since 1970; 0 for never."""
 
     async def key(self, kid: str) -> PublicKey | None:
-        """The key with this id, None if there is none; without an id, the only key."""
+        """Return the key with this id, None if there is none; without an id, the only key."""
         key = self._find(kid)
         overdue = self._read_at is None or self._steady() - self._read_at >= self.fresh
         if key is None or overdue:
@@ -183,7 +183,7 @@ class KeySet:
         return self._keys.get(kid)
 
     def _begin(self) -> "asyncio.Task[None] | None":
-        """The reading under way, or one that begins now unless another began a short while ago."""
+        """Return the reading under way, or one that begins now unless another began a short while ago."""
         if self._reading is None:
             now = self._steady()
             if self._read_at is not None and now - self._read_at < LEAST_SECONDS:

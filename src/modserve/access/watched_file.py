@@ -91,7 +91,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _read(path: Path) -> tuple[AccessFile, Stamp]:
-    """The content of a file that stays the same meanwhile. Raises INVALID_ARG."""
+    """Return the content of a file that stays the same meanwhile. Raises INVALID_ARG."""
     for _ in range(_ATTEMPTS):
         before = _stamp(path)
         try:

@@ -106,7 +106,7 @@ class Access:
         return context
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The roots, the key and the certificate, for gRPC. Raises INVALID_ARG for files that cannot be read."""
+        """Return the roots, the key and the certificate, for gRPC. Raises INVALID_ARG for files that cannot be read."""
         with self._unusable_files():
             roots, key, chain = (
                 None if file is None else file.read_bytes()
@@ -115,7 +115,7 @@ class Access:
         return roots, key, chain
 
     def metadata(self) -> Iterator[tuple[str, str]]:
-        """The headers as gRPC has them: as they are, and with the prefix that opens restricted calls."""
+        """Yield the headers as gRPC has them: as they are, and with the prefix that opens restricted calls."""
         for name, value in self.headers.items():
             lower = name.lower()
             yield lower, value

@@ -32,7 +32,7 @@ def changes(text: str) -> bool:
 
 
 def addresses(text: str, resolve: Lookup = lookup) -> list[Address]:
-    """Each server once, in the order of `text`; those of a name in the order of their addresses.
+    """Return each server once, in the order of `text`; those of a name in the order of their addresses.
 
     A bare ``HOST:PORT`` is HTTP. Raises INVALID_ARG for what is no address, UNAVAILABLE for a name without any.
     """

@@ -42,18 +42,18 @@ _LATE = frozenset({"Request timeout expired", "Deadline Exceeded"})
 
 
 def reported(code: Code, message: str, status: int) -> ClientError:
-    """A failure that a server reports."""
+    """Return a failure that a server reports."""
     return (ClientTimeoutError if message in _LATE else ClientError)(code, message, status)
 
 
 def from_status(status: int, message: str) -> ClientError:
-    """The failure that an HTTP response with this status reports."""
+    """Return the failure that an HTTP response with this status reports."""
     code = CODES.get(status, Code.INVALID_ARG if status < 500 else Code.UNKNOWN)
     return reported(code, message or f"status {status}", status)
 
 
 def from_server(error: ModserveError) -> ClientError:
-    """A failure of a server in this process."""
+    """Return a failure of a server in this process."""
     return reported(error.code, error.message, failures.spelling(error).http)
 
 

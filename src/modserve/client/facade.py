@@ -58,7 +58,7 @@ class _Base:
 
 
 def _unmarked(result: Result) -> Result:
-    """A response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
+    """Return a response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
     result.parameters.pop(values.FINAL, None)
     return result
 
@@ -164,7 +164,7 @@ class Client(_Base):
             self.metadata(model, version, timeout=timeout)
 
     def metadata(self, model: str, version: int | None = None, *, timeout: float | None = None) -> ModelMetadata:
-        """A model's inputs and outputs. Fetched once, and again after an invalid request."""
+        """Return a model's inputs and outputs. Fetched once, and again after an invalid request."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(self._control(transport.METADATA, model, version, timeout=timeout))
@@ -184,7 +184,7 @@ class Client(_Base):
         return bool(self._control(transport.MODEL_READY, model, version))
 
     def server(self) -> dict[str, Any]:
-        """The server's ``name``, ``version`` and ``extensions``."""
+        """Return the server's ``name``, ``version`` and ``extensions``."""
         return dict(self._control(transport.SERVER))
 
     def models(self) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ class Client(_Base):
         return list(self._control(transport.INDEX))
 
     def config(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """The model's configuration, completed."""
+        """Return the model's configuration, completed."""
         return dict(self._control(transport.CONFIG, model, version))
 
     def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:

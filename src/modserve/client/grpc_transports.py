@@ -51,7 +51,7 @@ class _GrpcTransport:
         self._closed = False
 
     def _open(self, library: Any) -> Any:
-        """A channel of `grpc` or `grpc.aio`."""
+        """Return a channel of `grpc` or `grpc.aio`."""
         target, options = self._address.authority, list[tuple[str, str | int]](_OPTIONS)
         if self._address.name:
             options.append(("grpc.default_authority", self._address.virtual_host))

@@ -76,7 +76,7 @@ class AsyncHttpTransport:
 
     @asynccontextmanager
     async def _exchange(self, request: HttpRequest, end: float | None) -> "AsyncIterator[_Connection]":
-        """A connection on which `request` has been sent. What is not read to its end closes it.
+        """Yield a connection on which `request` has been sent. What is not read to its end closes it.
 
         The caller waits for the response until `end`; a TimeoutError becomes the client's.
         """
@@ -147,7 +147,7 @@ async def _next(lines: AsyncIterator[bytes], end: float | None) -> bytes | None:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The lines that are not empty, as they come."""
+    """Yield the lines that are not empty, as they come."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -180,7 +180,7 @@ class _Connection:
         await self._writer.drain()
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """The status and the headers, with lower-case names, of the response that is no interim one."""
+        """Return the status and the headers, with lower-case names, of the response that is no interim one."""
         status = 100
         while 100 <= status < 200:
             text = await self._reader.readuntil(b"\r\n\r\n")
@@ -202,7 +202,7 @@ class _Connection:
         return status, headers
 
     async def body(self, headers: dict[str, str]) -> AsyncIterator[bytes]:
-        """The body in pieces, as they come. Raises EOFError for one that is cut."""
+        """Yield the body in pieces, as they come. Raises EOFError for one that is cut."""
         if headers.get("transfer-encoding", "").lower().endswith("chunked"):
             async for piece in self._chunks():
                 yield piece

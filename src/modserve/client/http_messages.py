@@ -171,7 +171,7 @@ def result(reply: HttpResponse) -> Result:
 
 
 def streamed(line: bytes) -> Result:
-    """A line of ``infer_stream``. Raises the failure that it reports."""
+    """Return a line of ``infer_stream``. Raises the failure that it reports."""
     document = _parsed(line)
     if "error" in document:
         raise from_status(int(document.get("status", 500)), str(document["error"]))

@@ -61,12 +61,12 @@ class Transport(Protocol):
     def start(self) -> None: ...
 
     def call(self, control: ControlCall) -> Any:
-        """The response in JSON's values, as HTTP has it; a bool for probes."""
+        """Return the response in JSON's values, as HTTP has it; a bool for probes."""
 
     def infer(self, call: ClientCall) -> Result: ...
 
     def stream(self, call: ClientCall) -> Generator[Result]:
-        """The responses as they come, but for one that only says that it is the last."""
+        """Yield the responses as they come, but for one that only says that it is the last."""
 
     def close(self) -> None:
         """May be called twice."""

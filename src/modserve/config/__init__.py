@@ -94,7 +94,7 @@ def check(
 
 
 def routing_note(draft: Draft, versions: Collection[int], unserved: str) -> Problem | None:
-    """A note on a configured routing to versions that are not among those to serve; None if there is none."""
+    """Return a note on a configured routing to versions that are not among those to serve; None if there is none."""
     routing = features.routing.routing(draft.message)
     reason = "" if routing is None else missing(routing, versions, unserved)
     return Problem(reason, draft.source.locate(("parameters", "routing"))) if reason else None
@@ -160,12 +160,12 @@ def _no_tensors(message: pb.ModelConfig, auto_complete: bool) -> str:
 
 
 def from_json(text: str) -> str:
-    """The text of a ``config.pbtxt`` that says what the JSON of a load request says. Raises INVALID_ARG."""
+    """Return the text of a ``config.pbtxt`` that says what the JSON of a load request says. Raises INVALID_ARG."""
     return text_format.MessageToString(override.parse(text), as_utf8=True)
 
 
 def to_text(message: Message) -> str:
-    """A configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
+    """Return a configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
     return json.dumps(to_json(message))
 
 

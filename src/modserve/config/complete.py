@@ -85,7 +85,7 @@ def apply_traits(message: pb.ModelConfig, description: ModelDescription, problem
 
 
 def with_batch_dimension(message: pb.ModelConfig, description: ModelDescription) -> ModelDescription:
-    """The description with complete shapes, also if the engine leaves out the batch dimension."""
+    """Return the description with complete shapes, also if the engine leaves out the batch dimension."""
     if description.batch_dimension or not message.max_batch_size:
         return description
 

@@ -70,13 +70,13 @@ class Draft:
         return message, directory.identify(message, self.name, filenames, self.backends, measured=self.measured)
 
     def placed(self, error: ModserveError, *fields: str | FieldPath) -> ConfigurationError:
-        """A failure as a problem of the first of some fields that is written, or of the whole configuration."""
+        """Return a failure as a problem of the first of some fields that is written, or of the whole configuration."""
         places = (self.source.locate((field,) if isinstance(field, str) else field) for field in fields)
         problem = Problem(error.message, next(filter(None, places), None))
         return ConfigurationError(error.message, self.source, [problem])
 
     def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:
-        """The values that are known before the engine has opened the model; none of them has been validated.
+        """Return the values that are known before the engine has opened the model; none of them has been validated.
 
         Inputs and outputs may be missing. Instance groups are as written: there may be none, and KIND_AUTO is not
         resolved. A group without a count has `default_cpu_instances`, unless it is for the GPU.
@@ -85,7 +85,7 @@ class Draft:
 
 
 def read(path: Path, name: str) -> Draft:
-    """The draft of the model `name`. A missing file is an empty configuration: the engine completes it.
+    """Return the draft of the model `name`. A missing file is an empty configuration: the engine completes it.
 
     Raises INVALID_ARG with the report of all problems of syntax and of unknown fields and values.
     """
@@ -133,7 +133,7 @@ def _is_read(message: Message, path: FieldPath) -> bool:
 
 
 def read_override(text: str, path: Path, name: str) -> Draft:
-    """The draft of the model `name` from the JSON of a load request, in place of the configuration at `path`.
+    """Return the draft of the model `name` from the JSON of a load request, in place of the configuration at `path`.
 
     Raises INVALID_ARG for text that is not JSON, for unknown fields and for values of the wrong type.
     """

@@ -28,7 +28,7 @@ _UNSTARTED = (
 
 
 def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
-    """The HTTP surface of a server, as an ASGI application to mount in another.
+    """Return the HTTP surface of a server, as an ASGI application to mount in another.
 
     ::
 

@@ -251,7 +251,7 @@ class AccessLog:
     # How a line looks
 
     def second(self, wall_ns: int) -> str:
-        """The date and time of a line, without its fraction."""
+        """Return the date and time of a line, without its fraction."""
         second = wall_ns // 1_000_000_000
         if second != self._second:
             self._second = second
@@ -386,6 +386,6 @@ _LINES: Final = {LogFormat.ISO8601: _iso8601, LogFormat.DEFAULT: _default, LogFo
 
 
 def access_log(settings: AccessSettings, logs: Logs | None, proxies: Proxies | None = None) -> AccessLog | None:
-    """The log by these settings; None if it would do nothing."""
+    """Return the log by these settings; None if it would do nothing."""
     useful = settings.identify or settings.mode in (AccessMode.SAMPLED, AccessMode.ALL)
     return AccessLog(settings, logs, proxies=proxies) if useful else None

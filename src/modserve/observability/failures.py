@@ -84,7 +84,7 @@ class RecentFailures:
 
 
 def _shown(text: str, most: int) -> str:
-    """The text with everything escaped that people cannot see, but for line breaks; long ones are cut."""
+    """Return the text with everything escaped that people cannot see, but for line breaks; long ones are cut."""
     cut = text[:most]
     if not cut.isprintable():
         cut = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in cut)

@@ -81,7 +81,7 @@ def labelled(labels: Mapping[str, str]) -> str:
 
 
 def histogram_family(name: str, text: str, unit: float, rows: Iterable[tuple[str, Histogram]]) -> Family:
-    """A family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
+    """Return a family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
     made = Family(name, "histogram", text)
     lines = made.lines
     for place, (labels, histogram) in enumerate(rows):
@@ -106,7 +106,7 @@ def _exemplar(exemplar: Exemplar, unit: float) -> str:
 
 @lru_cache(256)
 def _limits(bounds: Sequence[float], unit: float) -> list[str]:
-    """The ends of the labels of buckets, with the space before the value."""
+    """Return the ends of the labels of buckets, with the space before the value."""
     return [f'le="{limit}"}} ' for limit in (*(number(bound / unit) for bound in bounds), "+Inf")]
 
 
@@ -156,7 +156,7 @@ def escaped_value(text: str) -> str:
 
 
 def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
-    """The page of what these collectors have to say."""
+    """Return the page of what these collectors have to say."""
     return page(collected(collectors), openmetrics)
 
 
@@ -189,7 +189,7 @@ def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
 
 
 def _head(each: Family, openmetrics: bool) -> tuple[str, str]:
-    """The name of a family and its kind."""
+    """Return the name of a family and its kind."""
     if not openmetrics or each.kind != "counter":
         return each.name, each.kind
     stem = each.name.removesuffix("_total")

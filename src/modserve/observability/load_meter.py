@@ -80,7 +80,7 @@ class LoadMeter:
         self._cpu = self._rate = self._errors = 0.0
 
     def read(self, now: float) -> LoadReport:
-        """The load at `now`, in seconds of any steady clock."""
+        """Return the load at `now`, in seconds of any steady clock."""
         before, cpu_before = self._last
         cpu_s, passed = self._cpu_s(), now - before
         servables = self._models()

@@ -43,12 +43,12 @@ def escaped(text: str, most: int = 0) -> str:
 
 
 def quoted(text: str) -> str:
-    """A name or id in quotes, on one line, and not for long."""
+    """Return a name or id in quotes, on one line, and not for long."""
     return repr(text) if len(text) <= MOST_NAME else f"{text[:MOST_NAME]!r}..."
 
 
 def colourless(text: str) -> str:
-    """The text without the sequences by which libraries colour what they write."""
+    """Return the text without the sequences by which libraries colour what they write."""
     return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
@@ -64,7 +64,7 @@ NAME_LENGTH: Final = 200
 
 
 def traceback_of(record: logging.LogRecord) -> str:
-    """The traceback of a record, or the stack that it was logged with; empty if it has none."""
+    """Return the traceback of a record, or the stack that it was logged with; empty if it has none."""
     parts: list[str] = []
     if record.exc_info and record.exc_info[0] is not None:
         parts.append(_PLAIN.formatException(record.exc_info))
@@ -129,14 +129,14 @@ class Json(logging.Formatter):
 
 
 def formatter(form: LogFormat, multiline: bool) -> logging.Formatter:
-    """The one for a format; only `ISO8601` is ever on several lines."""
+    """Return the one for a format; only `ISO8601` is ever on several lines."""
     if form is LogFormat.ISO8601:
         return Iso8601(multiline)
     return Json() if form is LogFormat.JSON else Default()
 
 
 def json_string(text: str) -> str:
-    """A JSON string in which people can read what is printable, of whatever script; the rest is escaped."""
+    """Return a JSON string in which people can read what is printable, of whatever script; the rest is escaped."""
     shown = json.dumps(text, ensure_ascii=False)
     if shown.isprintable():
         return shown

@@ -70,7 +70,7 @@ class MachineCollector:
         return self._utilisation
 
     def _now(self) -> _Times | None:
-        """The first line: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's."""
+        """Return the first line: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's."""
         try:
             line = (self._proc / "stat").read_text().partition("\n")[0]
             ticks = [int(word) for word in line.split()[1:9]]
@@ -286,7 +286,7 @@ UNLOADED_STATE = "UNLOADED"
 
 
 def server_families(figures: ServerFigures) -> Iterator[Family]:
-    """The metric families of a server's figures."""
+    """Yield the metric families of a server's figures."""
     build = {"version": figures.version, "python": platform.python_version()}
     if figures.form:
         build["form"] = figures.form

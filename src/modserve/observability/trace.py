@@ -108,7 +108,7 @@ class Tracer:
         return self._writer.dropped
 
     def settings(self, model: str = "") -> TraceSettings:
-        """The settings of a model, or of all models without their own; `count` is what remains of it."""
+        """Return the settings of a model, or of all models without their own; `count` is what remains of it."""
         return self._of(model).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
@@ -139,7 +139,7 @@ class Tracer:
         self._look()
 
     def sample(self, servable: Servable, headers: TraceHeaders | None = None, tenant: str = "") -> "Trace | None":
-        """A trace of this request if it is sampled, or the client's `headers` say so. The caller ends it."""
+        """Return a trace of this request if it is sampled, or the client's `headers` say so. The caller ends it."""
         setting = self._of(servable.id.name)
         parent = trace_context.from_headers(headers) if self.propagates else None
         if not setting.hit(parent):
@@ -154,7 +154,7 @@ class Tracer:
         return trace
 
     def continued(self, servable: Servable, context: str) -> "Trace":
-        """The trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""
+        """Return the trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""
         setting, parent = self._of(servable.id.name), trace_context.from_json(context)
         assert parent is not None, "another worker has made it: this is a bug"
         from .request_trace import Trace

@@ -55,7 +55,7 @@ def render(
 
 
 def data(tensor: Tensor) -> str:
-    """A tensor's elements with commas between them.
+    """Return a tensor's elements with commas between them.
 
     Numbers are decimal and exact; BOOL is 0 or 1; BYTES are quoted like CSV, with backslash escapes for bytes that are
     not UTF-8.
@@ -161,7 +161,7 @@ class TraceFiles:
         return JsonArray(self._next_path())
 
     def unfinished(self) -> JsonArray:
-        """A new file for `complete` or `merge`."""
+        """Return a new file for `complete` or `merge`."""
         if self._main is not None or self._unfinished is not None:
             return self.indexed()
         self._unfinished = JsonArray(self._path)

@@ -90,7 +90,7 @@ def problem(settings: TraceSettings) -> str:
 def changed(
     defaults: TraceSettings, setting: TraceSampler | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
-    """The settings after a change, and their own fields; the other fields come from `defaults`."""
+    """Return the settings after a change, and their own fields; the other fields come from `defaults`."""
     own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
     for name, value in change.items():
         if value is None:

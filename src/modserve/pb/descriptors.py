@@ -49,7 +49,7 @@ def service_methods(service: ServiceDescriptor) -> dict[str, Method]:
 
 
 def _message_class(message: Descriptor, module: str, qualname: str) -> type[Message]:
-    """The class and those nested in it, each with the module and name by which error texts call it.
+    """Return the class and those nested in it, each with the module and name by which error texts call it.
 
     Protobuf itself holds classes weakly: a nested class would be made again whenever no reference to it is left.
     """

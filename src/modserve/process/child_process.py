@@ -49,7 +49,7 @@ class ExitStatus:
 
 
 def exit_status(status: int) -> ExitStatus:
-    """The meaning of a status from wait(2)."""
+    """Return the meaning of a status from wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -86,7 +86,7 @@ class Signals:
             signal.signal(number, lambda number, frame: None)
 
     def next(self, timeout_s: float | None) -> int | None:
-        """The next signal's number; None after `timeout_s` seconds without one."""
+        """Return the next signal's number; None after `timeout_s` seconds without one."""
         readable, _, _ = select.select([self._read], [], [], timeout_s)
         return os.read(self._read, 1)[0] if readable else None
 
@@ -128,7 +128,7 @@ def start(command: Sequence[str]) -> int:
 
 
 def reaped() -> list[tuple[int, ExitStatus]]:
-    """Every child that has ended, orphans included, by its process id."""
+    """Return every child that has ended, orphans included, by its process id."""
     endings: list[tuple[int, ExitStatus]] = []
     while True:
         try:

@@ -43,7 +43,7 @@ class HttpAddress:
     keyed: bool = False
 
     def curl(self, path: str) -> str:
-        """The curl command for a path, without a body."""
+        """Return the curl command for a path, without a body."""
         scheme = "https://" if self.tls else ""
         options = " -k" if self.tls else ""
         if self.keyed:
@@ -61,7 +61,7 @@ class HttpAddress:
         return f"{unix_socket.PREFIX}{in_file}" if in_file else f"http{'s' * self.tls}://{self._host}:{self.port}"
 
     def modserve(self, command: str, model: str, arguments: str = "") -> str:
-        """A command of modserve's for a model."""
+        """Return a command of modserve's for a model."""
         options = "" if self.url == _DEFAULT_URL else f" --url {shlex.quote(self.url)}"
         return f"modserve {command} {shlex.quote(model)}{arguments}{options}{' --insecure' * self.tls}"
 
@@ -112,14 +112,14 @@ def engines_table(entries: Sequence[BackendEntry]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first row, a line below it, and the others, with spaces so that columns begin below each other."""
+    """Return the first row, a line below it, and the others, with spaces so that columns begin below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
     return [heading.rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in lines)]
 
 
 def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
-    """A call of the model that says most to a person, of its kind; empty if there is no model.
+    """Return a call of the model that says most to a person, of its kind; empty if there is no model.
 
     A chat for a language model, ``generate`` for one of single values, such as a function, and a file for one of
     pictures. Other models get generated data; but sequences and streams need a call of their own.

@@ -60,7 +60,7 @@ def access_control(settings: Settings) -> "AccessControl | None":
 
 
 def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
-    """The log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
+    """Return the log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
     if not settings.audit_log:
         return None
     from modserve.observability.audit_log import AuditLog
@@ -229,7 +229,7 @@ class Listeners:
         return self._grpc.endings if self._grpc is not None else {}
 
     def _elsewhere(self) -> str:
-        """The end of a message of the metrics port."""
+        """Return the end of a message of the metrics port."""
         ports = [f"{name} at port {port}" for name in ("HTTP", "gRPC") if (port := self._opened.get(name))]
         return f"; other calls: {' and '.join(ports)}" if ports else ""
 
@@ -368,7 +368,7 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
 
 
 def guarded_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
-    """The page of metrics, for callers that may read about all models, and health as at other ports."""
+    """Return the page of metrics, for callers that may read about all models, and health as at other ports."""
     from modserve.access.calls import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp
 

@@ -132,7 +132,7 @@ class MetricsPage:
 
 
 def _about() -> tuple[str, Sequence[tuple[str, str, str]]]:
-    """The form that runs, and the installed engines, none of which is imported. Looks through many files."""
+    """Return the form that runs, and the installed engines, none of which is imported. Looks through many files."""
     return form(), [
         (each.backend, each.library, each.version) for each in inventory() if each.installed and each.library
     ]

@@ -111,7 +111,7 @@ def models_to_load(settings: Settings) -> tuple[str, ...]:
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """The options of each of the backends `names`: its own, over those for all backends."""
+    """Return the options of each of the backends `names`: its own, over those for all backends."""
     by_backend = settings.backend_config
     return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 

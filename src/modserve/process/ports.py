@@ -37,7 +37,7 @@ class RefusedPort:
         return _option(self.name, self.address)
 
     def option_with(self, port: int) -> str:
-        """The option that chooses another port."""
+        """Return the option that chooses another port."""
         place = RefusedPort(self.name, self.address, port, "").place
         return f"{self.option}={place if self.option.endswith('-address') else port}"
 
@@ -48,7 +48,7 @@ class RefusedPort:
 
 
 def _option(name: str, address: str) -> str:
-    """The option by which another place is chosen."""
+    """Return the option by which another place is chosen."""
     of_address = name == "admin" or unix_socket.path_of(address)
     return f"--{name.lower()}-{'address' if of_address else 'port'}"
 

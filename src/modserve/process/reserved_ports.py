@@ -44,7 +44,7 @@ class Reservation:
         self.options.append(RefusedPort(name, address, 0, "").option_with(number))
 
     def hand_over(self) -> list[int]:
-        """The sockets' descriptors, which stay open when this process becomes another program."""
+        """Return the sockets' descriptors, which stay open when this process becomes another program."""
         descriptors = [each.detach() for each in self.sockets]
         self.sockets.clear()
         for descriptor in descriptors:
@@ -75,7 +75,7 @@ def reserve(settings: Settings) -> Reservation:
 
 
 def _bound(address: str, port: int, share: bool) -> list[socket.socket]:
-    """A bound socket for each address of `address`, all with one number. Raises OSError.
+    """Return a bound socket for each address of `address`, all with one number. Raises OSError.
 
     Those that this machine does not have are left out, as long as there is one that it has.
     """

@@ -285,7 +285,7 @@ def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: N
 def arguments(
     logs: LogSettings, command: Sequence[str], workers: Workers | None = None, descriptors: Sequence[int] = ()
 ) -> list[str]:
-    """The command line, behind the interpreter's name, of the process that supervises `command`.
+    """Return the command line, behind the interpreter's name, of the process that supervises `command`.
 
     `descriptors` are those of the sockets that hold the workers' ports, and of their Unix sockets.
     """

@@ -43,7 +43,7 @@ def app(
 
 
 def bound(settings: Settings, target_pending: float, deployment: Mapping[str, Any], revision: str) -> Any:
-    """The application of settings that are `checked`. Raises `ModserveError` as `app` does."""
+    """Return the application of settings that are `checked`. Raises `ModserveError` as `app` does."""
     if target_pending <= 0:
         raise invalid(f"target_pending is {target_pending}, expected a number above 0")
     options = deployment_options(dict(deployment), target_pending)
@@ -68,7 +68,7 @@ def check_installed() -> None:
 
 
 def checked(model_repository: str | Path, serve_options: Mapping[str, Any]) -> Settings:
-    """The settings of each replica. Raises INVALID_ARG for those that only a server with its own ports has."""
+    """Return the settings of each replica. Raises INVALID_ARG for those that only a server with its own ports has."""
     options = dict(serve_options)
     if model_repository:
         options["model_repository"] = model_repository

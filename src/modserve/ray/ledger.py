@@ -69,7 +69,7 @@ class Ledger:
         self._changes[change.subject] = number, change
 
     async def since(self, number: int) -> tuple[int, list[bytes]]:
-        """The number of the last change, and the changes after `number` that still hold."""
+        """Return the number of the last change, and the changes after `number` that still hold."""
         later = [values.dumps(change) for own, change in self._changes.values() if own > number]
         return self._number, later
 

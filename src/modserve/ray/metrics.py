@@ -45,7 +45,7 @@ def with_page(
 
 
 def _of(table: SampleTable, label: str) -> SampleTable:
-    """The table with one more label."""
+    """Return the table with one more label."""
 
     def labelled(sample: str) -> str:
         name, brace, rest = sample.partition("{")

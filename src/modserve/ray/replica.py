@@ -146,7 +146,7 @@ class LedgerActor(Ledger):
 
 
 def deployment_class(sticky: bool) -> Any:
-    """The deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
+    """Return the deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
 
     Only with a router of its own is it `sticky`, which Ray does not take in HAProxy mode.
     """

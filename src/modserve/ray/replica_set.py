@@ -63,7 +63,7 @@ class ReplicaSet:
         return {index: values.loads(each) for index, each in enumerate(responses, 1)}
 
     async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
-        """The name of the replica, of the others, that has a sequence; empty if none has it."""
+        """Return the name of the replica, of the others, that has a sequence; empty if none has it."""
         return next(filter(None, (await self.ask("holds", model, version, key)).values()), "")
 
     def drain(self) -> Awaitable[list[DrainReport]]:
@@ -134,7 +134,7 @@ class PeerCalls:
             return failure
 
     async def _knows(self) -> tuple[int, list[bytes]]:
-        """The number of the last change, and the changes that hold."""
+        """Return the number of the last change, and the changes that hold."""
         async with self._one:
             state, _ = await self._control.call("state", ())
             return self.number, [values.dumps(each) for each in state]

@@ -8,7 +8,7 @@ from modserve.core.requests.sequence import SequenceKey
 
 
 def session_id(model: str, key: SequenceKey) -> str:
-    """A sequence in Ray's words. Ids that are texts have nothing to do with those that are numbers."""
+    """Return a sequence in Ray's words. Ids that are texts have nothing to do with those that are numbers."""
     tenant, id = key if isinstance(key, tuple) else ("", key)
     return f"{model}\0{type(id).__name__}\0{id}\0{tenant}"
 
@@ -27,12 +27,12 @@ def learn(replicas: Iterable[str]) -> None:
 
 
 def known() -> frozenset[str]:
-    """The replicas that there are, as this process has heard last; none as long as it has not heard."""
+    """Return the replicas that there are, as this process has heard last; none as long as it has not heard."""
     return _known
 
 
 def direct(replica: str) -> str:
-    """The session of calls for one replica."""
+    """Return the session of calls for one replica."""
     return f"{_DIRECT}{replica}"
 
 

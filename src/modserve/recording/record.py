@@ -121,7 +121,7 @@ def head_line(head: FileHead) -> bytes:
 
 
 def encode(record: RequestRecord) -> Iterator[bytes]:
-    """The line of a record, in pieces."""
+    """Yield the line of a record, in pieces."""
     head: dict[str, Any] = {"n": record.number, "at": _timestamp(record.at_us), "version": record.version}
     for key, value in (
         ("id", record.id),
@@ -210,7 +210,7 @@ def read_head(line: bytes) -> FileHead:
 
 
 def decode(line: bytes, model: str) -> RequestRecord:
-    """The record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
+    """Return the record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
     document = _loads(line)
     try:
         return RequestRecord(

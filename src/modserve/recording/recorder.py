@@ -210,7 +210,7 @@ class Recorder:
             self._dropped[reason] += 1
 
     def time_us(self, ns: int) -> int:
-        """The time of day at `ns` of the monotonic clock, in microseconds since the epoch."""
+        """Return the time of day at `ns` of the monotonic clock, in microseconds since the epoch."""
         return (self._epoch_ns + ns) // 1000
 
     def write(self, record: RequestRecord, size: int) -> None:

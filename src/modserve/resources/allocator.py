@@ -47,7 +47,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def glibc(environment: Mapping[str, str] = os.environ) -> ctypes.CDLL | None:
-    """The C library if it is glibc and the environment does not configure its allocator; else None."""
+    """Return the C library if it is glibc and the environment does not configure its allocator; else None."""
     if "LD_PRELOAD" in environment or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
         return None
     try:

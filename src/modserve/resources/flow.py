@@ -129,7 +129,7 @@ class Flow:
         _call_all(callbacks)
 
     def _callbacks_with_room(self) -> list[Callable[[], None]]:
-        """The callbacks whose turn it is. The lock is held; they are called without it."""
+        """Return the callbacks whose turn it is. The lock is held; they are called without it."""
         if not self._callbacks or self._full():
             return []
         callbacks, self._callbacks = self._callbacks, []

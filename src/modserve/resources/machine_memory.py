@@ -21,7 +21,7 @@ class ContainerMemory(NamedTuple):
 
 
 def container_memory(cgroup: Path = _CGROUP) -> ContainerMemory | None:
-    """The memory of this process's control group; None where the system does not say.
+    """Return the memory of this process's control group; None where the system does not say.
 
     As Kubernetes counts it, files that the system would drop before it ends a process are not in use.
     """

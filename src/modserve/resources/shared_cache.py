@@ -210,7 +210,7 @@ class ModelCache:
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, on a thread if it is about many bytes."""
+    """Return the result of `work`, on a thread if it is about many bytes."""
     return await asyncio.to_thread(work) if size > _LONG else work()
 
 
@@ -219,7 +219,7 @@ _SCANNED = 500
 
 
 def connect(settings: RedisSettings) -> "RedisStore":
-    """A store that connects when it is first used. Raises UNAVAILABLE if the library is missing."""
+    """Return a store that connects when it is first used. Raises UNAVAILABLE if the library is missing."""
     try:
         from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
         from redis.asyncio.retry import Retry

@@ -34,7 +34,7 @@ class Memory(Protocol):
     """The bytes of a region. The caller has checked offsets and sizes against the size of the region."""
 
     def read(self, offset: int, size: int) -> Buffer:
-        """A view if possible, else a copy. Raises INVALID_ARG if the bytes do not exist any more."""
+        """Return a view if possible, else a copy. Raises INVALID_ARG if the bytes do not exist any more."""
 
     def write(self, offset: int, raw: Buffer) -> None:
         """Raises INVALID_ARG like `read`."""
@@ -120,7 +120,7 @@ class SharedMemory:
             raise
 
     def status(self, kind: type[R], name: str = "", tenant: str = "") -> list[R]:
-        """A tenant's regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
+        """Return a tenant's regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
         if not name:
             with self._lock:
                 all_regions = [each.region for each in self._regions.values()]
@@ -156,7 +156,7 @@ class SharedMemory:
             registered.memory.close()
 
     def lease(self, tenant: str = "") -> "SharedMemoryLease":
-        """A lease of regions for one request of a tenant."""
+        """Return a lease of regions for one request of a tenant."""
         return SharedMemoryLease(self, tenant)
 
     def take(self, name: str, tenant: str = "") -> _Registered:
@@ -241,7 +241,7 @@ class SharedMemoryLease:
             self._registry.give_back(used.values())
 
     def _take(self, place: RegionSlice) -> _Registered:
-        """The region of a place that is inside it. The lease takes each region once, for all tensors in it."""
+        """Return the region of a place that is inside it. The lease takes each region once, for all tensors in it."""
         if self._used is None:
             self._used = {}
         registered = self._used.get(place.region)

@@ -55,7 +55,7 @@ class Route:
 
 
 def next_route(routes: Iterable[Route]) -> Route:
-    """The route whose turn it is: of any number of calls, each route gets its share to within one, evenly mixed.
+    """Return the route whose turn it is: of any number of calls, each route gets its share to within one, evenly mixed.
 
     Each is credited its weight, and the one with the most credit pays for all. There must be one.
     """
@@ -72,7 +72,7 @@ def next_route(routes: Iterable[Route]) -> Route:
 
 
 def route_of(key: str, routes: Sequence[Route]) -> Route:
-    """The route of all requests with `key`. It changes for as few keys as possible when weights or routes do.
+    """Return the route of all requests with `key`. It changes for as few keys as possible when weights or routes do.
 
     Each route draws a number from the key, the smaller the larger its weight, and the smallest wins (rendezvous
     hashing with weights).
@@ -86,7 +86,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _drawn(key: bytes, name: str) -> float:
-    """A number with an exponential distribution."""
+    """Return a number with an exponential distribution."""
     number = int.from_bytes(_digest(key + name.encode()), "little")
     return -math.log((number + 1) / (2**64 + 1))
 
@@ -184,7 +184,7 @@ class Router:
                 route.rolled_back = rolled_back
 
     def share(self, route: Route, ready: Callable[[Route], bool]) -> float:
-        """The share of the requests that a route gets, from 0 to 1."""
+        """Return the share of the requests that a route gets, from 0 to 1."""
         weights = {each.name: each.weight for each in self.routes if each.open and ready(each)}
         return weights.get(route.name, 0.0) / (sum(weights.values()) or 1.0)
 
@@ -226,7 +226,7 @@ class Router:
 
 
 def _key(request: InferenceRequest, sticky: str) -> str:
-    """The value by which a request is sticky; empty if it has none. Names of headers have no case."""
+    """Return the value by which a request is sticky; empty if it has none. Names of headers have no case."""
     header = sticky.removeprefix("header:")
     if header == sticky:
         value = request.parameters.get(sticky, "")

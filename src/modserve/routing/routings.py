@@ -70,7 +70,7 @@ class Routings:
     def _configured(
         self, name: str, routing: Routing | None, router: Router | None, served: Mapping[int, Servable]
     ) -> Router | None:
-        """The router of a configuration's routing, which goes on as it is if that has not changed."""
+        """Return the router of a configuration's routing, which goes on as it is if that has not changed."""
         if routing is not None and (router is None or router.source != CONFIG or router.routing != routing):
             router = self._router(name, routing, CONFIG)
         elif routing is None and router is not None:
@@ -184,7 +184,7 @@ class Routings:
         return {} if router is None else router.routing.document
 
     def labelled(self, name: str, text: str, failure: ModserveError) -> int:
-        """The version of a model with the label `text`, which is no number.
+        """Return the version of a model with the label `text`, which is no number.
 
         Raises NOT_FOUND for an unknown label, and `failure` for a model without labels or a text that cannot be one.
         """
@@ -219,7 +219,7 @@ class Routings:
         return "" if router is None else router.revision or json.dumps(router.routing.document)
 
     def counts(self, trouble: Callable[[str, int], str]) -> list[dict[str, Any]]:
-        """The parts of all reports that are other in other workers."""
+        """Return the parts of all reports that are other in other workers."""
         return [
             {"name": name, "revision": self.revision(name), "workers": 1}
             | {key: value for key, value in router.report(partial(trouble, name)).items() if key not in _SAME}

@@ -173,15 +173,15 @@ class Server(Protocol):
         ...
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
-        """The READY versions of a model, or of all models for None, by name and version."""
+        """Return the READY versions of a model, or of all models for None, by name and version."""
         ...
 
     def ready_models(self) -> list[Servable]:
-        """Every READY version of every model, in any phase."""
+        """Return every READY version of every model, in any phase."""
         ...
 
     def folder(self, id: ModelId) -> Path | None:
-        """The files of a READY version on this machine; None if it is not READY.
+        """Return the files of a READY version on this machine; None if it is not READY.
 
         They stay while the version is in service, or borrowed.
         """
@@ -190,7 +190,7 @@ class Server(Protocol):
     def model_names(self) -> list[str]: ...
 
     def index(self) -> list[IndexEntry]:
-        """Every version of every model that was ever loaded, by name and version."""
+        """Return every version of every model that was ever loaded, by name and version."""
         ...
 
     def model_memory(self) -> MemoryReport:
@@ -222,7 +222,7 @@ class Server(Protocol):
         ...
 
     async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
-        """The registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
+        """Return the registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
         ...
 
     async def routing(self, name: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Server(Protocol):
         ...
 
     async def failures(self) -> list[dict[str, Any]]:
-        """The requests that failed lately, those that failed alike as one, the latest first."""
+        """Return the requests that failed lately, those that failed alike as one, the latest first."""
         ...
 
     async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:

@@ -91,7 +91,7 @@ class LocalServer:
     # Inference
 
     def model(self, name: str, version: int | None = None) -> Servable:
-        """The READY model version that serves requests, by its `submit`.
+        """Return the READY model version that serves requests, by its `submit`.
 
         One that is being unloaded serves them while it has sequences that have begun, also when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
@@ -241,7 +241,7 @@ class LocalServer:
         return self._control.waiting
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
-        """The READY versions of a model, or of all models for None, by name and version.
+        """Return the READY versions of a model, or of all models for None, by name and version.
 
         Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is not None and not READY.
         """
@@ -252,11 +252,11 @@ class LocalServer:
         return self._table.ready_versions(name) if version is None else [servable]
 
     def ready_models(self) -> list[Servable]:
-        """Every READY version of every model, in any phase of the server: for the metrics page."""
+        """Return every READY version of every model, in any phase of the server: for the metrics page."""
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
     def ended_requests(self) -> int:
-        """The requests to READY models that have succeeded or failed."""
+        """Return the requests to READY models that have succeeded or failed."""
         return sum(each.statistics.success.count + each.statistics.fail.count for each in self.ready_models())
 
     def in_flight(self) -> dict[str, int]:

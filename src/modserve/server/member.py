@@ -23,7 +23,7 @@ class ServerMember(Protocol):
         ...
 
     def with_owners(self, servable: Servable) -> Servable:
-        """The model, or one before it that sends requests of sequences to the servers that have these."""
+        """Return the model, or one before it that sends requests of sequences to the servers that have these."""
         ...
 
     def engine_control(self, own: LocalServer) -> Any:
@@ -31,7 +31,7 @@ class ServerMember(Protocol):
         ...
 
     def trace(self, settings: TraceSettings) -> TraceSettings:
-        """The settings of this server's traces."""
+        """Return the settings of this server's traces."""
         ...
 
     def roll_back_elsewhere(self, rollback: RouteRollback) -> None:

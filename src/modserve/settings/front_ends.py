@@ -60,7 +60,7 @@ Key: TypeAlias = SecretStr | None
 
 
 def variable(environment: Any) -> dict[str, str]:
-    """The keyword for a key in the environment, if there is one."""
+    """Return the keyword for a key in the environment, if there is one."""
     return {"api_key": environment[KEY_VARIABLE]} if environment.get(KEY_VARIABLE) else {}
 
 

@@ -69,7 +69,7 @@ _BY_NAME = {unit.lower(): factor for unit, factor in _UNITS.items()}
 
 
 def memory_limit(value: Any) -> MemoryLimit:
-    """A number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
+    """Return a number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
     if isinstance(value, MemoryLimit):
         return value
     match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, int | str) else None

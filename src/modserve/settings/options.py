@@ -58,7 +58,7 @@ class Option:
 
 
 def option(default: T, help: str, name: str = "", *others: Option, **more: Any) -> T:
-    """A field with this default, the option that sets it, and `others` that set it as well."""
+    """Return a field with this default, the option that sets it, and `others` that set it as well."""
     options = [Option(help, name, **more), *others]
     return Field(default=default, json_schema_extra={"options": cast(Any, options)})
 
@@ -105,6 +105,6 @@ def _in_words(default: object) -> str:
 
 
 def did_you_mean(name: str, names: Collection[str], dashes: str = "") -> str:
-    """The end of an error that says which of `names` was probably meant; empty if none is close."""
+    """Return the end of an error that says which of `names` was probably meant; empty if none is close."""
     cutoff = 0.8 if name.startswith("MODSERVE_") else 0.6
     return "".join(f"; did you mean '{dashes}{match}'?" for match in difflib.get_close_matches(name, names, 1, cutoff))

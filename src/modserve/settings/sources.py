@@ -138,7 +138,7 @@ def from_command_line(
 
 
 def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
-    """The values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
+    """Return the values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
     if {"cache-config", "response-cache-byte-size"} <= {entry.name for entry in entries}:
         raise OptionError(
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or the "
@@ -235,7 +235,7 @@ def _may_be_file(word: str) -> bool:
 
 
 def _resolved(spelling: str) -> str:
-    """The option that a name, or the beginning of one, stands for. Raises OptionError."""
+    """Return the option that a name, or the beginning of one, stands for. Raises OptionError."""
     name = spelling.replace("_", "-")
     if name in _KNOWN:
         return name
@@ -251,7 +251,7 @@ def _resolved(spelling: str) -> str:
 
 
 def _hint(name: str, dashes: str = "") -> str:
-    """The end of an error that says which working option was probably meant."""
+    """Return the end of an error that says which working option was probably meant."""
     name = _NICKNAMES.get(name, name)
     return did_you_mean(name, _WORKING, dashes) or "; 'modserve --help-all' lists all options"
 
@@ -348,7 +348,7 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
 
 
 def _texts(value: object) -> list[str]:
-    """The texts that a command line would have: several for a list or a mapping."""
+    """Return the texts that a command line would have: several for a list or a mapping."""
     match value:
         case dict():
             pairs = ((key, each, isinstance(each, dict)) for key, each in value.items())

@@ -96,7 +96,7 @@ class _TwoColumns(_Formatter):
 
 
 def topics() -> Mapping[str, Sequence[Option]]:
-    """The options of each section by the first word of its heading."""
+    """Return the options of each section by the first word of its heading."""
     sections: dict[str, list[Option]] = {}
     for option in OPTIONS.values():
         if option.section:
@@ -118,7 +118,7 @@ def first_page(commands: Commands) -> str:
 
 
 def topic_page(topic: str) -> str:
-    """The options of one of the `topics`."""
+    """Return the options of one of the `topics`."""
     made = _parser(_Formatter, f"modserve [serve] [options]\n       modserve --help {topic}", None)
     options = topics()[topic]
     group = made.add_argument_group(options[0].section)
@@ -133,7 +133,7 @@ def full_page(commands: Commands) -> str:
 
 
 def parser(commands: Commands) -> argparse.ArgumentParser:
-    """The options by section, for help and completion. It does not parse: see `sources.from_words`."""
+    """Return the options by section, for help and completion. It does not parse: see `sources.from_words`."""
     top = _parser(_Formatter, description="\n\n".join((_DESCRIPTION, *filter(None, [_commands(commands)]), _SOURCES)))
     group = top.add_argument_group("command")
     _add_help(group)
@@ -155,7 +155,7 @@ def _parser(
 
 
 def _commands(commands: Commands) -> str:
-    """The commands, each with its line, under their headings."""
+    """Return the commands, each with its line, under their headings."""
     heads = {name: f"  modserve {name} {command.words}".rstrip() for name, command in commands.items()}
     width = max(map(len, heads.values()), default=0)
     lines: list[str] = []

@@ -167,7 +167,7 @@ class PuppetBackend:
         return _PuppetModel(self)
 
     def next_execution(self, timeout: float = _PATIENCE) -> Execution:
-        """The next execution, once an instance has begun it. Blocks; raises queue.Empty."""
+        """Return the next execution, once an instance has begun it. Blocks; raises queue.Empty."""
         return self._executions.get(timeout=timeout)
 
     def begin(self, execution: Execution) -> Mapping[str, Array]:

@@ -82,7 +82,7 @@ def read_layer(folder: Path) -> DenseLayer | str:
 
 
 def read_tensors(content: bytes, path: Path) -> dict[str, Vectors]:
-    """The tensors of a file of safetensors, as FP32. Raises INTERNAL; `path` is for the message."""
+    """Return the tensors of a file of safetensors, as FP32. Raises INTERNAL; `path` is for the message."""
     try:
         (length,) = struct.unpack_from("<Q", content)
         header = json.loads(content[8 : 8 + length])

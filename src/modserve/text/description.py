@@ -101,7 +101,7 @@ def is_text_model(folder: Path) -> bool:
 
 
 def describe(folder: Path, settings: TextSettings) -> TextDescription | None:
-    """The model in `folder`; None if its files are those of one that writes texts.
+    """Return the model in `folder`; None if its files are those of one that writes texts.
 
     Raises INTERNAL for files that are there and cannot be used.
     """
@@ -176,7 +176,7 @@ def _labels(config: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def _kinds(modules: list[dict[str, Any]] | None) -> list[str]:
-    """The classes of the modules, without their packages."""
+    """Return the classes of the modules, without their packages."""
     return [str(module.get("type", "")).rpartition(".")[2] for module in modules or ()]
 
 
@@ -191,7 +191,7 @@ def _pooling_config(folder: Path, modules: list[dict[str, Any]] | None) -> dict[
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """The folder of a module. Raises INTERNAL."""
+    """Return the folder of a module. Raises INTERNAL."""
     if path.startswith("/") or ".." in path.split("/"):
         raise broken(folder / MODULES, f"its path '{path}' is outside the model's folder")
     return folder / path
@@ -217,7 +217,7 @@ def _layers(folder: Path, modules: list[dict[str, Any]] | None) -> tuple[tuple[D
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The mean, as sentence-transformers does it, if nothing says another."""
+    """Return the mean, as sentence-transformers does it, if nothing says another."""
     mode = config.get("pooling_mode")
     if mode:
         modes = mode if isinstance(mode, list) else [mode]
@@ -241,7 +241,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
 
 
 def _max_length(folder: Path, config: Mapping[str, Any], sentence: dict[str, Any]) -> int:
-    """The first that says one, but never more than the model has positions."""
+    """Return the first that says one, but never more than the model has positions."""
     positions = _positions(config)
     for length in _lengths(folder, sentence):
         if length is not None and 0 < length <= _MOST_LENGTH:

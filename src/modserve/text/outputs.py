@@ -85,7 +85,7 @@ class TensorPlan:
         return tensors
 
     def result(self, output: Tensor) -> NDArray[Any]:
-        """The output for one text, without the batch dimension."""
+        """Return the output for one text, without the batch dimension."""
         values: NDArray[Any] = output.array[0]
         return values
 
@@ -153,7 +153,7 @@ def scores(logits: NDArray[Any], activation: str) -> NDArray[np.float32]:
 
 
 def labelled(values: NDArray[Any], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The scores of a text with their labels, the highest first."""
+    """Return the scores of a text with their labels, the highest first."""
     flat = values.reshape(-1)
     order = np.argsort(-flat, kind="stable").tolist()
     return [{"score": float(flat[place]), "label": label_of(labels, place)} for place in order]

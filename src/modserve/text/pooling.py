@@ -39,7 +39,7 @@ def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:
 
 
 def shortened(vector: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
-    """The first `dimensions` of a vector, or all for None; with `normalize` of length 1, unless all are zero."""
+    """Return the first `dimensions` of a vector, or all for None; with `normalize` of length 1, unless all are zero."""
     if dimensions is not None:
         vector = vector[:dimensions]
     if not normalize:

@@ -77,7 +77,7 @@ class Tokenizer:
         return int(self._added[False])
 
     def count(self, text: str) -> int:
-        """The tokens of a text, without those that it adds. Raises INVALID_ARG."""
+        """Return the tokens of a text, without those that it adds. Raises INVALID_ARG."""
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         except Exception as error:  # of the library: it has no types of its own
@@ -90,7 +90,7 @@ class Tokenizer:
         return len(encoding.ids) - int(encoding.special_tokens_mask[-1:] == [1])
 
     def pieces(self, text: str, special: bool = True) -> Any:
-        """An ``Encoding`` with the places of the tokens in the text."""
+        """Return an ``Encoding`` with the places of the tokens in the text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=special)
         except Exception as error:
@@ -122,7 +122,7 @@ class Tokenizer:
         )
 
     def _shortened(self, text: Text, most: int, keep_end: bool) -> tuple[Any, int]:
-        """The encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
+        """Return the encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
         pair = text if isinstance(text, tuple) else (text,)
         parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]
         room = max(0, most - self._added[len(parts) == 2])

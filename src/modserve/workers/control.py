@@ -101,11 +101,11 @@ class WorkerControl:
         self._server.draining.give_notice()
 
     async def _drain(self) -> tuple[Any, ...]:
-        """The fields of `DrainReport`."""
+        """Return the fields of `DrainReport`."""
         return tuple(await self._server.drain())
 
     async def _status(self) -> tuple[Any, ...]:
-        """The fields of `WorkerStatus`."""
+        """Return the fields of `WorkerStatus`."""
         server = self._server
         reasons = [] if server.ready else server.unready_reasons()
         return server.ready, server.phase.value, self.caught_up.is_set(), reasons
@@ -115,7 +115,7 @@ class WorkerControl:
 
 
 def worker_app(control: WorkerControl, app: AsgiApp) -> AsgiApp:
-    """The application at a worker's own socket: calls of the others, and `app` for people."""
+    """Return the application at a worker's own socket: calls of the others, and `app` for people."""
 
     async def serve(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
         if scope["path"] != CALL:

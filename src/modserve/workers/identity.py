@@ -22,7 +22,7 @@ class WorkerIdentity:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The identity that `str` writes. Raises ValueError."""
+        """Return the identity that `str` writes. Raises ValueError."""
         index, count, starts, directory = text.split(":", 3)
         return cls(int(index), int(count), int(starts), Path(directory))
 
@@ -47,11 +47,11 @@ class WorkerIdentity:
         return str(self.directory / f"{index}.sequences")
 
     def mark(self, index: int) -> Path:
-        """A file that is there once a worker has served."""
+        """Return a file that is there once a worker has served."""
         return self.directory / f"{index}.served"
 
     def counts(self, index: int, topic: str) -> Path:
-        """A file with what a worker and those before it have counted, as they have told of a topic."""
+        """Return a file with what a worker and those before it have counted, as they have told of a topic."""
         return self.directory / f"{index}.{topic}"
 
     @property

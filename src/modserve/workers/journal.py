@@ -55,7 +55,7 @@ class Journal:
         """Number of the latest change and its reversal, by the kind of its subject."""
 
     def state(self) -> list[ServerChange]:
-        """The changes that bring a server that has just started to the state of this one."""
+        """Return the changes that bring a server that has just started to the state of this one."""
         changes = list(self._regions.values())
         if self._log:
             changes.append(self._log_settings())
@@ -112,7 +112,7 @@ class Journal:
         return changes if number and latest == number else []
 
     def _ended_by(self, change: ServerChange) -> list[tuple[str, str]]:
-        """The regions that are unregistered: one, or all of a kind."""
+        """Return the regions that are unregistered: one, or all of a kind."""
         kind, name = change.subject
         return [each for each in self._regions if each[0] == kind and name in ("", each[1])]
 

@@ -161,12 +161,12 @@ class Member:
             pause = min(2 * pause, 0.5)
 
     async def page(self, openmetrics: bool = False, fine: bool = False) -> bytes:
-        """The metrics of all workers."""
+        """Return the metrics of all workers."""
         tables = await self._tally.whole(PAGE, fine)
         return await asyncio.to_thread(lambda: written(families_of(tables), openmetrics))
 
     async def _samples(self, families: Callable[[bool], Awaitable[list[Family]]], fine: bool) -> Families:
-        """The metrics of this worker."""
+        """Return the metrics of this worker."""
         restarts = self.identity.starts - self._tally.counts(PAGE).before(_RESTARTS)
         made = [
             *await families(fine),

@@ -58,7 +58,7 @@ async def call(path: str, method: str, *arguments: object) -> Any:
 
 
 def content(response: bytes) -> bytes:
-    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
+    """Return the body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
 
     Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
     """

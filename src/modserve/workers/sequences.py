@@ -79,7 +79,7 @@ class ForwardingModel(ModelWrapper):
 
 
 def with_owners(servable: Servable, forwarder: "SequenceForwarder") -> Servable:
-    """The model, or one in front of it that knows whose its sequences are."""
+    """Return the model, or one in front of it that knows whose its sequences are."""
     return servable if servable.config.sequence_batching is None else ForwardingModel(servable, forwarder)
 
 
@@ -220,7 +220,7 @@ class SequenceReceiver:
         self._requests: dict[PeerLink, dict[int, Inflight]] = {}
 
     def link(self) -> PeerLink:
-        """The protocol of a new connection."""
+        """Return the protocol of a new connection."""
         return PeerLink(self._receive, self._lost, responds=True)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ def loads(data: bytes) -> Any:
 
 
 def portable_error(error: ModserveError) -> ModserveError:
-    """The error, or one of a known type that says the same."""
+    """Return the error, or one of a known type that says the same."""
     return error if type(error) in _ERRORS else ModserveError(error.code, error.message)
 
 

@@ -102,7 +102,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, problems: Pr
 
 
 def to_model_config(message: pb.ModelConfig, context: ModelContext) -> ModelConfig:
-    """The frozen values that the rest of the server reads, without those that break a rule."""
+    """Return the frozen values that the rest of the server reads, without those that break a rule."""
     inputs, outputs = tensors.specs(message, context.description)
     graph = message.optimization.graph if message.optimization.HasField("graph") else None
     accelerators = message.optimization.execution_accelerators

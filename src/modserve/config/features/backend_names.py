@@ -51,7 +51,7 @@ def meaning(name: str, backends: Collection[str], platforms: Mapping[str, str]) 
 
 
 def nearest(name: str, backends: Collection[str]) -> str:
-    """The one of the `backends` that a misspelt name is likely to be meant for; empty if there is none."""
+    """Return the one of the `backends` that a misspelt name is likely to be meant for; empty if there is none."""
     folded = {fold(backend): backend for backend in backends}
     near = difflib.get_close_matches(fold(name), folded, n=1, cutoff=_LIKELY)
     return folded[near[0]] if near else ""

@@ -16,7 +16,7 @@ def others(agents: object) -> bool:
 
 
 def checksums(message: pb.ModelConfig) -> tuple[Checksum, ...]:
-    """The digests, without those that break a rule."""
+    """Return the digests, without those that break a rule."""
     return tuple(
         Checksum(key.partition(":")[0].lower(), relative(key.partition(":")[2]), value.lower())
         for agent in message.model_repository_agents.agents

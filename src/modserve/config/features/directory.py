@@ -33,7 +33,7 @@ class ModelFormat(NamedTuple):
     """Another file of the folder without which this one is something else."""
 
     def file_in(self, names: Collection[str]) -> str:
-        """The model's file among those of a folder; empty if there is none of this format."""
+        """Return the model's file among those of a folder; empty if there is none of this format."""
         if self.beside and self.beside not in names:
             return ""
         if self.filename in names:
@@ -149,7 +149,7 @@ def _rename(message: pb.ModelConfig, filenames: Sequence[Collection[str]], backe
 
 
 def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]]) -> ModelFormat | None:
-    """The format of the model's file, as the configuration names it or as the directory holds it."""
+    """Return the format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
         beside = frozenset[str]().union(*filenames)

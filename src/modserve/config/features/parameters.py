@@ -97,6 +97,6 @@ def values(message: pb.ModelConfig, settings: Mapping[str, ParameterSetting]) ->
 
 
 def special_scheduling(message: pb.ModelConfig) -> list[str]:
-    """The field of the scheduling that our settings cannot be combined with, if there is one."""
+    """Return the field of the scheduling that our settings cannot be combined with, if there is one."""
     field = message.WhichOneof("scheduling_choice")
     return [field] if field in ("sequence_batching", "ensemble_scheduling") else []

@@ -105,7 +105,7 @@ def _state(state: _State, datatype: Datatype) -> SequenceState:
 
 
 def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
-    """The model's inputs that are controls and states, and the places where the configuration names them."""
+    """Return the model's inputs that are controls and states, and the places where the configuration names them."""
     batching = message.sequence_batching
     return {
         **{tensor.name: (_HERE, "control_input", index, "name") for index, tensor in enumerate(batching.control_input)},
@@ -114,19 +114,19 @@ def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
 
 
 def controls(message: pb.ModelConfig) -> set[str]:
-    """The names of the control inputs."""
+    """Return the names of the control inputs."""
     return {tensor.name for tensor in message.sequence_batching.control_input}
 
 
 def count_inputs(message: pb.ModelConfig) -> int:
-    """The number of the model's inputs that are controls or states, counted like Triton."""
+    """Return the number of the model's inputs that are controls or states, counted like Triton."""
     batching = message.sequence_batching
     kinds = {control.kind for tensor in batching.control_input for control in tensor.control if tensor.name}
     return len(kinds & _KINDS.keys()) + len(batching.state)
 
 
 def state_outputs(message: pb.ModelConfig) -> set[str]:
-    """The model's outputs that are states."""
+    """Return the model's outputs that are states."""
     return {state.output_name for state in message.sequence_batching.state}
 
 

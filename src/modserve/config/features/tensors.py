@@ -17,7 +17,7 @@ _IMAGE_FORMATS = (pb.ModelInput.FORMAT_NHWC, pb.ModelInput.FORMAT_NCHW)
 def specs(
     message: pb.ModelConfig, description: ModelDescription | None
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """The inputs and outputs that have a usable data type.
+    """Return the inputs and outputs that have a usable data type.
 
     A tensor that the model describes without any dimension has dims [1] in the configuration. With batching, an empty
     reshape says so; without batching, Triton forbids that reshape, so only the description tells. A tensor of unknown
@@ -101,7 +101,7 @@ def _reshape_fault(dims: Sequence[int], shape: Sequence[int]) -> str:
 
 
 def _element_counts(sizes: Sequence[int]) -> list[int]:
-    """The numbers of elements before, between and behind the variable dimensions."""
+    """Return the numbers of elements before, between and behind the variable dimensions."""
     counts = [1]
     for size in sizes:
         if size == _VARIABLE:
@@ -115,12 +115,12 @@ def _element_counts(sizes: Sequence[int]) -> list[int]:
 
 
 def server_inputs(message: pb.ModelConfig) -> Set[str]:
-    """The names of the inputs that the server makes: controls, states and batch inputs."""
+    """Return the names of the inputs that the server makes: controls, states and batch inputs."""
     return sequences.inputs(message).keys() | ragged.targets(message)
 
 
 def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
-    """The differences that Triton's ONNX Runtime backend finds when it creates an instance."""
+    """Yield the differences that Triton's ONNX Runtime backend finds when it creates an instance."""
     yield from _count_faults(message, description)
     yield from _compare_side("input", message.input, description.inputs, message, shapes)
     yield from _compare_side("output", message.output, description.outputs, message, shapes)

@@ -94,7 +94,7 @@ def settings(message: pb.ModelConfig) -> TextSettings:
 
 
 def sized(description: ModelDescription, files: Path | None) -> ModelDescription:
-    """The description with a larger batch as the default, for a model with a tokenizer."""
+    """Return the description with a larger batch as the default, for a model with a tokenizer."""
     default = description.default_max_batch_size == _USUAL_BATCH_SIZE
     named = {tensor.name for tensor in description.inputs} <= _INPUTS
     if default and named and files is not None and _tokenizer_folder(files) is not None:

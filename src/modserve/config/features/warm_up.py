@@ -121,7 +121,7 @@ def _batch_size_fault(size: int, most: int, partial: bool) -> str:
 
 
 def _special_inputs(message: pb.ModelConfig) -> Mapping[str, tuple[int, Shape | None]]:
-    """The inputs that the server makes for sequences: a sample may have values of its own for them."""
+    """Return the inputs that the server makes for sequences: a sample may have values of its own for them."""
     batching = sequences.sequence_batching(message)
     if batching is None:
         return {}

@@ -47,7 +47,7 @@ def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText,
 
 
 def _foreign_bytes(text: str) -> Iterator[Problem]:
-    """The first byte that is not UTF-8 of each token; comments may have any encoding."""
+    """Yield the first byte that is not UTF-8 of each token; comments may have any encoding."""
     if text.startswith(_UTF_16):
         yield Problem("the file is UTF-16; save it as UTF-8", Position(1, 1))
     elif _FOREIGN.search(text):

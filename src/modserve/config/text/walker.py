@@ -115,7 +115,7 @@ class StringFault(NamedTuple):
 
 
 def string_faults(tokens: Iterable[Token]) -> Iterator[StringFault]:
-    """The mistakes that a string can have wherever it stands."""
+    """Yield the mistakes that a string can have wherever it stands."""
     for token in tokens:
         if not token.is_string:
             continue
@@ -157,7 +157,7 @@ _READERS: dict[int, tuple[str, Callable[[str], Scalar]]] = {
 
 
 def parse(field: FieldDescriptor, token: Token) -> Scalar:
-    """The value of a token other than a string. Raises ValueError with a text that names the field."""
+    """Return the value of a token other than a string. Raises ValueError with a text that names the field."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         return _enum(field, token)
     expected, read = _READERS[field.cpp_type]
@@ -513,7 +513,7 @@ class _Walker:
             return None
 
     def _string(self, parts: Sequence[Token]) -> str | None:
-        """The text of adjacent strings, which are one value. Strings with mistakes stay as they are."""
+        """Return the text of adjacent strings, which are one value. Strings with mistakes stay as they are."""
         raw = [part.text[1:-1] for part in parts]
         if any(part.position in self._bad_strings for part in parts):
             return "".join(raw)
@@ -547,6 +547,6 @@ def _is_repeated(field: FieldDescriptor) -> bool:
 
 
 def _example(message: Descriptor, value: Token) -> str:
-    """The block that a bare value should have been, if there is only one thing that the block can hold."""
+    """Return the block that a bare value should have been, if there is only one thing that the block can hold."""
     names = [field.name for field in message.fields if field.message_type is None]
     return f"{{ {names[0]}: {value.text} }}" if value.text and len(names) == len(message.fields) == 1 else "{ … }"

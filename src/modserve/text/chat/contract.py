@@ -71,7 +71,7 @@ class Contract:
         return LOGPROBS in self.outputs
 
     def inputs(self, prompt: str, stream: bool, sampling: Mapping[str, object], logprobs: bool) -> dict[str, Tensor]:
-        """The tensors of a request. Raises INVALID_ARG for a prompt or a value that the model cannot take."""
+        """Return the tensors of a request. Raises INVALID_ARG for a prompt or a value that the model cannot take."""
         inputs = dict(self.constants[stream])
         inputs[self.prompt or MESSAGES] = self._text(prompt)
         if self.default_max_tokens is not None and "max_tokens" not in sampling:

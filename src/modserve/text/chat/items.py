@@ -109,7 +109,7 @@ def _add_call(messages: list[Mapping[str, Any]], where: str, item: Mapping[str, 
 
 
 def _text(where: str, content: object) -> str:
-    """A text, or the texts of parts, one below the other."""
+    """Return a text, or the texts of parts, one below the other."""
     if isinstance(content, str):
         return content
     if content is None:

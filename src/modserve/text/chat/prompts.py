@@ -56,7 +56,7 @@ class TextModel:
             raise field_error("stop", f"'stop' and 'min_tokens' exclude each other: model '{name}' has no input 'stop'")
 
     def untemplated_prompt(self, chat: ChatRequest) -> str | None:
-        """The prompt, if that takes no template; one that there is has been compiled.
+        """Return the prompt, if that takes no template; one that there is has been compiled.
 
         Raises as `check`, and INVALID_ARG where a template is needed.
         """
@@ -75,7 +75,7 @@ class TextModel:
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A conversation for a function without a template: the text of the only message, or a line for each."""
+    """Return a conversation for a function without a template: the text of the only message, or a line for each."""
     if len(messages) == 1:
         return str(messages[0]["content"] or "")
     lines = [f"{message['role']}: {message['content'] or ''}" for message in messages]

@@ -64,7 +64,7 @@ def _bytes(token: Mapping[str, Any]) -> bytes:
 
 
 def _token(token: Mapping[str, Any]) -> str:
-    r"""The text of a token; in that of a part of a character, bytes are escaped, such as ``\xf0\x9f``."""
+    r"""Return the text of a token; in that of a part of a character, bytes are escaped, such as ``\xf0\x9f``."""
     return _bytes(token).decode(errors="backslashreplace")
 
 
@@ -135,7 +135,7 @@ class OpenAIWriter(Protocol):
         """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""
 
     def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
-        """The document of a request that does not stream."""
+        """Return the document of a request that does not stream."""
 
 
 class _Events:

@@ -73,7 +73,7 @@ class ChatTemplate:
             await self._started()
 
     async def render(self, variables: bytes) -> str:
-        """The prompt for the variables of a conversation, which are a JSON object.
+        """Return the prompt for the variables of a conversation, which are a JSON object.
 
         Raises INVALID_ARG if the template refuses the conversation or fails on it, INTERNAL for a template that reaches
         out or exceeds a limit.
@@ -160,7 +160,7 @@ class _Process:
         return self._process is not None and self._process.poll() is None
 
     async def respond(self, message: bytes) -> tuple[str, str]:
-        """The kind of the response, and its text. ``limit`` or ``lost``: why the process has ended instead."""
+        """Return the kind of the response, and its text. ``limit`` or ``lost``: why the process has ended instead."""
         assert self._process is not None, "else nobody had this object: this is a bug"
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, len(message).to_bytes(4) + message)
@@ -186,7 +186,7 @@ class _Process:
 
 
 def read_template(model: str, parameters: Mapping[str, str], folder: Path | None) -> ChatTemplate | None:
-    """The template of a model; None if it has none. Reads files.
+    """Return the template of a model; None if it has none. Reads files.
 
     Raises INTERNAL for files that cannot be used, and as `ChatTemplate`.
     """

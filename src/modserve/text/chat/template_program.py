@@ -133,7 +133,7 @@ def _failure(kind: str, detail: str) -> bytes:
 
 
 def _read(stream: BufferedRWPair) -> bytes:
-    """The next message; empty once the server has gone."""
+    """Return the next message; empty once the server has gone."""
     return stream.read(int.from_bytes(stream.read(4)))
 
 

@@ -167,7 +167,7 @@ def _check_function(where: str, function: Mapping[str, Any]) -> None:
 
 
 def _nested(where: str, tool: object) -> Mapping[str, Any]:
-    """A tool of ``responses`` as templates have it."""
+    """Return a tool of ``responses`` as templates have it."""
     if not isinstance(tool, dict):
         raise fields.wrong_type(where, "an object", tool)
     if tool.get("type") != "function":
@@ -316,7 +316,7 @@ class ToolCalls:
         return 0
 
     def _marked(self, text: str) -> list[ToolCall]:
-        """The calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
+        """Return the calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
         inner = text.removeprefix(OPEN).removesuffix(CLOSE).strip()
         if inner.startswith(_FUNCTION):
             return self._function(inner)
@@ -324,7 +324,7 @@ class ToolCalls:
         return [] if rest else calls
 
     def _sequence(self, text: str) -> tuple[list[ToolCall], str]:
-        """The calls that follow each other, and the text behind them; all of it where there is none."""
+        """Return the calls that follow each other, and the text behind them; all of it where there is none."""
         calls: list[ToolCall] = []
         end = 0
         while True:
@@ -369,7 +369,7 @@ class ToolCalls:
         return calls
 
     def _function(self, text: str) -> list[ToolCall]:
-        """The call in Qwen3-Coder's form; none if it is anything else."""
+        """Return the call in Qwen3-Coder's form; none if it is anything else."""
         name, _, body = text.removeprefix(_FUNCTION).partition(">")
         schema = self._parameters.get(name.strip())
         if schema is None or not body.endswith(_FUNCTION_END):
@@ -395,7 +395,7 @@ def _end_of_text(text: str) -> int:
 
 
 def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
-    """The value of a parameter, which is written without quotes: by its type, where the schema has one."""
+    """Return the value of a parameter, which is written without quotes: by its type, where the schema has one."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or name not in properties:
         return text
@@ -409,7 +409,7 @@ def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
 
 
 def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
-    """The types that a schema names, also those of its alternatives."""
+    """Return the types that a schema names, also those of its alternatives."""
     described = _resolved(schema, root)
     alternatives = described.get("anyOf", described.get("oneOf"))
     types: list[object] = []
@@ -420,7 +420,7 @@ def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema, or what it refers to in `root`; empty if it is none."""
+    """Return a schema, or what it refers to in `root`; empty if it is none."""
     place = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(place, str) and place.startswith("#/"):
         schema = root
