@@ -104,7 +104,7 @@ def print_help(topic: str) -> int:
 
 
 def wrong_file(settings: Settings) -> str:
-    """What is wrong with the files that the command line names; empty if they are models."""
+    """Return the fault of the files that the command line names; empty if they are models."""
     from .process.model_setup import named_files
 
     try:
@@ -135,7 +135,7 @@ _ELSEWHERE = {
 
 
 def meant_command(words: Sequence[str]) -> str:
-    """Which command a first word was probably meant to be; empty if none is close."""
+    """Return a hint at the command that a first word was probably meant to be; empty if none is close."""
     word = words[0] if words else ""
     if word in _ELSEWHERE:
         return f"; did you mean '{_ELSEWHERE[word]}'?"
@@ -278,9 +278,9 @@ def run(
 
 
 def ends_with_terminal(settings: Settings) -> bool:
-    """Whether SIGHUP means that the terminal is gone from which the server was started, and no file is to be reopened.
+    """True if SIGHUP means that the terminal of the start was closed, and there is no file to reopen.
 
-    Those who start it with nohup want it to go on.
+    A server started with nohup is to go on.
     """
     if settings.log.file or settings.audit_log or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
         return False

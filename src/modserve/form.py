@@ -1,4 +1,4 @@
-"""Which form of modserve runs: the source itself, or the modules that `scripts/compiled_form.py` compiles."""
+"""Form in which modserve runs: the source itself, or the modules that `scripts/compiled_form.py` compiles."""
 
 import json
 import zlib
@@ -19,9 +19,9 @@ def form() -> str:
 
 
 def stale_module(package: Path = Path(__file__).parent) -> str:
-    """The first compiled module whose source, beside it, is not what was compiled; empty if there is none.
+    """Return the first compiled module that differs from the source next to it; empty if there is none.
 
-    Python prefers an extension module to the source beside it, whatever the two have in common.
+    Python prefers an extension module to the source next to it, also if they differ.
     """
     try:
         record: dict[str, int] = json.loads((package / _RECORD).read_text())

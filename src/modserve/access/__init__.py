@@ -1,1 +1,1 @@
-"""Who may call the server: keys, tokens and certificates; what each may do; and what every call needs."""
+"""Access control: keys, tokens and certificates; what each may do; and the permission that every call needs."""

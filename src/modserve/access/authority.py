@@ -1,13 +1,13 @@
 """Authenticates callers by API key, token or client certificate, and delays answers to failed attempts.
 
-A key is looked up by the hash of its secret. Whoever showed the same headers before is known by these, which takes one
-look into a dictionary: the front ends ask `recognise` for every request. Tokens that nobody has shown before take
+A key is looked up by the hash of its secret. A caller with the same headers as before is known by them, which takes one
+look into a dictionary: the front ends ask `recognise` for every request. Tokens that were not seen before take
 longer; only `authenticate` waits for them, and for the time that a failure has to wait.
 
 Delays of answers to failed attempts, by address and time.
 
 An address may fail `FREE` times, and once more each second. Beyond that, its failures are answered later and later, by
-up to `LONGEST` seconds. Only failures wait: who shows a valid key is served at once, also behind the same address.
+up to `LONGEST` seconds. Only failures wait: a valid key is served at once, also behind the same address.
 
 Keys for a server: from its file, from the environment, or from both.
 """
@@ -44,7 +44,7 @@ _STEP: Final = 0.05
 """Seconds by which each further failure is answered later."""
 LONGEST: Final = 5.0
 _ADDRESSES: Final = 4096
-"""Addresses that are remembered, those that failed last."""
+"""Number of remembered addresses, the latest to fail."""
 _PREFIX: Final = 64
 """Bits of an IPv6 address: a client has all addresses of a network."""
 
@@ -54,7 +54,7 @@ class SlowDown:
 
     def __init__(self) -> None:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Failures that are not forgotten, and when there were so many."""
+        """Failures that are not forgotten, and the time of that count."""
 
     def __len__(self) -> int:
         return len(self._levels)
@@ -70,7 +70,7 @@ class SlowDown:
 
 
 def address_of(client: object) -> str:
-    """Whose failures count together: a host, or for IPv6 its network. `client` is a socket's name of its peer."""
+    """Return the host, or for IPv6 its network, whose failures count together. `client` is a socket's peer name."""
     host = str(client[0]) if isinstance(client, tuple) and client else str(client or "")
     if ":" not in host:
         return host
@@ -92,10 +92,10 @@ _INVALID: Final = 'Bearer error="invalid_token"'
 
 
 class Authority:
-    """All that the file of keys says, and beside it `keys` by the hashes of their secrets.
+    """Authentication of callers by the content of the key file, and by further `keys`, by the hashes of their secrets.
 
-    For the event loop's thread. `health_open`: anybody may ask for the health of the server. `clock` tells seconds
-    since 1970, `steady` seconds that never go back.
+    For the event loop's thread. `health_open`: the health of the server needs no key. `clock` tells seconds since 1970,
+    `steady` seconds that never go back.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Authority:
         self._known: dict[Credentials, Identity] = {}
         self._tokens = TokenVerifier((), clock, steady)
         self.generation = 0
-        """Changes whenever somebody may have lost access."""
+        """Number that changes whenever a caller may have lost access."""
         self.replace(file)
 
     def replace(self, file: AccessFile) -> None:
@@ -149,15 +149,15 @@ class Authority:
 
     @property
     def knows_certificates(self) -> bool:
-        """Whether clients may be known by their certificates."""
+        """True if clients may be known by their certificates."""
         return bool(self._certificates)
 
     def is_open(self, need: CallNeed) -> bool:
-        """Whether anybody may make such a call."""
+        """True if such a call needs no credentials."""
         return need.reach is Reach.OPEN or (need.reach is Reach.HEALTH and self._health_open)
 
     def recognise(self, credentials: Credentials) -> Identity | None:
-        """Who shows these, if that can be said at once; None for anybody else, also without credentials."""
+        """Return the caller if it is known without waiting; None for any other, also without credentials."""
         identity = self._known.get(credentials)
         if identity is not None and self._clock() < identity.expires:
             return identity
@@ -172,7 +172,7 @@ class Authority:
         return identity.expires <= self._clock()
 
     def resolve(self, credentials: Credentials) -> Identity:
-        """The same; a token must have been verified. Raises `UnauthenticatedError`."""
+        """Return the caller, like `recognise`; a token must have been verified. Raises `UnauthenticatedError`."""
         self._known.pop(credentials, None)
         identity = self._certified(credentials) or self._by_secret(secret_of(credentials))
         if len(self._known) >= _REMEMBERED:
@@ -205,13 +205,13 @@ class Authority:
         return identity
 
     def close(self) -> None:
-        """The server stops: nobody waits any longer."""
+        """End all waits: the server stops."""
         for pause in self._pauses:
             _end(pause)
         self._tokens.close()
 
     async def authenticate(self, credentials: Credentials, client: object) -> Identity:
-        """Who shows these. `client`: its address, as a socket has it.
+        """Return the caller with these credentials. `client`: its address, as a socket has it.
 
         Raises `UnauthenticatedError`, after some time if the address has failed often, and OVERLOADED where more tokens
         wait to be verified than the server can.
@@ -273,7 +273,7 @@ class AccessControl:
     """Access rules of a server, kept up to date between `start` and `stop`. Raises INVALID_ARG for an invalid key or
     file.
 
-    `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: anybody may
+    `file`: the path of the file of keys; `single`: a key with all rights; empty for none. `health_open`: any caller may
     ask for the health of the server.
     """
 
@@ -295,7 +295,7 @@ class AccessControl:
 
 
 def single_key(secret: str) -> Key:
-    """A key with all rights. Raises INVALID_ARG for a secret that is too short, or cannot be in a header."""
+    """Return a key with all rights. Raises INVALID_ARG for a secret that is too short, or cannot be in a header."""
     if len(secret) < SHORTEST or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise invalid(
             f"{SINGLE} has {len(secret)} characters, expected at least {SHORTEST}, printable ASCII without spaces"

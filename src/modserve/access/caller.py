@@ -1,6 +1,6 @@
 """The caller of the call that a task serves, and what it may do.
 
-A front end that has found out who calls sets `CALLER` in the task that serves the call. Whatever the call asks of the
+A front end that has identified the caller sets `CALLER` in the task that serves the call. All that the call asks of the
 server is then checked against it, by the model that it names: `frontends.scoped_server`.
 """
 
@@ -18,7 +18,7 @@ from .identity import CallKind, Identity
 
 
 class Caller:
-    """Who calls, and for what kind of call. `identity` is None for anybody, at calls that are open."""
+    """The caller and the kind of its call. `identity` is None for a caller without one, at calls that are open."""
 
     __slots__ = ("_authority", "_credentials", "_generation", "_identity", "kind")
 
@@ -33,7 +33,7 @@ class Caller:
 
     @property
     def identity(self) -> Identity | None:
-        """As it is now: a call may last longer than its key. Raises `UnauthenticatedError`."""
+        """The identity at present: a call may last longer than its key. Raises `UnauthenticatedError`."""
         identity, authority = self._identity, self._authority
         if identity is None:
             return None
@@ -47,17 +47,17 @@ class Caller:
         return None if self._identity is None else self._identity.tenant
 
     def sees(self, model: str) -> bool:
-        """Whether the caller may know of the model."""
+        """True if the caller may know of the model."""
         identity = self.identity
         return identity is not None and identity.sees(model)
 
     def may(self, model: str) -> bool:
-        """Whether the call may concern the model."""
+        """True if the call may concern the model."""
         identity = self.identity
         return identity is not None and identity.allows(self.kind, model)
 
     def may_ask_about(self, tenant: str) -> bool:
-        """Whether the caller may know what a tenant does: that of its own, or with a right to all models, any."""
+        """True if the caller may know what a tenant does: its own, or with a right to all models, any."""
         identity = self.identity
         return identity is not None and (identity.tenant.name == tenant or identity.may_everywhere(self.kind))
 
@@ -76,7 +76,7 @@ CALLER: Final[ContextVar[Caller | None]] = ContextVar("caller", default=None)
 
 
 def current() -> Caller:
-    """The caller of the call that the current task serves. Raises where nobody has found that out, which is a bug."""
+    """The caller of the call that the current task serves. Raises where it was not identified, which is a bug."""
     caller = CALLER.get()
     if caller is None:
         raise internal("nobody has found out who calls: this is a bug")
@@ -84,14 +84,14 @@ def current() -> Caller:
 
 
 def context_of(authority: Authority, credentials: Credentials, identity: Identity) -> Context:
-    """What code runs in that serves a caller's inference, or another call that needs the same."""
+    """Return the context for code that serves a caller's inference, or another call with the same need."""
     context = copy_context()
     context.run(CALLER.set, Caller(authority, credentials, identity, "infer"))
     return context
 
 
 def refusal(identity: Identity | None, kind: CallKind, model: str) -> ModserveError:
-    """Why a call of the kind may not concern the model: a model that the caller must not see is not there."""
+    """Return the error for a call that may not concern the model. A model the caller must not see is unknown."""
     if identity is None or not identity.sees(model):
         return unknown_model(model)
     return _denied(identity, kind, f"model '{model}'", model)

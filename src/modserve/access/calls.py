@@ -1,4 +1,4 @@
-"""What every call needs: its kind, and what it is about. All paths and RPCs, in one place.
+"""Permissions that calls need: the kind of each call and its subject. All paths and RPCs, in one place.
 
 The paths are those of `protocol.restricted`, by category. `docs/access.md` shows the table, and a test compares it with
 the routes and RPCs that are served: one that is missing here fails it.
@@ -15,18 +15,18 @@ from .identity import CallKind
 
 
 class Reach(enum.Enum):
-    """What a call is about."""
+    """Subject of a call."""
 
     OPEN = "open"
-    """Nothing that anybody may not know: no key is needed."""
+    """Public information: no key is needed."""
     HEALTH = "health"
-    """Whether the server itself is alive and ready: open, unless an option closes it."""
+    """Liveness and readiness of the server itself: open, unless an option closes it."""
     ANY = "any key"
-    """What every caller may know."""
+    """Information for every caller."""
     MODEL = "one model"
     """The model that it names in its path or its message."""
     LIST = "models seen"
-    """All models that the caller may see: the answer has no others."""
+    """The models that the caller may see: the response has no others."""
     SERVER = "all models"
     """The server as a whole."""
 
@@ -39,7 +39,7 @@ class CallNeed(NamedTuple):
 
 
 class PathNeed(NamedTuple):
-    """What a path needs. `others`: of methods that need something else than most of its methods."""
+    """Permissions that a path needs. `others`: of methods that differ from most of its methods."""
 
     usual: CallNeed
     others: Mapping[str, CallNeed]
@@ -66,7 +66,7 @@ _BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
     "trace": CallNeed("admin", Reach.MODEL),
     "logging": CallNeed("admin", Reach.SERVER),
 }
-"""What most calls of a category need."""
+"""Permission that most calls of a category need."""
 
 HEALTH: Final = CallNeed("read", Reach.HEALTH)
 _SERVER_HEALTH: Final = ("/", "/health", "/v2/health/live", "/v2/health/ready")
@@ -96,7 +96,7 @@ RPC_NEEDS: Final[Mapping[str, CallNeed]] = {
     "ModelStatistics": _LIST,
     "RepositoryIndex": _LIST,
 }
-"""By the name of the RPC. `Check` and `Watch` know no model where there is no key; ``ModelStatistics`` and
+"""Permissions by RPC name. `Check` and `Watch` know no model where there is no key; ``ModelStatistics`` and
 ``TraceSetting`` may name a model or none."""
 
 PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
@@ -106,7 +106,7 @@ PATH_NEEDS: Final[Mapping[str, PathNeed]] = {
     },
     **{template: PathNeed(OPEN, {}) for template in sorted(OPEN_PATHS)},
 }
-"""By path template, in which a name in braces stands for any one part of a path."""
+"""Permissions by path template, in which a name in braces stands for any one part of a path."""
 
 
 SLASH: Final = "\udc2f"
@@ -135,7 +135,7 @@ _PATTERNS: Final = [
 
 
 def template_of(method: str, path: str) -> tuple[str, str]:
-    """The template of a decoded path, and the model that the path names; both empty where there is none.
+    """Return the template of a decoded path, and the model that the path names; both empty where there is none.
 
     Permissions, restrictions and the audit log go by it, and a route with another template does not run. What reads
     ``/v1/models/m:predict`` is about a model of that whole name.
@@ -150,9 +150,9 @@ def template_of(method: str, path: str) -> tuple[str, str]:
 
 
 def need_of(method: str, path: str, hidden: Collection[str] = ()) -> tuple[CallNeed, str]:
-    """What a call to a decoded path needs, and the model that it names; empty for none.
+    """Return what a call to a decoded path needs, and the model that it names; empty for none.
 
-    The `hidden` templates are served by another port: their paths are like those that nobody has.
+    The `hidden` templates are served by another port: their paths are treated as unknown.
     """
     template, model = template_of(method, path)
     if not template or template in hidden:

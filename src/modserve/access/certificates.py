@@ -1,4 +1,4 @@
-"""Callers that show a certificate: rules from its names to a tenant. TLS has checked by then who has signed it."""
+"""Callers that show a certificate: rules from its names to a tenant. TLS has checked its signature by then."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +25,14 @@ class CertificateRule:
 
 
 def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a certificate as the `ssl` module describes it."""
+    """Return the names of a certificate as the `ssl` module describes it."""
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
     names = [f"{_FIELDS[field]}={value}" for field, value in subject if field in _FIELDS]
     return (*names, *(f"{kind}:{value}" for kind, value in certificate.get("subjectAltName", ())))
 
 
 def identify(rules: Iterable[CertificateRule], names: Sequence[str]) -> Identity | None:
-    """Who has a certificate with these names, by the first rule that matches one of them; None if none does."""
+    """Return the identity of a certificate with these names: the first rule that matches one of them; or None."""
     for rule in rules:
         for name in names:
             if fnmatch.fnmatchcase(name, rule.pattern.replace("[", "[[]")):

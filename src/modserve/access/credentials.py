@@ -1,4 +1,4 @@
-"""What a call shows of its caller: the headers that hold a key or a token, or the names in a certificate."""
+"""Credentials of a call: the headers that hold a key or a token, or the names in a certificate."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 from modserve.core.errors import UnauthenticatedError
 
 Credentials: TypeAlias = tuple[tuple[bytes, bytes], ...]
-"""Names and values, as they came. Whoever shows the same again is the same caller."""
+"""Names and values, as they came. Equal credentials are the same caller."""
 
 AUTHORIZATION: Final = b"authorization"
 API_KEY: Final = b"x-api-key"
@@ -23,17 +23,17 @@ _QUERIES: Final = (b"api_key=", b"api-key=", b"apikey=", b"key=", b"token=", b"a
 
 
 def of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Credentials:
-    """Those among headers, whose names are in lower case."""
+    """Return the credentials among headers, which have lower-case names."""
     return tuple([(name, value) for name, value in headers if name in HEADERS])
 
 
 def of_certificate(names: Sequence[str]) -> Credentials:
-    """Those of a connection whose client has shown a certificate with these names."""
+    """Return the credentials of a connection whose client has shown a certificate with these names."""
     return tuple([(CERTIFICATE, name.encode()) for name in names])
 
 
 def secret_of(credentials: Credentials) -> bytes:
-    """The key or token. Raises `UnauthenticatedError` where there is none, or more than one."""
+    """Return the key or token. Raises `UnauthenticatedError` where there is none, or more than one."""
     secrets: dict[bytes, None] = {}
     scheme = b""
     for name, value in credentials:
@@ -60,7 +60,7 @@ def secret_of(credentials: Credentials) -> bytes:
 
 
 def missing(query: bytes) -> UnauthenticatedError:
-    """The error for a call without credentials; keys in a query are not read, since addresses get into logs."""
+    """Return the error for a call without credentials; keys in a query are not read, since addresses get into logs."""
     if any(part.lower().startswith(_QUERIES) for part in query.split(b"&")):
         return UnauthenticatedError(f"a key in the address is not read, since addresses get into logs; {_HOW}")
     return UnauthenticatedError(NO_KEY)

@@ -1,4 +1,4 @@
-"""Who a caller is, and what it may do: kinds of calls, by patterns of models' names."""
+"""Identity and permissions of a caller: kinds of calls, by patterns of models' names."""
 
 import fnmatch
 import math
@@ -10,7 +10,7 @@ from modserve.core.errors import invalid
 from modserve.core.tenants import Tenant
 
 CallKind: TypeAlias = Literal["infer", "read", "control", "admin"]
-"""What a call does: run a model, read about models, change what is served, or run the server itself."""
+"""Action of a call: run a model, read about models, change what is served, or run the server itself."""
 KINDS: Final = cast(tuple[CallKind, ...], get_args(CallKind))
 Scopes: TypeAlias = Mapping[str, frozenset[CallKind]]
 """Kinds of calls by a pattern of models' names, in which ``*`` stands for any characters and ``?`` for one."""
@@ -21,7 +21,7 @@ _REMEMBERED: Final = 1024
 
 
 def kinds(words: Iterable[object], place: str) -> frozenset[CallKind]:
-    """The kinds with these names. Raises INVALID_ARG, with `place`."""
+    """Return the kinds with these names. Raises INVALID_ARG, with `place`."""
     names = list(words)
     for name in names:
         if name not in KINDS:
@@ -58,7 +58,7 @@ class Identity:
         return f"{type(self).__name__}({self.origin} {self.name!r}, tenant {self.tenant.name!r})"
 
     def allows(self, kind: CallKind, model: str) -> bool:
-        """Whether calls of the kind may concern the model."""
+        """True if calls of the kind may concern the model."""
         decision = self._decisions.get((kind, model))
         return self._decide(kind, model) if decision is None else decision
 
@@ -71,18 +71,18 @@ class Identity:
         return decision
 
     def sees(self, model: str) -> bool:
-        """Whether any call may concern the model. A model that it does not see is like one that is not there."""
+        """True if any call may concern the model. A model out of sight is like one that does not exist."""
         return any(self.allows(kind, model) for kind in self._patterns)
 
     def may(self, kind: CallKind) -> bool:
-        """Whether calls of the kind may concern some models."""
+        """True if calls of the kind may concern some models."""
         return kind in self._patterns
 
     def may_everywhere(self, kind: CallKind) -> bool:
-        """Whether they may concern all models: what the whole server is about."""
+        """True if calls of the kind may concern all models: what the whole server is about."""
         return kind in self._everywhere
 
 
 def _literal(pattern: str) -> str:
-    """The pattern for `fnmatch`, in which a bracket stands for itself."""
+    """Return the pattern for `fnmatch`, in which a bracket stands for itself."""
     return pattern.replace("[", "[[]")

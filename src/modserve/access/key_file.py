@@ -4,7 +4,7 @@ YAML; a file that begins with a brace is JSON, which is read fifty times as fast
 
 Secrets of keys: made here, and stored as SHA-256.
 
-A secret has 256 random bits, so nobody can try them all, and a slow hash such as bcrypt, which protects what people
+A secret has 256 random bits, too many to try, and a slow hash such as bcrypt, which protects what people
 choose, would protect nothing more. It would cost each first request 50 ms. The server looks a secret up by its hash:
 how long that takes does not depend on how much of a wrong one is right.
 
@@ -58,7 +58,7 @@ _SHOWN: Final = 100
 _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f]{1,100}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LARGEST_NUMBER: Final = 1e18
-"""Of limits and seconds: a float holds it."""
+"""Upper bound of limits and seconds: a float holds it."""
 _LIMITS: Final = {field.name for field in fields(Tenant)} - {"name"}
 _WHOLE: Final = {"concurrency", "queue_size"}
 _NAME_RULE: Final = "expected 1 to 100 characters without spaces"
@@ -66,7 +66,7 @@ _NAME_RULE: Final = "expected 1 to 100 characters without spaces"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One secret of a key: who shows it is `identity`, unless it is `revoked`."""
+    """Secret of a key, which authenticates `identity` unless it is `revoked`."""
 
     identity: Identity
     revoked: bool = False
@@ -74,7 +74,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class AccessFile:
-    """All that the file says. `keys` are by the hashes of their secrets."""
+    """Content of the key file. `keys` are by the hashes of their secrets."""
 
     keys: Mapping[str, Key]
     issuers: tuple[Issuer, ...] = ()
@@ -82,12 +82,12 @@ class AccessFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody can have access by it."""
+        """True if the file gives access to no caller."""
         return not (self.keys or self.issuers or self.certificates)
 
 
 def parse(text: str, file: str) -> dict[str, Any]:
-    """The document, unchecked but for its form. Raises INVALID_ARG."""
+    """Return the document, unchecked but for its form. Raises INVALID_ARG."""
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else _yaml(text, file)
     except json.JSONDecodeError as error:
@@ -130,7 +130,7 @@ def _yaml(text: str, file: str) -> Any:
 
 
 def read(text: str, file: str) -> AccessFile:
-    """The file with this text. Raises INVALID_ARG with its name, the place in it, and what would be right."""
+    """Return the file with this text. Raises INVALID_ARG with its name, the place in it, and what would be right."""
     try:
         document = parse(text, file)
         _only(document, {"keys", "tenants", "jwt", "certificates"}, "the file")
@@ -173,7 +173,7 @@ def _text(value: Mapping[str, Any], name: str, place: str, default: str | None =
 
 
 def check_name(name: object, place: str) -> str:
-    """A name of a key or tenant. Raises INVALID_ARG."""
+    """Return a name of a key or tenant. Raises INVALID_ARG."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None or not is_unicode(name):
         raise invalid(f"{place}: {name!r} cannot be a name, {_NAME_RULE}")
     return name
@@ -183,7 +183,7 @@ def check_name(name: object, place: str) -> str:
 
 
 class _Tenants(dict[str, Tenant]):
-    """By name; those that the file does not describe have no limits."""
+    """Tenants by name; tenants that the file does not describe have no limits."""
 
     def __missing__(self, name: str) -> Tenant:
         tenant = self[name] = Tenant(name)
@@ -280,7 +280,7 @@ def read_time(value: Any, place: str) -> float:
 
 
 def shown_time(seconds: float) -> str:
-    """The time as the file has it."""
+    """Return the time as the file has it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -410,7 +410,7 @@ def _row(document: Document, name: str) -> Document:
 
 
 def load(path: Path) -> Document:
-    """The document of a file that can be used; an empty one where there is no file. Raises INVALID_ARG."""
+    """Return the document of a file that can be used; an empty one where there is no file. Raises INVALID_ARG."""
     try:
         text = regular_file.read_text(path)
     except FileNotFoundError:

@@ -34,7 +34,7 @@ from modserve.core.texts import is_unicode, unicode_text
 from .identity import CallKind, Identity, Scopes
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures with a public key. With HMAC, whoever can check a token could issue one."""
+"""Signatures with a public key. With HMAC, a server that can check a token could issue one."""
 _LONGEST_TENANT: Final = 100
 
 
@@ -60,7 +60,7 @@ class Issuer:
     tenants: Mapping[str, Tenant]
 
     def identity(self, claims: Mapping[str, Any]) -> Identity:
-        """The caller by the claims of a token that is verified. Raises `UnauthenticatedError`."""
+        """Return the caller by the claims of a token that is verified. Raises `UnauthenticatedError`."""
         name = claims.get(self.tenant_claim)
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_TENANT or not is_unicode(name):
             raise UnauthenticatedError(f"the token's claim '{self.tenant_claim}' does not name a tenant")
@@ -83,7 +83,7 @@ def check_library() -> None:
 
 
 def _values(claim: object) -> Iterable[str]:
-    """The values of a claim: those of a list, or the words of a text (RFC 8693, section 4.2)."""
+    """Return the values of a claim: those of a list, or the words of a text (RFC 8693, section 4.2)."""
     if isinstance(claim, str):
         return claim.split()
     return [each for each in claim if isinstance(each, str)] if isinstance(claim, list) else ()
@@ -92,7 +92,7 @@ def _values(claim: object) -> Iterable[str]:
 _log = logging.getLogger(__name__)
 
 LEAST_SECONDS: Final = 10.0
-"""Between two readings."""
+"""Minimum seconds between two readings."""
 _PATIENCE: Final = 5.0
 _LARGEST: Final = 1024 * 1024
 _URLS: Final = ("https://", "http://")
@@ -167,7 +167,7 @@ class KeySet:
         """Time of the last good reading, in seconds since 1970; 0 for never."""
 
     async def key(self, kid: str) -> PublicKey | None:
-        """The key with this id, None if there is none; without an id, the only key."""
+        """Return the key with this id, None if there is none; without an id, the only key."""
         key = self._find(kid)
         overdue = self._read_at is None or self._steady() - self._read_at >= self.fresh
         if key is None or overdue:
@@ -183,7 +183,7 @@ class KeySet:
         return self._keys.get(kid)
 
     def _begin(self) -> "asyncio.Task[None] | None":
-        """The reading under way, or one that begins now unless another began a short while ago."""
+        """Return the reading under way, or one that begins now unless another began a short while ago."""
         if self._reading is None:
             now = self._steady()
             if self._read_at is not None and now - self._read_at < LEAST_SECONDS:
@@ -244,16 +244,16 @@ class TokenVerifier:
         return {issuer: each.read_s for issuer, each in self._key_sets.items()}
 
     def close(self) -> None:
-        """Nobody asks it any more."""
+        """Shut down the executor without waiting. No calls may follow."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     def expected(self, secret: bytes) -> bool:
-        """Whether it may be a token of one of the issuers."""
+        """True if the secret may be a token of one of the issuers."""
         return self._executor is not None and secret.count(b".") == 2
 
     def verified(self, secret: bytes) -> Identity | None:
-        """Whose token it is, if it was verified before."""
+        """Return the identity of a token that was verified before; None otherwise."""
         if not self._verified:
             return None
         identity = self._verified.get(hashlib.sha256(secret).digest())
@@ -262,7 +262,7 @@ class TokenVerifier:
         return identity
 
     async def verify(self, secret: bytes) -> None:
-        """From then on it is `verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
+        """Verify a token, so that it is `verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
         if self._waiting >= _WAITING:
             raise OverloadedError(f"{_WAITING} tokens wait to be verified; try again later", _RETRY_NS, too_many=True)
         self._waiting += 1
@@ -289,7 +289,7 @@ class TokenVerifier:
 
 
 def _unverified(secret: bytes) -> tuple[dict[str, Any], object]:
-    """The header, and the claim of who has issued the token: enough to find the key. Raises `UnauthenticatedError`."""
+    """Return the header and the issuer that the token claims: enough to find the key. Raises `UnauthenticatedError`."""
     import jwt
 
     try:
@@ -300,7 +300,7 @@ def _unverified(secret: bytes) -> tuple[dict[str, Any], object]:
 
 
 def _identify(secret: bytes, issuer: Issuer, algorithm: str, key: PublicKey) -> Identity:
-    """On a thread: whose token it is. Raises `UnauthenticatedError`."""
+    """Return the identity of a token, on a thread. Raises `UnauthenticatedError`."""
     import jwt
 
     try:

@@ -1,6 +1,6 @@
 """The file of keys, read again when it changes.
 
-Whoever writes it may be slow: a change is read when the file has stayed the same for one interval. One that cannot be
+Writing may take time: a change is read when the file has stayed the same for one interval. One that cannot be
 used is logged once, and what was good before stays in use until the file changes again.
 """
 
@@ -61,7 +61,7 @@ class WatchedFile:
                 raise
 
     def look(self) -> AccessFile | None:
-        """What the file says, if it has changed and can be used. Blocks."""
+        """Return the file's content if it has changed and can be used. Blocks."""
         stamp, before = _stamp(self._path), self._seen
         self._seen = stamp
         if stamp != before or stamp == self._stamp:
@@ -91,7 +91,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _read(path: Path) -> tuple[AccessFile, Stamp]:
-    """The content of a file that stays the same meanwhile. Raises INVALID_ARG."""
+    """Return the content of a file that stays the same meanwhile. Raises INVALID_ARG."""
     for _ in range(_ATTEMPTS):
         before = _stamp(path)
         try:

@@ -17,9 +17,9 @@ from modserve.core.runtime import unix_socket
 from .errors import ClientError
 
 PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 8001}
-"""By scheme, where the address names none."""
+"""Default ports by scheme, for addresses that name none."""
 CONNECT_SECONDS = 10.0
-"""For a connection to be there, whatever the call's `timeout`."""
+"""Time limit for opening a connection, whatever the call's `timeout`."""
 _NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _RESTRICTED = "triton-grpc-protocol-"
@@ -27,7 +27,7 @@ _RESTRICTED = "triton-grpc-protocol-"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is. `prefix` is the path in front of ``/v2``; `host` has no brackets.
+    """Address of a server. `prefix` is the path in front of ``/v2``; `host` has no brackets.
 
     `name` is set where `host` is one of the addresses of a name: certificates and ``Host`` headers have the name.
     `socket` is the path of a Unix socket; scheme, host and port are those of HTTP on this machine then.
@@ -56,12 +56,12 @@ class Address:
 
     @property
     def host_name(self) -> str:
-        """What certificates are checked for."""
+        """Name for which certificates are checked."""
         return self.name or self.host
 
     @property
     def virtual_host(self) -> str:
-        """What the ``Host`` header has, and ``:authority``."""
+        """Value of the ``Host`` header and of ``:authority``."""
         return f"{self.name}:{self.port}" if self.name else self.authority
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Access:
                 raise ClientError(Code.INVALID_ARG, text)
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP. Raises INVALID_ARG for files that are not PEM."""
+        """Return the TLS context for HTTP. Raises INVALID_ARG for files that are not PEM."""
         with self._unusable_files():
             context = ssl.create_default_context(cafile=self.root_cert)
             if self.client_cert is not None:
@@ -106,7 +106,7 @@ class Access:
         return context
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The roots, the key and the certificate, for gRPC. Raises INVALID_ARG for files that cannot be read."""
+        """Return the roots, the key and the certificate, for gRPC. Raises INVALID_ARG for files that cannot be read."""
         with self._unusable_files():
             roots, key, chain = (
                 None if file is None else file.read_bytes()
@@ -115,7 +115,7 @@ class Access:
         return roots, key, chain
 
     def metadata(self) -> Iterator[tuple[str, str]]:
-        """The headers as gRPC has them: as they are, and with the prefix that opens restricted calls."""
+        """Yield the headers as gRPC has them: as they are, and with the prefix that opens restricted calls."""
         for name, value in self.headers.items():
             lower = name.lower()
             yield lower, value
@@ -133,7 +133,7 @@ class Access:
 
 
 def is_url(target: str) -> bool:
-    """Whether `target` names a server by its address; other schemes are those of model repositories."""
+    """True if `target` names a server by its address; other schemes are those of model repositories."""
     return target.startswith(unix_socket.PREFIX) or (target.partition("://")[0].lower() in PORTS and "://" in target)
 
 

@@ -18,7 +18,7 @@ Lookup: TypeAlias = Callable[[str, int], Sequence[str]]
 
 
 def lookup(name: str, port: int) -> list[str]:
-    """By the system's resolver. Where a name has IPv4 and IPv6 addresses, only the family that the system prefers.
+    """Look a name up with the system's resolver. Of IPv4 and IPv6, only the family that the system prefers is returned.
 
     A server with an address of each family would be two. Raises OSError.
     """
@@ -27,12 +27,12 @@ def lookup(name: str, port: int) -> list[str]:
 
 
 def changes(text: str) -> bool:
-    """Whether the servers may be others tomorrow, since a name stands for them."""
+    """True if the servers' addresses may change, since a name stands for them."""
     return any(_scheme(part) in _DNS for part in text.split(","))
 
 
 def addresses(text: str, resolve: Lookup = lookup) -> list[Address]:
-    """Each server once, in the order of `text`; those of a name in the order of their addresses.
+    """Return each server once, in the order of `text`; those of a name in the order of their addresses.
 
     A bare ``HOST:PORT`` is HTTP. Raises INVALID_ARG for what is no address, UNAVAILABLE for a name without any.
     """

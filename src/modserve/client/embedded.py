@@ -214,7 +214,7 @@ class Portal:
             self._ended = True
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises; it is cancelled when the wait is interrupted.
+        """Return the coroutine's result or raise its error; cancel it when the wait is interrupted.
 
         Raises ClientError where waiting would never end: on the loop's own thread, after a fork, for a loop that ended.
         """
@@ -313,7 +313,7 @@ async def _next(responses: AsyncGenerator[Result]) -> Result | None:
 
 
 def _close_at_exit(transport: EmbeddedTransport) -> None:
-    """Unload in order at the end of the process, if nobody has closed it by then."""
+    """Unload in order at the end of the process, if it was not closed by then."""
     reference = weakref.ref(transport)
 
     def close() -> None:

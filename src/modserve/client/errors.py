@@ -42,18 +42,18 @@ _LATE = frozenset({"Request timeout expired", "Deadline Exceeded"})
 
 
 def reported(code: Code, message: str, status: int) -> ClientError:
-    """A failure that a server reports."""
+    """Return a failure that a server reports."""
     return (ClientTimeoutError if message in _LATE else ClientError)(code, message, status)
 
 
 def from_status(status: int, message: str) -> ClientError:
-    """The failure that an HTTP response with this status reports."""
+    """Return the failure that an HTTP response with this status reports."""
     code = CODES.get(status, Code.INVALID_ARG if status < 500 else Code.UNKNOWN)
     return reported(code, message or f"status {status}", status)
 
 
 def from_server(error: ModserveError) -> ClientError:
-    """A failure of a server in this process."""
+    """Return a failure of a server in this process."""
     return reported(error.code, error.message, failures.spelling(error).http)
 
 
@@ -63,12 +63,12 @@ def unreachable(where: str, error: BaseException) -> ClientError:
 
 
 def bad_response(why: str) -> ClientError:
-    """What came is no response of the protocol. No other failure has the status 200."""
+    """Return the error for a response that breaks the protocol. No other failure has the status 200."""
     return ClientError(Code.UNKNOWN, f"the response cannot be understood: {why}", 200)
 
 
 def _reason(error: BaseException) -> str:
-    """In words, without the system's numbers."""
+    """Return the reason in words, without the system's numbers."""
     if isinstance(error, http.client.RemoteDisconnected):
         return "it closed the connection without a response"
     if isinstance(error, http.client.BadStatusLine):

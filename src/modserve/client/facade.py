@@ -58,7 +58,7 @@ class _Base:
 
 
 def _unmarked(result: Result) -> Result:
-    """A response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
+    """Return a response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
     result.parameters.pop(values.FINAL, None)
     return result
 
@@ -152,7 +152,9 @@ class Client(_Base):
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
     ) -> Generator[dict[str, Any]]:
-        """Like `generate`, for models with any number of responses, as they arrive."""
+        """Yield the responses to fields like those of `generate`, as they arrive, for models with any number of
+        them.
+        """
         inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         return values.each(stream)
@@ -162,7 +164,7 @@ class Client(_Base):
             self.metadata(model, version, timeout=timeout)
 
     def metadata(self, model: str, version: int | None = None, *, timeout: float | None = None) -> ModelMetadata:
-        """A model's inputs and outputs. Fetched once, and again after an invalid request."""
+        """Return a model's inputs and outputs. Fetched once, and again after an invalid request."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(self._control(transport.METADATA, model, version, timeout=timeout))
@@ -170,27 +172,27 @@ class Client(_Base):
         return known
 
     def live(self) -> bool:
-        """Whether the server runs."""
+        """True if the server runs."""
         return bool(self._control(transport.LIVE))
 
     def ready(self) -> bool:
-        """Whether the server and all its models take requests."""
+        """True if the server and all its models take requests."""
         return bool(self._control(transport.READY))
 
     def model_ready(self, model: str, version: int | None = None) -> bool:
-        """Whether a model takes requests; False for one that is not there."""
+        """True if a model takes requests; False for one that does not exist."""
         return bool(self._control(transport.MODEL_READY, model, version))
 
     def server(self) -> dict[str, Any]:
-        """The server's ``name``, ``version`` and ``extensions``."""
+        """Return the server's ``name``, ``version`` and ``extensions``."""
         return dict(self._control(transport.SERVER))
 
     def models(self) -> list[dict[str, Any]]:
-        """All model versions: ``name``, ``version``, ``state``, and the ``reason`` of those that are not READY."""
+        """Return all model versions: ``name``, ``version``, ``state``, and a ``reason`` unless the state is READY."""
         return list(self._control(transport.INDEX))
 
     def config(self, model: str, version: int | None = None) -> dict[str, Any]:
-        """The model's configuration, completed."""
+        """Return the model's configuration, completed."""
         return dict(self._control(transport.CONFIG, model, version))
 
     def statistics(self, model: str, version: int | None = None) -> list[dict[str, Any]]:
@@ -257,7 +259,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> Result:
-        """Like `Client.infer`."""
+        """Run one inference; see `Client.infer`."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -277,7 +279,7 @@ class AsyncClient(_Base):
         parameters: Mapping[str, ParameterValue] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - it goes to the server as well
     ) -> AsyncGenerator[Result]:
-        """Like `Client.stream`; use `contextlib.aclosing` if you leave it early."""
+        """Yield the responses; see `Client.stream`. Use `contextlib.aclosing` if you leave it early."""
         await self._learn(model, version, inputs, timeout)
         call = self._call(model, inputs, outputs, version, request_id, parameters, timeout)
         try:
@@ -296,7 +298,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> dict[str, Any]:
-        """Like `Client.generate`."""
+        """Run one inference by fields; see `Client.generate`."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         return values.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
@@ -308,7 +310,7 @@ class AsyncClient(_Base):
         version: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncGenerator[dict[str, Any]]:
-        """Like `Client.generate_stream`."""
+        """Yield the responses to fields; see `Client.generate_stream`."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
@@ -328,7 +330,7 @@ class AsyncClient(_Base):
         *,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> ModelMetadata:
-        """Like `Client.metadata`."""
+        """Return the metadata; see `Client.metadata`."""
         known = self._known.get((model, version))
         if known is None:
             known = values.metadata_of(await self._control(transport.METADATA, model, version, patience=timeout))
@@ -336,7 +338,7 @@ class AsyncClient(_Base):
         return known
 
     async def live(self) -> bool:
-        """As `Client.live`, and so with all below."""
+        """True if the server runs; see `Client.live`, and so with all methods below."""
         return bool(await self._control(transport.LIVE))
 
     async def ready(self) -> bool:

@@ -25,7 +25,7 @@ _FIELDS: Mapping[type, str] = {
     str: "string_param",
     bytes: "bytes_param",
 }
-"""Those of a parameter by the type of its value."""
+"""Protobuf fields of a parameter by the type of its value."""
 _OF_NO_MODEL = frozenset({"ServerLive", "ServerReady", SERVER.rpc, INDEX.rpc})
 
 
@@ -34,7 +34,7 @@ def path(rpc: str) -> str:
 
 
 def request(control: ControlCall) -> tuple[Message, type[Message]]:
-    """The request, and the type of the response. Raises UNSUPPORTED for what only HTTP has."""
+    """Return the request, and the type of the response. Raises UNSUPPORTED for what only HTTP has."""
     if not control.operation.rpc:
         raise ClientError(Code.UNSUPPORTED, f"{control.operation.path.format(model=control.model)} is not in gRPC", 501)
     method = pb.METHODS[control.operation.rpc]
@@ -48,7 +48,7 @@ def request(control: ControlCall) -> tuple[Message, type[Message]]:
 
 
 def answer(operation: Operation, message: Message) -> Any:
-    """The response as HTTP has it."""
+    """Return the response as HTTP has it."""
     document = to_json(message)
     if operation.probe:
         return bool(next(iter(document.values()), False))

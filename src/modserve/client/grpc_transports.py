@@ -20,23 +20,23 @@ from .values import ClientCall, Result
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _NO_CONNECTION = re.compile("connect|socket", re.IGNORECASE)
-"""In what gRPC's library says where a server has not responded."""
+"""Pattern in the messages of gRPC's library for a server that has not responded."""
 _KINDS = {spelling.grpc_name: (code, spelling.http) for code, spelling in STATUS.items()} | {
     UNAUTHENTICATED.grpc_name: (Code.INVALID_ARG, UNAUTHENTICATED.http),
     PERMISSION_DENIED.grpc_name: (Code.INVALID_ARG, PERMISSION_DENIED.http),
     TOO_MANY.grpc_name: (Code.UNAVAILABLE, TOO_MANY.http),
 }
-"""By the name of a status: the code, and the status of HTTP."""
+"""Error code and HTTP status by the name of a gRPC status."""
 
 _INFER: Any = messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
 _STREAM: Any = messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
-"""What a channel makes the calls of: path, serializer, deserializer."""
+"""Arguments with which a channel makes the calls: path, serializer, deserializer."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class _GrpcTransport:
-    """What both transports share: metadata, credentials and errors."""
+    """Common part of both transports: metadata, credentials and errors."""
 
     def __init__(self, address: Address, access: Access) -> None:
         if address.prefix:
@@ -51,7 +51,7 @@ class _GrpcTransport:
         self._closed = False
 
     def _open(self, library: Any) -> Any:
-        """A channel of `grpc` or `grpc.aio`."""
+        """Return a channel of `grpc` or `grpc.aio`."""
         target, options = self._address.authority, list[tuple[str, str | int]](_OPTIONS)
         if self._address.name:
             options.append(("grpc.default_authority", self._address.virtual_host))
@@ -73,7 +73,7 @@ class _GrpcTransport:
 
 
 def failure(address: Address, error: grpc.RpcError, timeout: float | None) -> ClientError:
-    """What a call has raised."""
+    """Return the client error for an exception of a call."""
     status, text = error.code(), str(error.details() or "")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return timed_out(timeout)

@@ -76,7 +76,7 @@ class AsyncHttpTransport:
 
     @asynccontextmanager
     async def _exchange(self, request: HttpRequest, end: float | None) -> "AsyncIterator[_Connection]":
-        """A connection on which `request` has been sent. What is not read to its end closes it.
+        """Yield a connection on which `request` has been sent. What is not read to its end closes it.
 
         The caller waits for the response until `end`; a TimeoutError becomes the client's.
         """
@@ -129,7 +129,7 @@ class AsyncHttpTransport:
 
 
 def _end(request: HttpRequest) -> float | None:
-    """When its time is up, by the event loop's clock."""
+    """Return the time at which the request times out, by the event loop's clock; None without a time-out."""
     return None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
 
 
@@ -147,7 +147,7 @@ async def _next(lines: AsyncIterator[bytes], end: float | None) -> bytes | None:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """The lines that are not empty, as they come."""
+    """Yield the lines that are not empty, as they come."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -158,7 +158,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class _Connection:
-    """One request at a time."""
+    """A connection that carries one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -169,7 +169,7 @@ class _Connection:
 
     @property
     def open(self) -> bool:
-        """Whether a request may be sent: also what the event loop has not read yet counts."""
+        """True if a request may be sent; data that the event loop has not read yet counts, too."""
         if self._reader.at_eof() or self._writer.is_closing() or self._reader.exception() is not None:
             return False
         return not has_ended(self._writer.get_extra_info("socket"))
@@ -180,7 +180,7 @@ class _Connection:
         await self._writer.drain()
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """The status and the headers, with lower-case names, of the response that is no interim one."""
+        """Return the status and the headers, with lower-case names, of the response that is no interim one."""
         status = 100
         while 100 <= status < 200:
             text = await self._reader.readuntil(b"\r\n\r\n")
@@ -202,7 +202,7 @@ class _Connection:
         return status, headers
 
     async def body(self, headers: dict[str, str]) -> AsyncIterator[bytes]:
-        """The body in pieces, as they come. Raises EOFError for one that is cut."""
+        """Yield the body in pieces, as they come. Raises EOFError for one that is cut."""
         if headers.get("transfer-encoding", "").lower().endswith("chunked"):
             async for piece in self._chunks():
                 yield piece
@@ -231,7 +231,7 @@ class _Connection:
             pass  # trailers
 
     def close(self) -> None:
-        """At once: nobody waits for what is left."""
+        """Close at once, without flushing what is left."""
         self._writer.transport.abort()
 
 

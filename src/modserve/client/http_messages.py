@@ -50,7 +50,7 @@ class HttpResponse:
 
 
 def model_path(model: str, version: int | None) -> str:
-    """That of a model, of one of its versions, or without a name of all models."""
+    """Return the path of a model, of one of its versions, or without a name of all models."""
     path = f"/v2/models/{urllib.parse.quote(model, safe='')}".rstrip("/")
     return path if version is None else f"{path}/versions/{version}"
 
@@ -73,7 +73,7 @@ def _json(parameters: Parameters) -> dict[str, str | bool]:
 
 
 _READY = {200: True, 400: False, 503: False}
-"""What statuses say of readiness."""
+"""Readiness by status."""
 
 
 def answer(control: ControlCall, reply: HttpResponse) -> Any:
@@ -90,7 +90,7 @@ def answer(control: ControlCall, reply: HttpResponse) -> Any:
 
 
 def _details(body: bytes) -> dict[str, Any]:
-    """What a server adds to its readiness, if it does."""
+    """Return what a server adds to its readiness; empty if it adds nothing."""
     try:
         document = orjson.loads(body)
     except ValueError:
@@ -144,7 +144,7 @@ def _head(call: ClientCall, binary: bool) -> dict[str, Any]:
 
 
 def _patience(call: ClientCall) -> dict[str, str]:
-    """The server drops a request for which nobody waits any more."""
+    """Return the header by which the server drops the request once its client has stopped waiting."""
     return {} if not call.timeout else {_PATIENCE: f"{max(0.001, call.timeout * 1000):.3f}"}
 
 
@@ -171,7 +171,7 @@ def result(reply: HttpResponse) -> Result:
 
 
 def streamed(line: bytes) -> Result:
-    """A line of ``infer_stream``. Raises the failure that it reports."""
+    """Return a line of ``infer_stream``. Raises the failure that it reports."""
     document = _parsed(line)
     if "error" in document:
         raise from_status(int(document.get("status", 500)), str(document["error"]))

@@ -52,7 +52,7 @@ class HttpTransport:
                     yield result
 
     def page(self, path: str, timeout: float | None) -> bytes:
-        """The body of any page of the server."""
+        """Return the body of any page of the server."""
         response = self._call(HttpRequest("GET", path, {}, timeout=timeout))
         messages.check(response)
         return response.body
@@ -79,7 +79,7 @@ class HttpTransport:
 
     @contextmanager
     def _exchange(self, request: HttpRequest) -> "Iterator[_Exchange]":
-        """A connection on which `request` has been sent. A response that is not read to its end closes it.
+        """Yield a connection on which `request` has been sent. A response that is not read to its end closes it.
 
         Failures of the connection leave the block as ClientError.
         """
@@ -98,7 +98,7 @@ class HttpTransport:
                 self._release(exchange)
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
-        """A kept connection that is open on both sides, or a new one. Raises OSError."""
+        """Return a kept connection that is open on both sides, or a new one. Raises OSError."""
         while True:
             with self._lock:
                 if self._closed:
@@ -119,7 +119,7 @@ class HttpTransport:
             raise unreachable(str(self._address), no_connection) from error
 
     def _open(self, seconds: float) -> http.client.HTTPConnection:
-        """A new connection, which names the host by `Address.host_name`. Raises OSError."""
+        """Return a new connection, which names the host by `Address.host_name`. Raises OSError."""
         if self._address.socket:
             connection: http.client.HTTPConnection = UnixConnection(self._address.socket, timeout=seconds)
             connection.connect()
@@ -162,7 +162,7 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class _Exchange:
-    """One request and its response on a connection, until `end` on the monotonic clock."""
+    """A request and its response on a connection, until `end` on the monotonic clock."""
 
     response: http.client.HTTPResponse
 
@@ -198,14 +198,14 @@ class _Exchange:
             self.connection.sock.settimeout(left)
 
     def whole(self) -> HttpResponse:
-        """The response with all of its body."""
+        """Return the response with all of its body."""
         pieces = list(self._pieces())
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         headers = {name.lower(): value for name, value in self.response.getheaders()}
         return HttpResponse(self.response.status, headers, body)
 
     def lines(self) -> Iterator[bytes]:
-        """The lines of the body that are not empty, as they come."""
+        """Yield the lines of the body that are not empty, as they come."""
         rest = b""
         for piece in self._pieces():
             *lines, rest = (rest + piece).split(b"\n")

@@ -11,7 +11,7 @@ class Descriptor(Protocol):
 
 
 def has_ended(sock: Descriptor | None) -> bool:
-    """Whether the server has closed an idle connection, or sent something unrequested."""
+    """True if the server has closed an idle connection, or sent something unrequested."""
     if sock is None:
         return True
     poll = select.poll()

@@ -5,7 +5,7 @@ from .transport import AsyncTransport, Transport
 
 
 def transport(address: Address, access: Access) -> Transport:
-    """For threads. Raises ClientError for files that cannot be used."""
+    """Return the transport for threads. Raises ClientError for files that cannot be used."""
     if address.over_grpc:
         from .grpc_transports import GrpcTransport
 
@@ -16,7 +16,7 @@ def transport(address: Address, access: Access) -> Transport:
 
 
 def async_transport(address: Address, access: Access) -> AsyncTransport:
-    """For an event loop. Raises ClientError for files that cannot be used."""
+    """Return the transport for an event loop. Raises ClientError for files that cannot be used."""
     if address.over_grpc:
         from .grpc_transports import AsyncGrpcTransport
 

@@ -25,15 +25,15 @@ class Operation:
 LIVE = Operation("GET", "/v2/health/live", "ServerLive", probe=True)
 READY = Operation("GET", "/v2/health/ready", "ServerReady", probe=True)
 HEALTH = Operation("GET", "/v2/health/ready", "ServerReady")
-"""Like READY, with what is in the way: ``ready``, and of servers of modserve over HTTP ``phase`` and ``reasons``."""
+"""Readiness with its obstacles: ``ready``, and of servers of modserve over HTTP ``phase`` and ``reasons``."""
 SERVER = Operation("GET", "/v2", "ServerMetadata")
 MODEL_READY = Operation("GET", "{model}/ready", "ModelReady", probe=True)
 METADATA = Operation("GET", "{model}", "ModelMetadata")
 CONFIG = Operation("GET", "{model}/config", "ModelConfig")
 STATISTICS = Operation("GET", "{model}/stats", "ModelStatistics")
-"""Of all models without a name."""
+"""Statistics of a model; of all models without a name."""
 ENGINE = Operation("GET", "{model}/engine", "")
-"""What runs a version, an extension of modserve."""
+"""Engine that runs a version, an extension of modserve."""
 INDEX = Operation("POST", "/v2/repository/index", "RepositoryIndex")
 DRAIN = Operation("POST", "/v2/health/drain", "")
 """An extension of modserve; the response comes when the server is drained."""
@@ -46,7 +46,7 @@ Parameters: TypeAlias = Mapping[str, str | bool | bytes]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlCall:
-    """One call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
+    """A call of an `Operation`. `parameters` are for LOAD and UNLOAD."""
 
     operation: Operation
     model: str = ""
@@ -56,24 +56,24 @@ class ControlCall:
 
 
 class Transport(Protocol):
-    """All methods raise `ClientError`. Usable from several threads."""
+    """Transport that several threads may use. All methods raise `ClientError`."""
 
     def start(self) -> None: ...
 
     def call(self, control: ControlCall) -> Any:
-        """The response in JSON's values, as HTTP has it; a bool for probes."""
+        """Return the response in JSON's values, as HTTP has it; a bool for probes."""
 
     def infer(self, call: ClientCall) -> Result: ...
 
     def stream(self, call: ClientCall) -> Generator[Result]:
-        """The responses as they come, but for one that only says that it is the last."""
+        """Yield the responses as they come, but for one that only says that it is the last."""
 
     def close(self) -> None:
         """May be called twice."""
 
 
 class AsyncTransport(Protocol):
-    """The same for an event loop. Cancelling a caller cancels the request."""
+    """Transport for an event loop. Cancelling a caller cancels the request."""
 
     async def start(self) -> None: ...
 

@@ -50,7 +50,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientCall:
-    """One inference. `timeout` (seconds) bounds all of it.
+    """An inference call. `timeout` (seconds) bounds all of it.
 
     `classes` above 0 requests that many top classes of each of `outputs`, in place of its values.
     """
@@ -109,7 +109,7 @@ class Result(Mapping[str, Array]):
         return self._tensors
 
     def datatype(self, name: str) -> str:
-        """The output's datatype in the protocol's spelling, such as ``FP32``."""
+        """Return the output's datatype in the protocol's spelling, such as ``FP32``."""
         self[name]
         return self._tensors[name].datatype.name
 
@@ -124,7 +124,7 @@ class Result(Mapping[str, Array]):
 
     @property
     def is_bare_end(self) -> bool:
-        """It only says that no more responses come."""
+        """True if the result only says that no more responses come."""
         return not self._tensors and self.parameters.get(FINAL) is True
 
 
@@ -135,7 +135,7 @@ def _decoded(values: Any) -> Any:
 
 
 def needs_metadata(inputs: Mapping[str, Value]) -> bool:
-    """Whether the model's datatypes have to be known to send `inputs`."""
+    """True if the model's datatypes have to be known to send `inputs`."""
     return not all(map(_is_typed, inputs.values()))
 
 
@@ -147,7 +147,7 @@ def _is_typed(value: Value) -> bool:
 
 
 def to_tensors(inputs: Mapping[str, Value], metadata: ModelMetadata | None) -> dict[str, Tensor]:
-    """The inputs of a request. Raises INVALID_ARG for what cannot become a tensor."""
+    """Return the inputs of a request. Raises INVALID_ARG for what cannot become a tensor."""
     return {name: _tensor(name, value, metadata) for name, value in inputs.items()}
 
 
@@ -211,7 +211,7 @@ def _invalid(message: str) -> ClientError:
 
 
 def metadata_of(document: Mapping[str, Any]) -> ModelMetadata:
-    """The metadata in a server's response. Raises ClientError for what is none."""
+    """Return the metadata in a server's response. Raises ClientError for what is none."""
 
     def tensors(key: str) -> tuple[TensorMetadata, ...]:
         rows = document.get(key) or []
@@ -250,7 +250,7 @@ def split(fields: Mapping[str, Value], metadata: ModelMetadata) -> tuple[dict[st
 
 
 def joined(result: Result) -> dict[str, Any]:
-    """The outputs and parameters of a response; outputs win."""
+    """Return the outputs and parameters of a response; outputs win."""
     return {**result.parameters, **{name: result.plain(name) for name in result}}
 
 

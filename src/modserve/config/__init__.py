@@ -1,4 +1,4 @@
-"""From a config.pbtxt to a `core.ModelConfig`, with all problems reported together and each with its place.
+"""Reader of config.pbtxt: makes a `core.ModelConfig`, with all problems reported together and each with its place.
 
 `read` a draft (or `parse` a text, or `read_override`); `check` it as far as possible before an engine has opened the
 model; `finish` it with the engine's description of the model. All of them raise INVALID_ARG with a report for people.
@@ -67,11 +67,11 @@ class Complete:
     message: pb.ModelConfig
     """The configuration as clients see it, with the settings that modserve does not act on."""
     warnings: list[str]
-    """What has no effect, or not the usual one."""
+    """Settings without effect, or without the usual one."""
     defaults: list[str]
-    """What the server filled in, and a user may want to know."""
+    """Values that the server filled in, and that a user may want to know."""
     notes: list[Problem]
-    """Both, with their places in the draft's source."""
+    """Warnings and defaults, with their places in the draft's source."""
 
 
 def check(
@@ -94,7 +94,7 @@ def check(
 
 
 def routing_note(draft: Draft, versions: Collection[int], unserved: str) -> Problem | None:
-    """A note on a configured routing to versions that are not among those to serve; None if there is none."""
+    """Return a note on a configured routing to versions that are not among those to serve; None if there is none."""
     routing = features.routing.routing(draft.message)
     reason = "" if routing is None else missing(routing, versions, unserved)
     return Problem(reason, draft.source.locate(("parameters", "routing"))) if reason else None
@@ -160,12 +160,12 @@ def _no_tensors(message: pb.ModelConfig, auto_complete: bool) -> str:
 
 
 def from_json(text: str) -> str:
-    """The text of a ``config.pbtxt`` that says what the JSON of a load request says. Raises INVALID_ARG."""
+    """Return the text of a ``config.pbtxt`` that says what the JSON of a load request says. Raises INVALID_ARG."""
     return text_format.MessageToString(override.parse(text), as_utf8=True)
 
 
 def to_text(message: Message) -> str:
-    """A configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
+    """Return a configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
     return json.dumps(to_json(message))
 
 

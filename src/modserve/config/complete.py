@@ -85,7 +85,7 @@ def apply_traits(message: pb.ModelConfig, description: ModelDescription, problem
 
 
 def with_batch_dimension(message: pb.ModelConfig, description: ModelDescription) -> ModelDescription:
-    """The description with complete shapes, also if the engine leaves out the batch dimension."""
+    """Return the description with complete shapes, also if the engine leaves out the batch dimension."""
     if description.batch_dimension or not message.max_batch_size:
         return description
 
@@ -133,7 +133,7 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
 
 
 def _symbols_obstacle(tensors: Sequence[DescribedTensor]) -> str:
-    """What the names of dimensions say against a batch; empty if nothing."""
+    """Return the reason why the names of dimensions rule out a batch dimension; empty if they do not."""
     first = {tensor.name: tensor.symbols[0] for tensor in tensors if tensor.symbols}
     first = {name: symbol for name, symbol in first.items() if not _NO_NAME.fullmatch(symbol)}
     for tensor in tensors:

@@ -31,9 +31,9 @@ class Draft:
     backends: Collection[str] = directory.BACKENDS
     """The names that are backends here, whether or not their engines are installed."""
     measured: bool = False
-    """Where nothing names a backend, it is `auto`, not the one that the file is for."""
+    """True to use the backend `auto` where nothing names one, not the one that the file is for."""
     filenames: Sequence[Collection[str]] | None = None
-    """The names in the folder of each version, the lowest version first; None: in those beside the configuration."""
+    """The names in the folder of each version, the lowest version first; None: in those next to the configuration."""
 
     @property
     def backend(self) -> str:
@@ -42,7 +42,7 @@ class Draft:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether the model is made of other models, so that it needs no backend."""
+        """True if the model is made of other models, so that it needs no backend."""
         return self.message.HasField("ensemble_scheduling")
 
     @property
@@ -57,7 +57,7 @@ class Draft:
 
     @property
     def notes(self) -> directory.Notes:
-        """What was deduced that is not as it was written: the field, and what is meant."""
+        """Deductions that differ from the configuration as written: the field, and the value meant."""
         return self._identity[1]
 
     @cached_property
@@ -70,13 +70,13 @@ class Draft:
         return message, directory.identify(message, self.name, filenames, self.backends, measured=self.measured)
 
     def placed(self, error: ModserveError, *fields: str | FieldPath) -> ConfigurationError:
-        """A failure as a problem of the first of some fields that is written, or of the whole configuration."""
+        """Return a failure as a problem of the first of some fields that is written, or of the whole configuration."""
         places = (self.source.locate((field,) if isinstance(field, str) else field) for field in fields)
         problem = Problem(error.message, next(filter(None, places), None))
         return ConfigurationError(error.message, self.source, [problem])
 
     def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:
-        """The values that are known before the engine has opened the model; none of them has been validated.
+        """Return the values that are known before the engine has opened the model; none of them has been validated.
 
         Inputs and outputs may be missing. Instance groups are as written: there may be none, and KIND_AUTO is not
         resolved. A group without a count has `default_cpu_instances`, unless it is for the GPU.
@@ -85,7 +85,7 @@ class Draft:
 
 
 def read(path: Path, name: str) -> Draft:
-    """The draft of the model `name`. A missing file is an empty configuration: the engine completes it.
+    """Return the draft of the model `name`. A missing file is an empty configuration: the engine completes it.
 
     Raises INVALID_ARG with the report of all problems of syntax and of unknown fields and values.
     """
@@ -99,7 +99,7 @@ def read(path: Path, name: str) -> Draft:
 
 
 def decode(content: bytes | None, path: Path, name: str) -> Draft:
-    """Like `read`, for the content of a file that was read already; None for a missing file."""
+    """Decode the content of a file that was read already, like `read`; None stands for a missing file."""
     if content is None:
         return Draft(name, SourceText(path, label=f"{path} (no such file)"), exists=False)
     # Comments may have any encoding: bytes that are not UTF-8 are a mistake only inside a token.
@@ -107,7 +107,7 @@ def decode(content: bytes | None, path: Path, name: str) -> Draft:
 
 
 def parse(text: str, path: Path, name: str) -> Draft:
-    """Like `read`, for the text of a file. Reports name the `path`; its directory may tell the backend."""
+    """Parse the text of a file, like `read`. Reports name the `path`; its directory may tell the backend."""
     message, source, mistakes = pbtxt.parse(text, path, name)
     draft = Draft(name, source, message)
     if mistakes:
@@ -133,7 +133,7 @@ def _is_read(message: Message, path: FieldPath) -> bool:
 
 
 def read_override(text: str, path: Path, name: str) -> Draft:
-    """The draft of the model `name` from the JSON of a load request, in place of the configuration at `path`.
+    """Return the draft of the model `name` from the JSON of a load request, in place of the configuration at `path`.
 
     Raises INVALID_ARG for text that is not JSON, for unknown fields and for values of the wrong type.
     """

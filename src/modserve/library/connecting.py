@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modserve.settings import Settings
 
 Target: TypeAlias = "str | Path | Settings | InferenceServer"
-"""Everything that a client can connect to."""
+"""Targets that a client can connect to."""
 
 
 def connect(
@@ -29,7 +29,7 @@ def connect(
     client_cert: str | Path | None = None,
     client_key: str | Path | None = None,
 ) -> Client:
-    """A client for threads.
+    """Return a client for threads.
 
     `target` is the address of a server (``http://``, ``https://``, ``grpc://``, ``grpcs://``), or something to serve in
     this process: a model repository, a model file, or `Settings`. That server runs on its own thread, has loaded its
@@ -62,7 +62,7 @@ def connect_async(
     client_cert: str | Path | None = None,
     client_key: str | Path | None = None,
 ) -> AsyncClient:
-    """A client for an event loop: ``async with modserve.connect_async(target) as client``.
+    """Return a client for an event loop: ``async with modserve.connect_async(target) as client``.
 
     Arguments are those of `connect`, but a server in this process runs on the caller's event loop.
     """
@@ -95,7 +95,7 @@ def _check_local(target: object, *options: object) -> None:
 
 
 def _server(target: Target) -> "InferenceServer":
-    """The server that serves `target`, started or not. Raises ClientError."""
+    """Return the server that serves `target`, started or not. Raises ClientError."""
     from modserve.process.app import InferenceServer
 
     if isinstance(target, InferenceServer):
@@ -105,7 +105,7 @@ def _server(target: Target) -> "InferenceServer":
 
 
 def settings_of(target: "str | Path | Settings", **more: Any) -> "Settings":
-    """Of a model repository or a model file, with `more` settings, or as they are.
+    """Return the settings for a model repository or a model file, with `more` settings; `Settings` as they are.
 
     Raises ClientError for what is neither.
     """

@@ -28,7 +28,7 @@ _UNSTARTED = (
 
 
 def asgi(models: str | Path | Settings | InferenceServer) -> "Mounted":
-    """The HTTP surface of a server, as an ASGI application to mount in another.
+    """Return the HTTP surface of a server, as an ASGI application to mount in another.
 
     ::
 
@@ -93,7 +93,7 @@ class Mounted:
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
-        """For ``FastAPI(lifespan=models.lifespan)``, and the same in Starlette."""
+        """Serve the models during an app's lifespan: ``FastAPI(lifespan=models.lifespan)``, and so in Starlette."""
         async with self:
             yield
 

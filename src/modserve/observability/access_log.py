@@ -44,7 +44,7 @@ CANCELLED: Final = 499
 
 @final
 class AccessLogEntry:
-    """What is known of a request that is over. `version` is -1 where it is unknown; times are monotonic."""
+    """Facts of a completed request. `version` is -1 where it is unknown; times are monotonic."""
 
     __slots__ = (
         "call",
@@ -120,7 +120,7 @@ class AccessLog:
         start: bool = True,
         proxies: Proxies | None = None,
     ) -> None:
-        """`start`: a thread writes; otherwise nobody does until `drain` is called."""
+        """`start`: a thread writes; otherwise nothing is written until `drain` is called."""
         self.identifies = settings.identify
         """Each request gets an id, also where its line is left out."""
         self._rate = {AccessMode.ALL: 1, AccessMode.SAMPLED: settings.rate}.get(settings.mode, 0)
@@ -251,7 +251,7 @@ class AccessLog:
     # How a line looks
 
     def second(self, wall_ns: int) -> str:
-        """The date and time of a line, without its fraction."""
+        """Return the date and time of a line, without its fraction."""
         second = wall_ns // 1_000_000_000
         if second != self._second:
             self._second = second
@@ -267,7 +267,7 @@ class AccessLog:
 
 
 def values(entry: AccessLogEntry, client: str) -> dict[str, object]:
-    """What a line says, by the keys of the format json; what is unknown, or does not apply, is left out."""
+    """Return a line's values by the keys of the format json, without those that are unknown or do not apply."""
     said: dict[str, object] = {"protocol": entry.protocol, "client": client, "call": entry.call}
     if entry.origin.caller:
         said["caller"] = entry.origin.caller[:NAME_LENGTH]
@@ -301,9 +301,9 @@ def values(entry: AccessLogEntry, client: str) -> dict[str, object]:
 
 
 def text(entry: AccessLogEntry, client: str) -> str:
-    """The same as words: first who called what, then ``key=value``.
+    """Return the values as words: first the client and the call, then ``key=value``.
 
-    Made of `values`, a line would take half as long again: 4 µs of each request that is logged.
+    Building a line from `values` would take half as long again: 4 µs of each request that is logged.
     """
     line = f"{entry.protocol} {client} {word(entry.call)}"
     if entry.origin.caller:
@@ -386,6 +386,6 @@ _LINES: Final = {LogFormat.ISO8601: _iso8601, LogFormat.DEFAULT: _default, LogFo
 
 
 def access_log(settings: AccessSettings, logs: Logs | None, proxies: Proxies | None = None) -> AccessLog | None:
-    """The log by these settings; None if it would do nothing."""
+    """Return the log by these settings; None if it would do nothing."""
     useful = settings.identify or settings.mode in (AccessMode.SAMPLED, AccessMode.ALL)
     return AccessLog(settings, logs, proxies=proxies) if useful else None

@@ -1,7 +1,7 @@
 """The audit log: a line of JSON for each call that changes what is served, or how, also for those that were refused.
 
 A thread writes the lines, in their order, so that a slow disk holds up no call. Where it cannot write, the server's log
-says so, and calls go on. Anybody may try what is refused: of those whom nobody knows, only some a second get lines.
+says so, and calls go on. Any client may try what is refused: unknown callers get only some lines a second.
 """
 
 import json
@@ -19,17 +19,17 @@ _log = logging.getLogger("modserve.audit")
 TO_LOG: Final = "log"
 """Stands for the server's log, in place of a file."""
 _MOST_UNKNOWN: Final = 10
-"""Lines a second about refused callers that nobody knows."""
+"""Lines a second about unknown callers that are refused."""
 _LONGEST: Final = 200
 _SECOND_NS: Final = 1_000_000_000
 _WARN_NS: Final = 10 * _SECOND_NS
 
 
 class AuditLog:
-    """For the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
+    """Audit log, for the event loop's thread. Raises OSError if the file cannot be opened. Call `close` at the end.
 
-    `target` is a file, or `TO_LOG`; `worker` the number of this process among several; `proxies` those that
-    are believed about the addresses of clients.
+    `target` is a file, or `TO_LOG`; `worker` the number of this process among several; `proxies` are trusted about the
+    addresses of clients.
     """
 
     def __init__(self, target: str, worker: int | None = None, proxies: Proxies | None = None) -> None:

@@ -1,6 +1,6 @@
-"""One log line for each failed request. What clients send can neither fill the log nor forge its lines.
+"""Log line for each failed request. Data from clients can neither fill the log nor forge its lines.
 
-The latest failed requests, for people to look at. Clients can neither fill nor grow this record.
+A record of the latest failed requests is kept for people to look at. Clients can neither fill nor grow it.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class RecentFailures:
         self._failures: OrderedDict[tuple[str, str, str, str, str], RecentFailure] = OrderedDict()
         """The latest at the end."""
         self.total = 0
-        """All failures since the start, also those that are not kept any more."""
+        """Number of failures since the start, including those that are not kept any more."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._failures)} kept, {self.total} in all)"
@@ -84,7 +84,7 @@ class RecentFailures:
 
 
 def _shown(text: str, most: int) -> str:
-    """The text with everything escaped that people cannot see, but for line breaks; long ones are cut."""
+    """Return the text with everything escaped that people cannot see, but for line breaks; long ones are cut."""
     cut = text[:most]
     if not cut.isprintable():
         cut = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in cut)
@@ -116,7 +116,7 @@ class FailureLog:
         self._call_later = call_later
         self._left_out = 0
         self.recent = RecentFailures()
-        """All of them, whatever is logged."""
+        """Latest failures, whatever is logged."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._left_out} left out)"

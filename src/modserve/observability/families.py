@@ -3,7 +3,7 @@
 A page of 200 models has some 25,000 lines. Samples that are objects, each with a mapping of its labels, take as long
 again to make as to write, so that families hold text.
 
-Pages are made on a thread, while the event loop goes on. Whoever makes many lines calls `breathe` in between: the
+Pages are made on a thread, while the event loop goes on. Code that makes many lines calls `breathe` in between: the
 interpreter's lock is free for a moment then, and the loop need not wait for the 5 ms after which it would get it.
 """
 
@@ -35,7 +35,7 @@ class Labels:
         self._around: dict[str, tuple[str, str]] = {}
 
     def having(self, name: str, value: str) -> str:
-        """With one more label, in its place."""
+        """Return the text with one more label, in its place."""
         around = self._around.get(name)
         if around is None:
             before = ",".join(pair for other, pair in self._pairs if other < name)
@@ -49,7 +49,7 @@ Rows: TypeAlias = Iterable[tuple[str, float]]
 
 
 class Family:
-    """One family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
+    """Metric family of the page. `exemplars` are what OpenMetrics has behind some of the `lines`, by their places."""
 
     __slots__ = ("exemplars", "kind", "lines", "name", "text")
 
@@ -81,7 +81,7 @@ def labelled(labels: Mapping[str, str]) -> str:
 
 
 def histogram_family(name: str, text: str, unit: float, rows: Iterable[tuple[str, Histogram]]) -> Family:
-    """A family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
+    """Return a family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
     made = Family(name, "histogram", text)
     lines = made.lines
     for place, (labels, histogram) in enumerate(rows):
@@ -106,14 +106,14 @@ def _exemplar(exemplar: Exemplar, unit: float) -> str:
 
 @lru_cache(256)
 def _limits(bounds: Sequence[float], unit: float) -> list[str]:
-    """The ends of the labels of buckets, with the space before the value."""
+    """Return the ends of the labels of buckets, with the space before the value."""
     return [f'le="{limit}"}} ' for limit in (*(number(bound / unit) for bound in bounds), "+Inf")]
 
 
 def summary_family(
     name: str, text: str, rows: Iterable[tuple[Labels, int, float, Iterable[tuple[str, float]]]]
 ) -> Family:
-    """Of each: its labels, the count, the sum, and values by quantile."""
+    """Return a summary family from rows of labels, count, sum, and values by quantile."""
     made = Family(name, "summary", text)
     for place, (labels, count, total, quantiles) in enumerate(rows):
         if place % BREATH == BREATH - 1:
@@ -130,7 +130,7 @@ def breathe() -> None:
 
 
 def number(value: float) -> str:
-    """As Prometheus writes it."""
+    """Format a number like Prometheus."""
     if type(value) is int and 0 <= value < _SMALL:
         return f"{value}.0"
     value = float(value)
@@ -156,7 +156,7 @@ def escaped_value(text: str) -> str:
 
 
 def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
-    """The page of what these collectors have to say."""
+    """Return the page of what these collectors have to say."""
     return page(collected(collectors), openmetrics)
 
 
@@ -169,7 +169,7 @@ def collected(collectors: Iterable[Collector]) -> Iterator[Family]:
 
 
 def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
-    """In Prometheus' text format 0.0.4, or in OpenMetrics. Like Triton's, it has no families without samples.
+    """Write a page in Prometheus' text format 0.0.4 or OpenMetrics. Like Triton's, it has no families without samples.
 
     OpenMetrics wants counters to be called ``<name>_total``. Those that Triton calls otherwise are ``unknown`` in it:
     names are the same in both formats.
@@ -189,7 +189,7 @@ def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
 
 
 def _head(each: Family, openmetrics: bool) -> tuple[str, str]:
-    """The name of a family and its kind."""
+    """Return the name of a family and its kind."""
     if not openmetrics or each.kind != "counter":
         return each.name, each.kind
     stem = each.name.removesuffix("_total")

@@ -65,7 +65,7 @@ class GpuCollector:
         self._nvml: Any = None
         self._begun = False
         self._gpus: list[tuple[str, Any]] = []
-        """Their labels and handles."""
+        """Labels and handles of the GPUs."""
         self._energy_at_first: dict[str, float] = {}
         self._read: float | None = None
         self._families: list[Family] = []
@@ -104,7 +104,7 @@ class GpuCollector:
         yield family("nv_energy_consumption", "counter", "Energy used by a GPU since the first scrape, in joules", used)
 
     def _values(self, read: _Read) -> list[tuple[str, float]]:
-        """Of the GPUs that have such a figure: not all do."""
+        """Return a figure by labels, for the GPUs that have it: not all do."""
         values = []
         for labels, gpu in self._gpus:
             try:

@@ -19,11 +19,11 @@ from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 
 _MEMORY_S: Final = 1.0
-"""After so many seconds, what was weighs e times less."""
+"""Seconds after which an old value weighs e times less."""
 _MOST_NAMES: Final = 8
 """Models in a report: those with the longest queues."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
-"""What a name may be in a header line."""
+"""Names that a header line may have."""
 _CACHE: Final = "modserve_kv_cache_usage_perc"
 _CACHE_NAME: Final = "kv_cache_utilization"
 _PAGE: Final = 4096
@@ -31,7 +31,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 if the system does not say."""
+    """Return this process's resident memory; 0 if the system does not report it."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
@@ -40,7 +40,7 @@ def resident_bytes() -> int:
 
 @dataclass(slots=True)
 class _Counts:
-    """What a model has counted so far, and how busy it was lately."""
+    """Counts of a model at the last reading, and how busy it was lately."""
 
     requests: int
     errors: int
@@ -49,9 +49,9 @@ class _Counts:
 
 
 class LoadMeter:
-    """For the event loop's thread. `cores` and `memory` (bytes, 0 if unknown) are what the process may use.
+    """Load meter, for the event loop's thread. `cores` and `memory` (bytes, 0 if unknown) are the process's limits.
 
-    `workers` processes serve the same ports: what one of them says stands for all. With `names`, models are named.
+    `workers` processes serve the same ports: the report of one stands for all. With `names`, models are named.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class LoadMeter:
         self._resident = resident
         self._counts: dict[ModelStatistics, _Counts] = {}
         self._last = (-1.0, 0.0)
-        """When it was read last, and the process's time then."""
+        """Time of the last reading, and the process's time then."""
         self._cpu = self._rate = self._errors = 0.0
 
     def read(self, now: float) -> LoadReport:
-        """The load at `now`, in seconds of any steady clock."""
+        """Return the load at `now`, in seconds of any steady clock."""
         before, cpu_before = self._last
         cpu_s, passed = self._cpu_s(), now - before
         servables = self._models()

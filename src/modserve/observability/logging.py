@@ -43,12 +43,12 @@ def escaped(text: str, most: int = 0) -> str:
 
 
 def quoted(text: str) -> str:
-    """A name or id in quotes, on one line, and not for long."""
+    """Return a name or id in quotes, on one line, and not for long."""
     return repr(text) if len(text) <= MOST_NAME else f"{text[:MOST_NAME]!r}..."
 
 
 def colourless(text: str) -> str:
-    """The text without the sequences by which libraries colour what they write."""
+    """Return the text without the sequences by which libraries colour what they write."""
     return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
@@ -64,7 +64,7 @@ NAME_LENGTH: Final = 200
 
 
 def traceback_of(record: logging.LogRecord) -> str:
-    """The traceback of a record, or the stack that it was logged with; empty if it has none."""
+    """Return the traceback of a record, or the stack that it was logged with; empty if it has none."""
     parts: list[str] = []
     if record.exc_info and record.exc_info[0] is not None:
         parts.append(_PLAIN.formatException(record.exc_info))
@@ -107,7 +107,7 @@ class Default(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object a line. All but ASCII is escaped, so that nothing in it ends a line."""
+    """JSON formatter, one object a line. All but ASCII is escaped, so that no character ends a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         values: dict[str, object] = {
@@ -129,14 +129,14 @@ class Json(logging.Formatter):
 
 
 def formatter(form: LogFormat, multiline: bool) -> logging.Formatter:
-    """The one for a format; only `ISO8601` is ever on several lines."""
+    """Return the one for a format; only `ISO8601` is ever on several lines."""
     if form is LogFormat.ISO8601:
         return Iso8601(multiline)
     return Json() if form is LogFormat.JSON else Default()
 
 
 def json_string(text: str) -> str:
-    """A JSON string in which people can read what is printable, of whatever script; the rest is escaped."""
+    """Return a JSON string in which people can read what is printable, of whatever script; the rest is escaped."""
     shown = json.dumps(text, ensure_ascii=False)
     if shown.isprintable():
         return shown
@@ -182,10 +182,10 @@ _ERASE = "\r\x1b[K"
 _MOST = 32 * 1024 * 1024
 """Bytes of lines that may wait to be written: a model may print hundreds of thousands of lines at once."""
 _OVERHEAD = 64
-"""Bytes that a text takes beside its characters."""
+"""Bytes that a text takes in addition to its characters."""
 
 _WARN_NS = 60_000_000_000
-"""Between two lines on standard error about a log file that cannot be written."""
+"""Interval between two lines on standard error about a log file that cannot be written."""
 
 PATIENCE_S = 1.0
 """Seconds in which what waits is still written at the end of the process."""
@@ -194,7 +194,7 @@ Work: TypeAlias = Callable[[], None]
 
 
 class LineWriter:
-    """Writes lines in their order, on a thread of its own: a reader that stops reading holds up nobody else.
+    """Writes lines in their order, on a thread of its own: a reader that stops reading holds up no other thread.
 
     `write` is called with lines, and blocks as long as it likes; it may raise OSError. Lines that come while too many
     wait are left out and counted in `dropped`, and `on_flow` hears how many once lines are written again, with the
@@ -406,7 +406,7 @@ class Logs:
 
     @property
     def terminal(self) -> bool:
-        """Whether lines go to a terminal, where a person reads them."""
+        """True if lines go to a terminal, where a person reads them."""
         return self._handler is not None and self._handler.terminal
 
     @property
@@ -417,7 +417,7 @@ class Logs:
     def install(self) -> None:
         """Sends everything that this process logs to the settings' file, or to standard error if they name none.
 
-        A file that was moved away or removed, as those do who rotate logs, is opened anew under its name.
+        A file that was moved away or removed, as log rotation does, is opened again under its name.
 
         Replaces the handlers of Python's root logger. Other packages are heard from WARNING on, whatever the settings
         say, unless they set the level of their own loggers. Raises OSError if the file cannot be opened.
@@ -446,7 +446,7 @@ class Logs:
             logging.getLogger(_OURS).setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
 
     def reopen(self) -> None:
-        """Open the file anew under its name, as those want who have moved it away. Never raises nor blocks."""
+        """Open the file again under its name, after it was moved away. Never raises nor blocks."""
         handler = self._handler
         if handler is None or not isinstance(file := handler.target, LogFile):
             _log.info("SIGHUP: the log goes to standard error, and there is no file to open anew")
@@ -475,7 +475,7 @@ class Logs:
     def say(self, text: str) -> None:
         """Write `text` and a newline to standard output, between the lines of the log. Never blocks.
 
-        Serving goes on where nobody reads it any more, as behind ``| head``.
+        Serving goes on when the reader has closed it, as behind ``| head``.
         """
         if self._handler is not None:
             self._handler.writer.run(partial(_say, TextStream(self._stdout), text))

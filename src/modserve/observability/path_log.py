@@ -27,7 +27,7 @@ _CLOSED: Final = {
     "no_gain": "more requests would gain nothing",
     "refused": "the engine had refused the batch it was in",
 }
-"""Why a batch was closed, by the values of `scheduling.batching.Reason`."""
+"""Reasons for closing a batch in words, by the values of `scheduling.batching.Reason`."""
 
 
 class PathLog:

@@ -18,7 +18,7 @@ from .logging import Logs
 _log = logging.getLogger("modserve.progress")
 
 FIRST_S: Final = 2.0
-"""Nothing is said of what takes less."""
+"""Minimum duration of loads that are reported."""
 
 EVERY_S: Final = 5.0
 ON_A_TERMINAL_S: Final = 0.5
@@ -70,7 +70,7 @@ class ProgressLine:
 
 
 class LoadingProgress:
-    """Of the start: entered while models load; `index` says what state they are in."""
+    """Progress of the loads at the start: entered while models load; `index` gives their states."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class LoadingProgress:
 
 
 class LaterLoads:
-    """Of loads that calls and polling begin: implements `core.loading.LoadWatcher`, silent until `start`.
+    """Progress of loads that calls and polling begin: implements `core.loading.LoadWatcher`, silent until `start`.
 
-    Loads that go on at the same time have one line, which ends with the last of them. The index would not do here: a
-    version that is loaded again stays READY meanwhile.
+    Concurrent loads share one line, which ends with the last of them. The index would not do here: a version that is
+    loaded again stays READY meanwhile.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class LaterLoads:
 
 
 def progress_text(total: int, ready: int, failed: int, seconds: float) -> str:
-    """What the line says; `seconds` since the beginning."""
+    """Return the text of the line; `seconds` since the beginning."""
     if not total:
         return f"looking for models, {seconds:.0f} s"
     parts = [f"{ready} ready", *([f"{failed} failed"] if failed else [])]

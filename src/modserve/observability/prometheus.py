@@ -205,13 +205,13 @@ _SUMMARIES: tuple[tuple[str, str, Callable[[LatencySummaries], Summary], bool], 
         True,
     ),
 )
-"""With what they are read from, and whether only models with a cache have them."""
+"""Summaries with their readers, and True for those that only models with a cache have."""
 QUANTILES: Sequence[str] = ("0.5", "0.9", "0.95", "0.99", "0.999")
-"""Those of summaries, as Triton has them if no others are set."""
+"""Default quantiles of summaries, as in Triton."""
 
 
 def model_families(servables: Iterable[Servable], quantiles: Sequence[str] = QUANTILES) -> Iterator[Family]:
-    """The metric families of the statistics of models."""
+    """Yield the metric families of the statistics of models."""
     models = [(labels_of(servable), servable) for servable in servables]
     for kind, source, singles in _GROUPS:
         sources = [(labels.text, each) for labels, model in models if (each := source(model)) is not None]
@@ -271,7 +271,7 @@ _ENGINE_LABELS = {
 
 
 def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Family]:
-    """What runs each model, and of those whose engine was chosen by measuring, what the candidates took."""
+    """Yield the engine of each model, and where it was chosen by measuring, the times of the candidates."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
     rows = [(labelled({**labels, **_named(report)}), 1) for labels, report in reports]
     yield family("modserve_engine_info", "gauge", "Always 1; the labels name the engine of a model", rows)
@@ -318,7 +318,7 @@ GENERATION = frozenset(
 
 
 def engine_families(store: MetricStore) -> Iterator[Family]:
-    """The metric families that engines have made."""
+    """Yield the metric families that engines have made."""
     for name, text, kind, rows in store.read():
         histograms = [(labelled(labels), value) for labels, value in rows if isinstance(value, Histogram)]
         if kind == "histogram":
@@ -329,7 +329,7 @@ def engine_families(store: MetricStore) -> Iterator[Family]:
 
 
 def latencies(counters: bool, histograms: bool) -> frozenset[str]:
-    """The families of models' times: the sums, the histograms, or both."""
+    """Return the families of models' times: the sums, the histograms, or both."""
     sums = [name for name, *_ in (*_COUNTERS, *_CACHE_COUNTERS) if counters]
     names = (*sums, *(name for name, *_ in _HISTOGRAMS if histograms))
     return frozenset(name for name in names if "_duration_" in name)
@@ -342,7 +342,7 @@ def collectors(
     left_out: Container[str] = (),
     quantiles: Sequence[str] = QUANTILES,
 ) -> list[Collector]:
-    """The collectors of one server, its process and its engines; all of it is read at each scrape.
+    """Return the collectors of one server, its process and its engines; all of it is read at each scrape.
 
     The families `left_out` are those of models' statistics that the page does not have; `quantiles`, as their labels
     have them, are those of summaries.

@@ -28,7 +28,7 @@ _CANCELLED = "nobody is waiting for the response any longer"
 
 
 class Failure(NamedTuple):
-    """How a request failed."""
+    """Failure of a request."""
 
     code: str
     message: str
@@ -42,7 +42,7 @@ def _failure(error: ModserveError, status: int | str = "") -> Failure:
 
 
 class TraceOwner(Protocol):
-    """What a trace needs of the tracer."""
+    """Interface of the tracer for its traces."""
 
     batches: Batches
     ids: Iterator[int]
@@ -55,7 +55,7 @@ class Trace:
 
     `spans` are the ids of its spans, None where it goes to a file.
 
-    The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
+    The front end adds its own stamps, and calls `end` when the response is sent or no client waits for it any more. The
     children, requests that a model made for this one, are written with it.
     """
 
@@ -80,7 +80,7 @@ class Trace:
         self.refusal: Failure | None = None
         self.request_id = ""
         self.tenant = ""
-        """Whose request it is; empty where nobody distinguishes them."""
+        """Tenant of the request; empty where tenants are not distinguished."""
         self.attributes: Mapping[str, str] = {}
         """The front end's knowledge of the call."""
         self.spans = spans
@@ -162,7 +162,7 @@ class Trace:
                 self._owner.ended(self._setting, self)
 
     def render(self) -> bytes:
-        """Its records and those of its children. For any thread, once it has ended."""
+        """Write the trace's records and those of its children. For any thread, once the trace has ended."""
         own = render(self.id, self.model, self.request_id, self.records, self.parent_id, self.tenant)
         return b",".join([own, *(child.render() for child in self.children)])
 
@@ -178,7 +178,7 @@ class Trace:
 
     @property
     def _is_continued(self) -> bool:
-        """Whether the call has its span in another process."""
+        """True if the call has its span in another process."""
         return self.spans is not None and self.spans.root is None
 
     def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:

@@ -70,7 +70,7 @@ class MachineCollector:
         return self._utilisation
 
     def _now(self) -> _Times | None:
-        """The first line: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's."""
+        """Return the first line: user, nice, system, idle, iowait, irq, softirq, steal; guests' time is in user's."""
         try:
             line = (self._proc / "stat").read_text().partition("\n")[0]
             ticks = [int(word) for word in line.split()[1:9]]
@@ -233,13 +233,13 @@ class ServerFigures:
     routings: Sequence[RouteFigures | ShadowFigures] = ()
     model_memory: MemoryReport = NO_MEMORY
     form: str = ""
-    """As `modserve.form` says it."""
+    """Form in which modserve runs, as in `modserve.form`."""
     engines: Sequence[tuple[str, str, str]] = ()
     """Backends whose library is installed, the library's name and its version."""
     failed_loads: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
-    """By model and version, None for the whole model."""
+    """Failed loads by model and version, None for the whole model."""
     responses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By protocol, then by code; codes that never occurred may be absent."""
+    """Responses by protocol, then by code; codes that never occurred may be absent."""
     spans: SpanFigures | None = None
     endings: Mapping[str, int] = field(default_factory=dict)
     """gRPC connections that the server closed early, by reason."""
@@ -286,7 +286,7 @@ UNLOADED_STATE = "UNLOADED"
 
 
 def server_families(figures: ServerFigures) -> Iterator[Family]:
-    """The metric families of a server's figures."""
+    """Yield the metric families of a server's figures."""
     build = {"version": figures.version, "python": platform.python_version()}
     if figures.form:
         build["form"] = figures.form

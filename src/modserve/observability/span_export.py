@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 GRPC = "grpc"
 FLUSH_S = 5.0
-"""How long the end waits for what has not been sent."""
+"""Maximum wait at the end for unsent spans."""
 _AGAIN_S = 60.0
-"""How often the log says that spans are lost, if they go on being lost."""
+"""Interval of the log lines about lost spans, while the losses continue."""
 _PATH = "/v1/traces"
 _LIBRARY = "opentelemetry.exporter"
 """The logger of the library's exporters, whose messages become the reason in ours."""
@@ -68,7 +68,7 @@ def default_exporter(settings: SpanSettings) -> SpanExporter:
 
 
 def resource_of(settings: SpanSettings, name: str) -> Resource:
-    """What describes this server: the settings, then the environment, then `name`."""
+    """Return the attributes of this server: the settings, then the environment, then `name`."""
     defaults = {"service.name": name, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
     by_environment = dict(OTELResourceDetector().detect().attributes)
     return Resource.create({**defaults, **by_environment, **dict(settings.resource)})
@@ -80,13 +80,13 @@ class Losses:
 
     clock: Callable[[], float] = time.monotonic
     handed: int = 0
-    """To the library."""
+    """Spans handed to the library."""
     drawn: int = 0
-    """By its thread, out of its queue."""
+    """Spans that the library's thread has drawn from its queue."""
     exported: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     reason: str = ""
-    """What the library said last."""
+    """Latest message of the library."""
     _logged: int = 0
     _next_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -112,7 +112,7 @@ class Losses:
 
 
 class _CountingExporter(SpanExporter):
-    """On the library's thread."""
+    """Exporter that counts, on the library's thread."""
 
     def __init__(self, inner: SpanExporter, losses: Losses) -> None:
         self._inner = inner
@@ -187,11 +187,11 @@ class Spans:
             self._send(span)
 
     def left_out(self, count: int) -> None:
-        """A trace of so many spans did not come here, since too many wait."""
+        """Count the spans of a trace that was dropped, since too many wait."""
         self.losses.drop(count, OVERLOADED)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
-        """Send what has not been sent, for so many seconds. Blocks."""
+        """Send the unsent spans, within a number of seconds. Blocks."""
         losses = self.losses
         ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()
@@ -235,7 +235,7 @@ _OK = api.Status()
 
 
 def _limited(items: list[T], most: int | None) -> Sequence[T]:
-    """The last ones, of which a span may have so many; it knows how many are left out."""
+    """Return the last ones, up to the limit of a span, which also tells how many are left out."""
     return items if most is None or len(items) <= most else BoundedList.from_seq(most, items)
 
 

@@ -1,6 +1,6 @@
 """The spans of a traced request before they are made: which they are, whose children, and of which batch.
 
-A span is known by its ids from the beginning, since those who work on the request hear of it, and is made when the
+A span is known by its ids from the beginning, since they travel with the request, and is made when the
 trace is complete. For the event loop's thread.
 """
 
@@ -36,13 +36,13 @@ class SpanIds:
     parent: SpanContext | None
     """A client's span, or that of the model that has made the request."""
     offset_ns: int
-    """From the monotonic clock to that of the world."""
+    """Offset from the monotonic clock to that of the world."""
     batch: Batch | None = None
     links: list[SpanContext] = field(default_factory=list)
     """Other requests that this one is made for."""
 
     def child(self) -> "SpanIds":
-        """Those of a request that the model makes for this one."""
+        """Return the ids of a request that the model makes for this one."""
         return SpanIds(self._next(self.own), None, self.own, self.offset_ns)
 
     @staticmethod
@@ -51,13 +51,13 @@ class SpanIds:
 
     @classmethod
     def of_call(cls, parent: SpanContext | None) -> "SpanIds":
-        """Those of a client's request."""
+        """Return the ids of a client's request."""
         root = _begin(parent)
         return cls(cls._next(root), root, parent, time.time_ns() - time.monotonic_ns())
 
     @classmethod
     def elsewhere(cls, parent: SpanContext) -> "SpanIds":
-        """Those of a request whose call has its span in another process."""
+        """Return the ids of a request that belongs to a call with its span in another process."""
         return cls(_begin(parent), None, parent, time.time_ns() - time.monotonic_ns())
 
 

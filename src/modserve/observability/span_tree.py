@@ -48,11 +48,11 @@ class Span(NamedTuple):
     links: Sequence[SpanContext] = ()
     failure: Failure | None = None
     serves: bool = False
-    """It is the server's side of a call."""
+    """True for the server's side of a call."""
 
 
 def spans_of(trace: Trace) -> Iterator[Span]:
-    """The spans of a trace and of its children, parents first."""
+    """Yield the spans of a trace and of its children, parents first."""
     ids = trace.spans
     assert ids is not None, "only traces with spans come here: this is a bug"
     records = sorted((record for record in trace.records if record.tensor is None), key=lambda record: record.ns)
@@ -95,7 +95,7 @@ def spans_of(trace: Trace) -> Iterator[Span]:
 
 
 def batch_span(batch: Batch, offset_ns: int) -> Span | None:
-    """The execution that several traced requests share, with links to all of them; None if it never began.
+    """Return the execution that several traced requests share, with links to all of them; None if it never began.
 
     It has no parent, since it has several.
     """
@@ -122,7 +122,7 @@ def _execution(trace: Trace, ids: SpanIds, events: Sequence[Event], end_ns: int)
 
 
 def _custom(events: Sequence[Event], parent: SpanContext, end_ns: int) -> tuple[list[Event], list[Span]]:
-    """The activities of an engine that are events of the model's span, and those that are spans."""
+    """Return the activities of an engine that are events of the model's span, and those that are spans."""
     loose: list[Event] = []
     spans: list[Span] = []
     open: list[tuple[str, SpanContext, SpanContext, list[Event]]] = []
@@ -160,7 +160,7 @@ def _of_batch(timing: ExecutionTiming) -> dict[str, str | int]:
 
 
 def _is_of_server(failure: Failure) -> bool:
-    """False for failures that are their client's, or that nobody got: the server's span has no status then."""
+    """False for failures that are the client's, or reached no client: the server's span has no status then."""
     status = failure.status
     return status >= _HTTP_ERRORS if isinstance(status, int) else status in _RPC_ERRORS
 

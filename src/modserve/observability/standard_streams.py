@@ -1,4 +1,4 @@
-"""Standard output and error of a server's process, for code of models that prints: nobody waits for a reader."""
+"""Standard output and error of a server's process, for code of models that prints: no thread waits for a reader."""
 
 import os
 import sys

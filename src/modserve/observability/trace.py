@@ -84,22 +84,22 @@ class Tracer:
 
     @staticmethod
     def _own_writer(spans: SpanSettings | None) -> Writer:
-        """As many traces wait to be made into spans as spans to be sent."""
+        """Return a writer that queues as many traces, to be made into spans, as spans may wait to be sent."""
         return Writer() if spans is None else Writer(spans.bsp_max_queue_size, "")
 
     @property
     def mode(self) -> str:
-        """As the protocol names it. It never changes."""
+        """Mode as the protocol names it. It never changes."""
         return self._start.mode
 
     @property
     def propagates(self) -> bool:
-        """Whether it matters which span of a client's a request belongs to."""
+        """True if it matters which client's span a request belongs to."""
         return self._start.spans is not None
 
     @property
     def figures(self) -> SpanFigures | None:
-        """How many spans have been sent, and lost; None where traces are no spans."""
+        """Numbers of sent and lost spans; None where traces are no spans."""
         return None if self._spans is None else self._spans.figures
 
     @property
@@ -108,7 +108,7 @@ class Tracer:
         return self._writer.dropped
 
     def settings(self, model: str = "") -> TraceSettings:
-        """The settings of a model, or of all models without their own; `count` is what remains of it."""
+        """Return the settings of a model, or of all models without their own; `count` is what remains of it."""
         return self._of(model).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
@@ -139,7 +139,7 @@ class Tracer:
         self._look()
 
     def sample(self, servable: Servable, headers: TraceHeaders | None = None, tenant: str = "") -> "Trace | None":
-        """A trace of this request if it is sampled, or the client's `headers` say so. The caller ends it."""
+        """Return a trace of this request if it is sampled, or the client's `headers` say so. The caller ends it."""
         setting = self._of(servable.id.name)
         parent = trace_context.from_headers(headers) if self.propagates else None
         if not setting.hit(parent):
@@ -154,7 +154,7 @@ class Tracer:
         return trace
 
     def continued(self, servable: Servable, context: str) -> "Trace":
-        """The trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""
+        """Return the trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""
         setting, parent = self._of(servable.id.name), trace_context.from_json(context)
         assert parent is not None, "another worker has made it: this is a bug"
         from .request_trace import Trace
@@ -163,7 +163,7 @@ class Tracer:
         return Trace(self, setting, servable.id, next(self.ids), None, SpanIds.elsewhere(parent))
 
     def follow(self, servable: Servable, request_id: str, trace: RequestTrace | None) -> "PathLog":
-        """While `verbose`: the path of a request, which has this trace if it is sampled, goes to the log."""
+        """Return the log of a request's path, for `verbose`. The request has this trace if it is sampled."""
         from .path_log import PathLog
 
         return PathLog(request_id, servable.id, trace)

@@ -55,7 +55,7 @@ def render(
 
 
 def data(tensor: Tensor) -> str:
-    """A tensor's elements with commas between them.
+    """Return a tensor's elements with commas between them.
 
     Numbers are decimal and exact; BOOL is 0 or 1; BYTES are quoted like CSV, with backslash escapes for bytes that are
     not UTF-8.
@@ -114,7 +114,7 @@ class JsonArray:
         self.end = position
 
     def elements(self) -> Iterator[bytes]:
-        """All elements, in chunks."""
+        """Yield all elements, in chunks."""
         if self._file is not None:
             for start in range(1, self.end, _CHUNK):
                 yield os.pread(self._file, min(_CHUNK, self.end - start), start)
@@ -161,7 +161,7 @@ class TraceFiles:
         return JsonArray(self._next_path())
 
     def unfinished(self) -> JsonArray:
-        """A new file for `complete` or `merge`."""
+        """Return a new file for `complete` or `merge`."""
         if self._main is not None or self._unfinished is not None:
             return self.indexed()
         self._unfinished = JsonArray(self._path)

@@ -42,7 +42,7 @@ class TraceSampler:
 
     @property
     def on(self) -> bool:
-        """Whether a request may be sampled, by its client if not by these settings."""
+        """True if a request may be sampled, by its client if not by these settings."""
         return self.live or self._continues
 
     def hit(self, parent: SpanContext | None = None) -> bool:
@@ -79,7 +79,7 @@ class TraceSampler:
 
 
 def problem(settings: TraceSettings) -> str:
-    """Why these settings cannot trace although they should; empty if they can."""
+    """Return the reason why these settings cannot trace although they should; empty if they can."""
     if not settings.level or settings.spans is not None:  # which, with a rate of 0, are those of clients alone
         return ""
     if not settings.rate:
@@ -90,7 +90,7 @@ def problem(settings: TraceSettings) -> str:
 def changed(
     defaults: TraceSettings, setting: TraceSampler | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
-    """The settings after a change, and their own fields; the other fields come from `defaults`."""
+    """Return the settings after a change, and their own fields; the other fields come from `defaults`."""
     own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
     for name, value in change.items():
         if value is None:

@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 class Method(NamedTuple):
-    """One RPC of a service."""
+    """RPC of a service."""
 
     name: str
     request: type[Message]
@@ -28,7 +28,7 @@ def load_files(pool: DescriptorPool, descriptor_set: bytes) -> list[FileDescript
 
 
 def top_level_names(files: Sequence[FileDescriptor], module: str) -> dict[str, type[Message] | EnumTypeWrapper | int]:
-    """What protoc would define in a module: message classes, enums, and the values of those enums."""
+    """Return what protoc would define in a module: message classes, enums, and the values of those enums."""
     names: dict[str, type[Message] | EnumTypeWrapper | int] = {}
     for file in files:
         for name, enum in file.enum_types_by_name.items():
@@ -40,7 +40,7 @@ def top_level_names(files: Sequence[FileDescriptor], module: str) -> dict[str, t
 
 
 def service_methods(service: ServiceDescriptor) -> dict[str, Method]:
-    """All RPCs of a service by name, in the order of the file."""
+    """Return all RPCs of a service by name, in the order of the file."""
     methods = {}
     for each in service.methods:
         request, response = GetMessageClass(each.input_type), GetMessageClass(each.output_type)
@@ -49,9 +49,9 @@ def service_methods(service: ServiceDescriptor) -> dict[str, Method]:
 
 
 def _message_class(message: Descriptor, module: str, qualname: str) -> type[Message]:
-    """The class and those nested in it, each with the module and name by which error texts call it.
+    """Return the class and those nested in it, each with the module and name by which error texts call it.
 
-    Protobuf itself holds classes weakly: a nested class would be made anew whenever nobody happened to hold it.
+    Protobuf itself holds classes weakly: a nested class would be made again whenever no reference to it is left.
     """
     cls = GetMessageClass(message)
     cls.__module__ = module

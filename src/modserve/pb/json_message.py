@@ -8,7 +8,7 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 def to_json(message: Message) -> JsonObject:
-    """The message as JSON values.
+    """Return the message as JSON values.
 
     Unlike protobuf's own mapping: names as in the .proto file, scalars and repeated fields present even when empty,
     enums by name, 64-bit integers as numbers. Messages and members of a oneof that are not set are left out.

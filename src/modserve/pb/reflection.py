@@ -13,7 +13,7 @@ from modserve.pb.inference import POOL
 
 
 def _renamed(descriptor_set: bytes) -> FileDescriptorProto:
-    """The one file of the set, with the older name in its path, its package and its types."""
+    """Return the one file of the set, with the older name in its path, its package and its types."""
     (file,) = FileDescriptorSet.FromString(descriptor_set).file
     text = text_format.MessageToString(file)
     for separator in "./":

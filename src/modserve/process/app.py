@@ -100,7 +100,7 @@ class InferenceServer(LocalServer):
                 _log.warning("%s", warning)
         engine_metrics = MetricStore(prometheus.RESERVED, prometheus.GENERATION)
         self.cores = max(1, available_cores() // workers)
-        """For this process, of those that the machine lets all workers have."""
+        """Cores for this process, of those that the machine lets all workers have."""
         memory = MemoryBudget((allowed_memory() // 2 if memory_limit is None else memory_limit) // workers)
         routings = Routings(memory) if member is None else Routings(memory, member.roll_back_elsewhere)
         table = ModelTable(settings.strict_version_readiness, routings)
@@ -158,7 +158,7 @@ class InferenceServer(LocalServer):
         )
 
     def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
-        """When models are in memory. Workers share the limit: each has models of its own."""
+        """Return the residency of models in memory. Workers share the limit: each has models of its own."""
         settings = self.settings
         limit = settings.model_memory_limit.of(allowed_memory()) // workers
         if settings.model_memory_limit != MemoryLimit() and not limit:
@@ -174,7 +174,7 @@ class InferenceServer(LocalServer):
         )
 
     async def load(self) -> None:
-        """As `LocalServer.load`. Raises INVALID_ARG as well if the folder for recorded requests cannot be written."""
+        """Load like `LocalServer.load`. Raises INVALID_ARG, too, if the folder for records cannot be written."""
         if self._recorder is not None:
             await asyncio.to_thread(open_folder, self._recorder)
         await super().load()

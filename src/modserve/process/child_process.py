@@ -12,7 +12,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """Signals that request the end. They are passed on to the server, which knows what to finish first."""
 
 HARMLESS = (signal.SIGHUP, signal.SIGUSR1)
-"""SIGHUP has log files opened anew, here and in the server: those who rotate them send it. SIGUSR1 has the server write
+"""SIGHUP, sent by log rotation, has log files opened again, here and in the server. SIGUSR1 has the server write
 the stack of each thread."""
 
 _PASSED_ON = (*_STOPPING, *HARMLESS)
@@ -36,12 +36,12 @@ _MEANINGS: Mapping[int, str] = {
 }
 
 _PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal a process gets when its parent dies."""
+"""Operation of prctl(2): the signal that a process gets when its parent dies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
+    """Exit status of a process. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
 
     code: int
     crashed: bool
@@ -49,7 +49,7 @@ class ExitStatus:
 
 
 def exit_status(status: int) -> ExitStatus:
-    """The meaning of a status from wait(2)."""
+    """Return the meaning of a status from wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -86,7 +86,7 @@ class Signals:
             signal.signal(number, lambda number, frame: None)
 
     def next(self, timeout_s: float | None) -> int | None:
-        """The next signal's number; None after `timeout_s` seconds without one."""
+        """Return the next signal's number; None after `timeout_s` seconds without one."""
         readable, _, _ = select.select([self._read], [], [], timeout_s)
         return os.read(self._read, 1)[0] if readable else None
 
@@ -128,7 +128,7 @@ def start(command: Sequence[str]) -> int:
 
 
 def reaped() -> list[tuple[int, ExitStatus]]:
-    """Every child that has ended, orphans included, by its process id."""
+    """Return every child that has ended, orphans included, by its process id."""
     endings: list[tuple[int, ExitStatus]] = []
     while True:
         try:

@@ -19,7 +19,7 @@ _MOST_REPEATED = 100
 """Characters of a reason that the log has in full."""
 
 _DEFAULT_URL = "http://localhost:8000"
-"""Of the commands."""
+"""Default URL of the commands."""
 
 _PROMPT = "text_input"
 """The input that language models have."""
@@ -43,7 +43,7 @@ class HttpAddress:
     keyed: bool = False
 
     def curl(self, path: str) -> str:
-        """The curl command for a path, without a body."""
+        """Return the curl command for a path, without a body."""
         scheme = "https://" if self.tls else ""
         options = " -k" if self.tls else ""
         if self.keyed:
@@ -61,7 +61,7 @@ class HttpAddress:
         return f"{unix_socket.PREFIX}{in_file}" if in_file else f"http{'s' * self.tls}://{self._host}:{self.port}"
 
     def modserve(self, command: str, model: str, arguments: str = "") -> str:
-        """A command of modserve's for a model."""
+        """Return a command of modserve's for a model."""
         options = "" if self.url == _DEFAULT_URL else f" --url {shlex.quote(self.url)}"
         return f"modserve {command} {shlex.quote(model)}{arguments}{options}{' --insecure' * self.tls}"
 
@@ -74,7 +74,7 @@ class HttpAddress:
 def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
     """The models with version, state and load time, failed ones first. The reason of a failure is below its line.
 
-    `logged`: whoever reads the table has the reasons in the log above it, so that their beginnings will do.
+    `logged`: the reasons are in the log above the table, so that their beginnings will do.
     """
     entries = sorted(entries, key=lambda entry: not entry.failed)
     failed = sum(entry.failed for entry in entries)
@@ -97,7 +97,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
 
 
 def engines_table(entries: Sequence[BackendEntry]) -> str:
-    """What can run models here; and what could, with the command that installs it. Those that are missing come last."""
+    """Return a table of the backends, the missing ones last, each with the command that installs it."""
     rows = [("backend", "library", "loads")]
     rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]
     heading, rule, *lines = _aligned(rows)
@@ -112,14 +112,14 @@ def engines_table(entries: Sequence[BackendEntry]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first row, a line below it, and the others, with spaces so that columns begin below each other."""
+    """Return the first row, a line below it, and the others, with spaces so that columns begin below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
     return [heading.rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in lines)]
 
 
 def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
-    """A call of the model that says most to a person, of its kind; empty if there is no model.
+    """Return a call of the model that says most to a person, of its kind; empty if there is no model.
 
     A chat for a language model, ``generate`` for one of single values, such as a function, and a file for one of
     pictures. Other models get generated data; but sequences and streams need a call of their own.
@@ -144,7 +144,7 @@ def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
 
 
 def waiting_line(names: Sequence[str], place: HttpAddress | None) -> str:
-    """What to do if models are only loaded on request, and there has been no request."""
+    """Return instructions for models that load only on request, before the first request."""
     count = f"{len(names)} models wait" if len(names) != 1 else "1 model waits"
     text = f"{count} for a load call: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
     if place is None:

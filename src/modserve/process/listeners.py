@@ -45,11 +45,11 @@ _LAST_SCRAPE = 0.1
 """Seconds in which the last clients of metrics and operators may send a request."""
 
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
-"""By default: it has room for tensors of 300 MB."""
+"""Default limit of a gRPC message: it has room for tensors of 300 MB."""
 
 
 def access_control(settings: Settings) -> "AccessControl | None":
-    """Return who may call the server; None for everybody. Raises INVALID_ARG for what is no key or no file of keys."""
+    """Return the server's access rules; None for open access. Raises INVALID_ARG for an invalid key or key file."""
     key = settings.api_key
     if not settings.auth_file and key is None:
         return None
@@ -60,7 +60,7 @@ def access_control(settings: Settings) -> "AccessControl | None":
 
 
 def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
-    """The log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
+    """Return the log of calls that change something, which SIGHUP opens anew; None for none. Raises OSError."""
     if not settings.audit_log:
         return None
     from modserve.observability.audit_log import AuditLog
@@ -77,7 +77,7 @@ def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
 
 
 def grpc_settings(settings: Settings, reuse_port: bool) -> GrpcSettings:
-    """How gRPC is served, with a limit on messages: one is in memory as a whole before it is read."""
+    """Return the settings of gRPC, with a limit on messages: a message is in memory as a whole before it is read."""
     grpc = settings.grpc
     most = min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8) if grpc.max_message is None else grpc.max_message
     return replace(grpc, max_message=most, reuse_port=grpc.reuse_port or reuse_port)
@@ -91,7 +91,7 @@ def http_settings(settings: Settings, reuse_port: bool) -> HttpSettings:
 
 
 def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
-    """How the metrics port is served: as HTTP is, but without TLS and without what concerns inference."""
+    """Return the settings of the metrics port: those of HTTP, but without TLS and without those for inference."""
     return HttpSettings(
         address=own.address,
         port=own.port,
@@ -104,7 +104,7 @@ def metrics_settings(settings: Settings, own: ListenAddress, reuse_port: bool) -
 
 
 def admin_settings(http: HttpSettings, own: ListenAddress, reuse_port: bool) -> HttpSettings:
-    """How the admin port is served: as HTTP is, but to no pages of other origins."""
+    """Return the settings of the admin port: those of HTTP, but without pages of other origins."""
     return replace(
         http,
         address=own.address,
@@ -128,7 +128,7 @@ class Ports:
 
     @property
     def by_name(self) -> Mapping[str, int]:
-        """Of the front ends that are served."""
+        """Ports by the names of the front ends that are served."""
         names = {"HTTP": self.http, "gRPC": self.grpc, "metrics": self.metrics, "admin": self.admin}
         return {name: port for name, port in names.items() if port is not None}
 
@@ -138,7 +138,7 @@ class Listeners:
 
     Implements `server.drain.DrainedPorts`.
 
-    `access`: who may call it, if not everybody. `audit`: the log of calls that change something, closed at the end.
+    `access`: its access rules, if any. `audit`: the log of calls that change something, closed at the end.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Listeners:
             self._reporter = load_reporter(server, reporting, 1 if member is None else member.identity.count, access)
 
     def connections(self) -> dict[str, int]:
-        """How many are open, by protocol."""
+        """Return the number of open connections by protocol."""
         ports = {"http": self._http, "grpc": self._grpc}
         return {name: port.connections for name, port in ports.items() if port is not None}
 
@@ -229,12 +229,12 @@ class Listeners:
         return self._grpc.endings if self._grpc is not None else {}
 
     def _elsewhere(self) -> str:
-        """The end of a message of the metrics port."""
+        """Return the end of a message of the metrics port."""
         ports = [f"{name} at port {port}" for name in ("HTTP", "gRPC") if (port := self._opened.get(name))]
         return f"; other calls: {' and '.join(ports)}" if ports else ""
 
     def _left_out_lines(self) -> Iterator[Family]:
-        """Of the logs that there are."""
+        """Yield the dropped lines of the logs that exist."""
         server, counts = self._server, {}
         with suppress(ModserveError):
             counts["server"] = server.logs.dropped
@@ -299,7 +299,7 @@ class Listeners:
     async def end(self, shut_down: Callable[[float], Coroutine[None, None, bool]]) -> bool:
         """Drain the server unless a client has done so, unload, and close everything, metrics and admin last.
 
-        `shut_down` unloads in so many seconds; False, which is returned, if the time was too short.
+        `shut_down` unloads in the given seconds; False, which is returned, if the time was too short.
         """
         draining = self._server.draining
         drained_before = draining.over
@@ -368,7 +368,7 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
 
 
 def guarded_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
-    """The page of metrics, for callers that may read about all models, and health as at other ports."""
+    """Return the page of metrics, for callers that may read about all models, and health as at other ports."""
     from modserve.access.calls import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp
 

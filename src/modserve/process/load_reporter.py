@@ -13,7 +13,7 @@ from modserve.server.local import LocalServer
 
 _EVERY: Final = 0.1
 _SHARE: Final = 100
-"""A report that takes long is made so much less often."""
+"""Minimum interval between reports, as a multiple of the time that one takes."""
 
 
 class ReportingPort(Protocol):
@@ -25,7 +25,7 @@ class ReportingPort(Protocol):
 def load_reporter(
     server: LocalServer, ports: Sequence[ReportingPort], workers: int, access: object | None
 ) -> "LoadReporter":
-    """Of a process that is one of so many. With `access`, callers may not know the names of all models."""
+    """Return the reporter of one of `workers` processes. With `access`, callers may not know all models' names."""
     meter = LoadMeter(
         server.ready_models,
         server.engine_metrics,
@@ -38,7 +38,7 @@ def load_reporter(
 
 
 class LoadReporter:
-    """For the event loop's thread."""
+    """Load reporter, for the event loop's thread."""
 
     def __init__(self, meter: LoadMeter, ports: Sequence[ReportingPort]) -> None:
         self._meter = meter

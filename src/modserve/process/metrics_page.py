@@ -60,7 +60,7 @@ class MetricsPage:
         self._one = asyncio.Lock()
 
     def counting(self) -> AbstractContextManager[None]:
-        """While it lasts, models count for summaries from their load on, if the page has any."""
+        """Return a context in which models count for summaries from their load on, if the page has any."""
         return self._server.changes.listening(self._keep_summaries)
 
     def _keep_summaries(self) -> None:
@@ -69,14 +69,14 @@ class MetricsPage:
                 servable.statistics.keep_summaries()
 
     def has_exemplars(self) -> bool:
-        """Whether the page has traces of requests to show, which only OpenMetrics can."""
+        """True if the page has traces of requests to show, which only OpenMetrics can."""
         if self._server.tracer.on:
             return True
         statistics = [each.statistics for each in self._server.ready_models()]
         return any(each.request_histogram.exemplars or each.first_response_histogram.exemplars for each in statistics)
 
     async def families(self, fine: bool = False) -> list[Family]:
-        """For the event loop's thread, made for one page after the other. `fine`: with sketches of durations."""
+        """Return the families, on the event loop's thread, one page at a time. `fine`: with sketches of durations."""
         async with self._one:
             if self._about is None:
                 self._about = await asyncio.to_thread(_about)
@@ -132,7 +132,7 @@ class MetricsPage:
 
 
 def _about() -> tuple[str, Sequence[tuple[str, str, str]]]:
-    """The form that runs, and the installed engines, none of which is imported. Looks through many files."""
+    """Return the form that runs, and the installed engines, none of which is imported. Looks through many files."""
     return form(), [
         (each.backend, each.library, each.version) for each in inventory() if each.installed and each.library
     ]

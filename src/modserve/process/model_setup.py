@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class NamedFiles(NamedTuple):
-    """What the option model-file names."""
+    """Files that the option model-file names."""
 
     files: Mapping[str, StandaloneModel]
     directories: Mapping[str, Path]
-    """Of models."""
+    """Directories of models."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ def _file(path: Path, installed: Iterable[str]) -> StandaloneModel:
 
 
 def repositories(settings: Settings) -> list[Repository]:
-    """Where the models are: directories, what is named one by one, and decorated objects. Raises INVALID_ARG."""
+    """Return the repositories: directories, models named one by one, and decorated objects. Raises INVALID_ARG."""
     outside_links = settings.allow_outside_symlinks
     cache, timeout_s = settings.repository_cache_dir, settings.repository_timeout_secs
     config_name = settings.model_config_name
@@ -104,20 +104,20 @@ def _announce(name: str, file: StandaloneModel) -> None:
 
 
 def models_to_load(settings: Settings) -> tuple[str, ...]:
-    """What mode explicit loads at the start: what the options name, one by one or by --load-model."""
+    """Return the models that mode explicit loads at the start: named by the options, one by one or by --load-model."""
     if settings.model_control_mode != "explicit" or ALL in settings.load_model:
         return settings.load_model
     return tuple(dict.fromkeys((*settings.load_model, *named_files(settings).names, *settings.python_model)))
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """The options of each of the backends `names`: its own, over those for all backends."""
+    """Return the options of each of the backends `names`: its own, over those for all backends."""
     by_backend = settings.backend_config
     return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
 def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> LoaderOptions:
-    """How models are loaded; `backends` are those that are installed."""
+    """Return the options for loading models; `backends` are those that are installed."""
     return LoaderOptions(
         cores=cores,
         auto_complete=not settings.disable_auto_complete_config,

@@ -1,4 +1,4 @@
-"""What to do when the ports of a server are in use: who answers there, and the command that starts on free ones."""
+"""Advice when the ports of a server are in use: the process there, and the command that starts on free ports."""
 
 import contextlib
 import http.client
@@ -12,7 +12,7 @@ from pathlib import Path
 from .ports import PortError, RefusedPort
 
 _STEP = 10
-"""Between a port that is in use and the next that is tried, so that the three of a server stay together."""
+"""Distance between a port in use and the next one tried, so that the three of a server stay together."""
 _ANSWER_SECONDS = 5.0
 """A server that has just started imports what answers, which takes seconds on a busy machine."""
 _SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "trace-config")
@@ -20,8 +20,8 @@ _SECRET = ("http-restricted-api", "grpc-restricted-protocol", "cache-config", "t
 
 
 def advice(error: PortError, words: Sequence[str]) -> str:
-    """The text of `error`; if ports are in use, with the server that answers there and the command line to start
-    beside it, which has the user's own `words` but for secrets."""
+    """Return the text of `error`; if ports are in use, with the server that answers there and the command line to start
+    next to it, which has the user's own `words` but for secrets."""
     refusals = error.refusals
     if not all(each.in_use for each in refusals):
         return str(error)
@@ -35,7 +35,7 @@ def advice(error: PortError, words: Sequence[str]) -> str:
 
 
 def command(words: Sequence[str]) -> str:
-    """The command line that starts a server with `words`, as this process was started; ``…`` hides secrets."""
+    """Return the command line that starts a server with `words`, as this process was started; ``…`` hides secrets."""
     program = [_program(), "serve"]
     if program[0] != "modserve":
         program[:1] = [*program[:1], "-m", "modserve"]
@@ -55,12 +55,12 @@ def _shown(word: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """Whether an option, or the beginning of its name, is one of those with secrets."""
+    """True if an option, or the beginning of its name, is one of those with secrets."""
     return name.startswith("--") and any(each.startswith(name[2:].replace("_", "-")) for each in _SECRET)
 
 
 def _without_ports(words: Sequence[str], ports: Sequence[str]) -> Iterator[str]:
-    """The words but for the options of `ports`; a secret's option and its value are one word."""
+    """Yield the words but for the options of `ports`; a secret's option and its value are one word."""
     replaced = {port.partition("=")[0] for port in ports}
     remaining = iter(words)
     for word in remaining:
@@ -76,7 +76,7 @@ def _without_ports(words: Sequence[str], ports: Sequence[str]) -> Iterator[str]:
 
 
 def _free_ports(refusals: Sequence[RefusedPort]) -> list[str]:
-    """An option with a free port for each refusal."""
+    """Return an option with a free port for each refusal."""
     ports: list[int] = []
     for refusal in refusals:
         numbers = range(refusal.port + _STEP, 65536, _STEP)
@@ -95,7 +95,7 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def _modserve_at(refusal: RefusedPort) -> str:
-    """The URL of the modserve server that answers on an HTTP port; empty if none does."""
+    """Return the URL of the modserve server that answers on an HTTP port; empty if none does."""
     if refusal.name != "HTTP":
         return ""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(refusal.address, refusal.address)

@@ -37,7 +37,7 @@ class RefusedPort:
         return _option(self.name, self.address)
 
     def option_with(self, port: int) -> str:
-        """The option that chooses another port."""
+        """Return the option that chooses another port."""
         place = RefusedPort(self.name, self.address, port, "").place
         return f"{self.option}={place if self.option.endswith('-address') else port}"
 
@@ -48,7 +48,7 @@ class RefusedPort:
 
 
 def _option(name: str, address: str) -> str:
-    """The option by which another place is chosen."""
+    """Return the option by which another place is chosen."""
     of_address = name == "admin" or unix_socket.path_of(address)
     return f"--{name.lower()}-{'address' if of_address else 'port'}"
 
@@ -71,7 +71,7 @@ def _text(refusals: Sequence[RefusedPort]) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """One or more words as a list in a sentence."""
+    """Return one or more words as a list in a sentence."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
@@ -119,12 +119,12 @@ class PortOpenings:
 
     @property
     def failed(self) -> bool:
-        """Whether a port was refused: the others are only probed from then on."""
+        """True if a port was refused: the others are only probed from then on."""
         return bool(self._refusals)
 
     @contextlib.contextmanager
     def opening(self, name: str, address: str, port: int) -> Iterator[None]:
-        """As the function of that name, but the error comes from `end`."""
+        """Open a port like the function of that name, but leave the error to `end`."""
         try:
             with opening(name, address, port):
                 yield

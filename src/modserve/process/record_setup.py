@@ -1,4 +1,4 @@
-"""What records requests, made from the settings."""
+"""Construction of the request recorder from the settings."""
 
 import secrets
 from pathlib import Path

@@ -15,7 +15,7 @@ _BACKLOG = 2048
 class Reservation:
     """Holds port numbers by sockets that are bound and do not listen, so that no connection ever comes to them.
 
-    Unix sockets listen: the workers inherit them, and whoever is free takes a connection.
+    Unix sockets listen: the workers inherit them, and a free one takes the connection.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Reservation:
     def add(self, name: str, address: str, port: int, shared: bool) -> None:
         """Reserve the port of the front end `name` on all addresses of a host's name. Raises PortError.
 
-        0 takes a free one. `shared`: servers beside this one may have the port, too.
+        0 takes a free one. `shared`: other servers may have the port, too.
         """
         if path := unix_socket.path_of(address):
             with opening(name, address, port):
@@ -44,7 +44,7 @@ class Reservation:
         self.options.append(RefusedPort(name, address, 0, "").option_with(number))
 
     def hand_over(self) -> list[int]:
-        """The sockets' descriptors, which stay open when this process becomes another program."""
+        """Return the sockets' descriptors, which stay open when this process becomes another program."""
         descriptors = [each.detach() for each in self.sockets]
         self.sockets.clear()
         for descriptor in descriptors:
@@ -75,7 +75,7 @@ def reserve(settings: Settings) -> Reservation:
 
 
 def _bound(address: str, port: int, share: bool) -> list[socket.socket]:
-    """A bound socket for each address of `address`, all with one number. Raises OSError.
+    """Return a bound socket for each address of `address`, all with one number. Raises OSError.
 
     Those that this machine does not have are left out, as long as there is one that it has.
     """

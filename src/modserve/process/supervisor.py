@@ -39,9 +39,9 @@ _log = logging.getLogger("modserve.supervisor")
 
 _ORDERLY = (signal.SIGTERM, signal.SIGINT)
 _BEFORE_IT_HEARS = 128 + signal.SIGTERM
-"""How a worker ends that gets SIGTERM while it still starts: it has nothing to finish."""
+"""Exit code of a worker that gets SIGTERM while it still starts: it has nothing to finish."""
 _LAST_WORDS_S = 0.5
-"""What a worker gets beyond the grace period to say that it was too short."""
+"""Time for a worker beyond the grace period, to report that it was too short."""
 
 IDENTITY = "IDENTITY"
 """Stands for a worker's identity in the command that starts it."""
@@ -61,14 +61,14 @@ class Workers:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """What the supervisor knows of a process that serves."""
+    """State of a process that serves, as the supervisor knows it."""
 
     index: int
     pid: int | None = None
     starts: int = 0
     since_s: float = 0.0
     due_s: float | None = None
-    """When it is started again; None while it runs."""
+    """Time of its next start; None while it runs."""
     code: int = 0
     """The exit code of its last end."""
     back_off: BackOff = field(default_factory=BackOff)
@@ -95,7 +95,7 @@ class Supervisor:
         self.stopping = False
         self.code = 0
         self._waiting: list[Child] = []
-        """Those that are still to be drained, after the one that is being drained."""
+        """Processes that are still to be drained, after the one that is being drained."""
         self._draining: Child | None = None
         self._next_s = 0.0
         self._end_s: float | None = None
@@ -193,7 +193,7 @@ class Supervisor:
         _log.log(level, "%s, process %d, %s; starting it again %s", self._name(child), pid, end.text, when)
 
     def _is_final(self, child: Child, end: ExitStatus) -> bool:
-        """Whether another start would not help."""
+        """True if another start would not help."""
         if self._workers is None:
             return not end.crashed
         has_served = self._identity(child, self._workers).mark(child.index).exists()
@@ -285,7 +285,7 @@ def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: N
 def arguments(
     logs: LogSettings, command: Sequence[str], workers: Workers | None = None, descriptors: Sequence[int] = ()
 ) -> list[str]:
-    """The command line, behind the interpreter's name, of the process that supervises `command`.
+    """Return the command line, behind the interpreter's name, of the process that supervises `command`.
 
     `descriptors` are those of the sockets that hold the workers' ports, and of their Unix sockets.
     """
@@ -322,7 +322,7 @@ def main() -> int:
 
 
 class HeldSockets:
-    """The workers inherit those that listen, which are Unix sockets, and not those that hold a port's number."""
+    """Sockets held for workers, which inherit the listening Unix sockets but not those that hold a port's number."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
@@ -333,7 +333,7 @@ class HeldSockets:
             each.set_inheritable(False)
 
     def close(self) -> None:
-        """Nobody connects to the Unix sockets any more, once the workers have closed theirs. May be called again."""
+        """Remove the Unix sockets, once the workers have closed theirs. May be called again."""
         for file in self._files:
             file.remove()
         for each in self._unix:

@@ -12,11 +12,11 @@ from modserve.core.pip_command import pip_install
 from modserve.settings import Settings
 
 NAME = "modserve"
-"""Of the deployment, and by default of the application."""
+"""Name of the deployment, and by default of the application."""
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 """The variable of Ray that puts HAProxy, which knows nothing of sequences, in the place of its proxies."""
 SERVICERS = "modserve.ray.servicers.add_services"
-"""What Ray's gRPC proxies are told to serve."""
+"""Import path of the services for Ray's gRPC proxies."""
 _MOST_CALLS = 10_000
 """Calls that Ray may send to a replica at a time: modserve has queues and limits of its own."""
 
@@ -43,7 +43,7 @@ def app(
 
 
 def bound(settings: Settings, target_pending: float, deployment: Mapping[str, Any], revision: str) -> Any:
-    """The application of settings that are `checked`. Raises `ModserveError` as `app` does."""
+    """Return the application of settings that are `checked`. Raises `ModserveError` as `app` does."""
     if target_pending <= 0:
         raise invalid(f"target_pending is {target_pending}, expected a number above 0")
     options = deployment_options(dict(deployment), target_pending)
@@ -55,7 +55,7 @@ def bound(settings: Settings, target_pending: float, deployment: Mapping[str, An
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """The same of a mapping of keywords: ``import_path: modserve.ray:build`` in a configuration of Ray Serve."""
+    """Build `app` from a mapping of keywords: ``import_path: modserve.ray:build`` in a configuration of Ray Serve."""
     return app(**arguments)
 
 
@@ -68,7 +68,7 @@ def check_installed() -> None:
 
 
 def checked(model_repository: str | Path, serve_options: Mapping[str, Any]) -> Settings:
-    """The settings of each replica. Raises INVALID_ARG for those that only a server with its own ports has."""
+    """Return the settings of each replica. Raises INVALID_ARG for those that only a server with its own ports has."""
     options = dict(serve_options)
     if model_repository:
         options["model_repository"] = model_repository
@@ -81,7 +81,7 @@ def checked(model_repository: str | Path, serve_options: Mapping[str, Any]) -> S
 
 
 def check_settings(settings: Settings) -> Settings:
-    """The same settings. Raises INVALID_ARG for what has no effect in a replica."""
+    """Return the settings unchanged. Raises INVALID_ARG for settings without effect in a replica."""
     if settings.workers > 1:
         raise invalid("workers cannot be set on Ray: it has replicas instead; set num_replicas")
     if settings.audit_log:
@@ -90,7 +90,7 @@ def check_settings(settings: Settings) -> Settings:
 
 
 def deployment_options(options: dict[str, Any], target_pending: float) -> dict[str, Any]:
-    """Those of Ray's deployment, with what modserve adds. Raises INVALID_ARG for what it has to decide itself."""
+    """Add modserve's options to those of Ray's deployment. Raises INVALID_ARG for those that modserve decides."""
     for name in ("request_router_config", "deployment_actors"):
         if name in options:
             raise invalid(

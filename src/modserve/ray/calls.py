@@ -28,7 +28,7 @@ _UNSENT = 16
 
 
 class ProxyContext(Protocol):
-    """What Ray's gRPC context has that is used here."""
+    """Part of Ray's gRPC context that is used here."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
     def peer(self) -> str: ...
@@ -61,7 +61,7 @@ class ProxyCall:
         self._context = context
         self._messages = messages
         self._reader: asyncio.Task[Any] | None = None
-        """It waits for the next message."""
+        """Task that waits for the next message."""
         self._stopped = False
         self._inference: InferenceCall | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -77,7 +77,7 @@ class ProxyCall:
         """The messages of a stream that are not sent yet; None after the last one."""
         self.status = _OK
         self.left = False
-        """Nobody takes the messages of the stream any more."""
+        """True if the client takes no more messages of the stream."""
 
     def identify(self) -> str:
         if not self.request_id:
@@ -120,7 +120,7 @@ class ProxyCall:
         await self.unsent.put(response)
 
     def end_stream(self) -> None:
-        """Nothing to do: `serve_stream` sees the end of the task."""
+        """Do nothing: `serve_stream` sees the end of the task."""
 
     def refuse(self, refusal: Refusal) -> None:
         self.set_trailers((*self._trailers, *refusal.trailers, (request_ids.HEADER.lower(), refusal.request_id)))
@@ -139,7 +139,7 @@ class ProxyCall:
         self._callbacks.append(callback)
 
     def over(self) -> None:
-        """All that is to be sent is on its way."""
+        """Complete the call: all that is to be sent is on its way."""
         if self._trailers:
             self._context.set_trailing_metadata([*self._context.trailing_metadata(), *self._trailers])
         for callback in self._callbacks:
@@ -181,7 +181,7 @@ class ProxyCalls:
         self._streams.stop()
 
     async def unary(self, path: str, data: bytes, context: ProxyContext) -> WireMessage:
-        """One message for one. How it failed is in the context."""
+        """Serve one message for one. A failure is in the context."""
         call = ProxyCall(context, _one(data))
         try:
             outcome = await self._dispatcher.unary(self.rpcs[path], call)

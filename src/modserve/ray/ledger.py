@@ -26,7 +26,7 @@ class Ledger:
         self._one = asyncio.Lock()
         self._number = 0
         self._learnt = False
-        """It has what replicas know of a ledger before it."""
+        """True once it has what replicas know of a ledger before it."""
         self._changes: dict[tuple[str, str], tuple[int, ServerChange]] = {}
 
     async def change(self, data: bytes) -> bytes:
@@ -60,7 +60,7 @@ class Ledger:
         self._learnt = True
 
     async def _in_all(self, method: str, *arguments: object) -> list[Any]:
-        """What the replicas that respond return: one that ended meanwhile comes back with all changes."""
+        """Call all replicas and return the responses: a replica that ended meanwhile comes back with all changes."""
         responses = await self._broadcast(values.dumps((_NAME, method, arguments)), PATIENCE)
         return [values.loads(each) for each in responses if isinstance(each, bytes) and each]
 
@@ -69,12 +69,12 @@ class Ledger:
         self._changes[change.subject] = number, change
 
     async def since(self, number: int) -> tuple[int, list[bytes]]:
-        """The number of the last change, and the changes after `number` that still hold."""
+        """Return the number of the last change, and the changes after `number` that still hold."""
         later = [values.dumps(change) for own, change in self._changes.values() if own > number]
         return self._number, later
 
     async def restore(self, number: int, changes: list[bytes]) -> None:
-        """What a replica knows, for a ledger that was started anew."""
+        """Restore a restarted ledger from the knowledge of a replica."""
         if number > self._number:
             self._number = number
             self._changes.clear()

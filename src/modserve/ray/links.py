@@ -1,4 +1,4 @@
-"""How replicas reach each other: by handles and actors of Ray."""
+"""Links between replicas: handles and actors of Ray."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -61,7 +61,9 @@ class SequenceLink:
         self._handle = serve.get_deployment_handle(deployment, app).options(stream=True, method_name=SEQUENCE)
 
     async def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]:
-        """Whether it is the last, and an outcome, of each. Raises UNAVAILABLE where the replica is lost."""
+        """Send a request; yield True for the last outcome, and its bytes. Raises UNAVAILABLE where the replica is
+        lost.
+        """
         try:
             async for outcome in self._handle.options(session_id=session).remote(data):
                 yield outcome

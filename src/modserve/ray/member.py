@@ -1,4 +1,4 @@
-"""What the server of a replica does with the others."""
+"""Cooperation of a replica's server with the others."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""The metrics page of all replicas, which any of them serves: each sample says whose it is.
+"""The metrics page of all replicas, which any of them serves: each sample names its replica.
 
-A sum would fall when Ray ends a replica, which nobody takes the place of; a series of its own just ends.
+A sum would fall when Ray ends a replica without a replacement; a series of its own just ends.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def with_page(
 
 
 def _of(table: SampleTable, label: str) -> SampleTable:
-    """The table with one more label."""
+    """Return the table with one more label."""
 
     def labelled(sample: str) -> str:
         name, brace, rest = sample.partition("{")

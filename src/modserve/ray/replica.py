@@ -82,7 +82,7 @@ class Replica:
         self._http = MountedApp(served, fleet)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What `serve.ingress` serves over HTTP."""
+        """Return the application that `serve.ingress` serves over HTTP."""
         return without_lifespan(self._http)
 
     async def __del__(self) -> None:
@@ -146,7 +146,7 @@ class LedgerActor(Ledger):
 
 
 def deployment_class(sticky: bool) -> Any:
-    """The deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
+    """Return the deployment, for options and arguments: with its HTTP, its router, and the actor that numbers changes.
 
     Only with a router of its own is it `sticky`, which Ray does not take in HAProxy mode.
     """

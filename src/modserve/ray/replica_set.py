@@ -27,7 +27,7 @@ _RETRY = 0.5
 
 
 class LedgerCalls(Protocol):
-    """What a replica calls of the `ledger.Ledger`, wherever that is. All raise LedgerLostError."""
+    """Calls of a replica to the `ledger.Ledger`, wherever that is. All raise LedgerLostError."""
 
     async def change(self, change: bytes) -> bytes: ...
     async def since(self, number: int) -> tuple[int, list[bytes]]: ...
@@ -56,14 +56,14 @@ class ReplicaSet:
         """Replicas that have responded lately, this one included."""
 
     async def ask(self, method: str, *arguments: object) -> dict[int, Any]:
-        """What the others return, or the ModserveError that they raise. Those that do not respond are left out."""
+        """Return the results, or ModserveErrors, of the others that respond."""
         data = values.dumps((self.name, method, arguments))
         responses = [each for each in await self._broadcast(data, PATIENCE) if isinstance(each, bytes) and each]
         self.count = 1 + len(responses)
         return {index: values.loads(each) for index, each in enumerate(responses, 1)}
 
     async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
-        """The name of the replica, of the others, that has a sequence; empty if none has it."""
+        """Return the name of the replica, of the others, that has a sequence; empty if none has it."""
         return next(filter(None, (await self.ask("holds", model, version, key)).values()), "")
 
     def drain(self) -> Awaitable[list[DrainReport]]:
@@ -71,7 +71,7 @@ class ReplicaSet:
         raise ModserveError(Code.UNSUPPORTED, "replicas are drained and ended by Ray: deploy fewer of them")
 
     async def unready(self) -> list[IndexEntry]:
-        """What of the others keeps the server from being ready: Ray sends them no calls before they have loaded."""
+        """Return no obstacles to readiness: Ray sends the other replicas no calls before they have loaded."""
         return []
 
     async def change(self, change: ServerChange) -> None:
@@ -87,7 +87,7 @@ class ReplicaSet:
 
 
 class PeerCalls:
-    """What others call in one replica, and its number: that of the last change that it has made."""
+    """Calls of others in one replica, and its number: that of the last change that it has made."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class PeerCalls:
         return values.dumps(await self._control.call(method, arguments))
 
     async def _make(self, number: int, change: ServerChange, mark: str) -> ModserveError | None:
-        """What keeps the replica from making the change."""
+        """Make a change; return the error that prevents it."""
         async with self._one:
             if number <= self.number:  # of a ledger that knows less
                 return unavailable("another change was made meanwhile: repeat this one")
@@ -134,7 +134,7 @@ class PeerCalls:
             return failure
 
     async def _knows(self) -> tuple[int, list[bytes]]:
-        """The number of the last change, and the changes that hold."""
+        """Return the number of the last change, and the changes that hold."""
         async with self._one:
             state, _ = await self._control.call("state", ())
             return self.number, [values.dumps(each) for each in state]

@@ -1,4 +1,4 @@
-"""How Ray chooses the replica of a call: by its session, or its model, or the less busy one of two."""
+"""Choice of the replica for a call: by its session, or its model, or the less busy one of two."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from .sessions import candidates
 
 
 class SessionRouter(RequestRouter):  # type: ignore[misc] # Ray is not there for type checkers
-    """A request router of Ray Serve. Calls with a session id go to its replica, whatever that has to do."""
+    """A request router of Ray Serve. Calls with a session id go to its replica, however busy it is."""
 
     def update_replicas(self, replicas: list[Any]) -> None:
-        """As Ray calls it, for a copy of this class that has come as a pickle: hence the import."""
+        """Update the replicas. Ray calls it on a copy of this class from a pickle: hence the import."""
         from modserve.ray import sessions
 
         super().update_replicas(replicas)
         sessions.learn(str(each.replica_id.unique_id) for each in replicas)
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
-        """As Ray calls it: groups of replicas, of which the less busy one of the first group gets the call."""
+        """Return groups of replicas for Ray, which gives the call to the less busy one of the first group."""
         if not candidate_replicas:
             return []
         session, model = "", ""

@@ -1,14 +1,14 @@
-"""How many replicas there are, by the requests that wait or run in them."""
+"""Number of replicas by the requests that wait or run in them."""
 
 import math
 from typing import Any
 
 PENDING = "pending"
-"""What replicas report: requests that they have accepted and not settled."""
+"""Metric that replicas report: requests that they have accepted and not settled."""
 
 
 def replicas(pending: float, target: float) -> int:
-    """As many as keep the pending requests of each at `target`; at least one, of which new requests can be seen."""
+    """Return the replicas that keep the pending requests of each at `target`; at least one, to see new requests."""
     return max(1, math.ceil(pending / target - 1e-6))
 
 

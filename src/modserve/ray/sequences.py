@@ -29,7 +29,7 @@ _HERE: ContextVar[bool] = ContextVar("here", default=False)
 
 
 class SequenceSender(Protocol):
-    """What brings a request to the replica of its session: whether each outcome is the last, and its bytes."""
+    """Sender of requests to the replica of a session; yields True for the last outcome, and its bytes."""
 
     def send(self, session: str, data: bytes) -> AsyncIterator[tuple[bool, bytes]]: ...
 
@@ -63,7 +63,7 @@ class HolderSearch(Protocol):
     """Finds the replica that has a sequence, among the others."""
 
     async def holder(self, model: str, version: int | None, key: SequenceKey) -> str:
-        """Its name; empty if none has it."""
+        """Return the name of the replica that has the sequence; empty if none has it."""
 
 
 class SequenceRoutes:
@@ -75,7 +75,7 @@ class SequenceRoutes:
         """The task of the last request of each session that has not come to its end."""
 
     def forward(self, session: str, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As `Servable.submit`, at another replica or, by the same way, at this one."""
+        """Submit like `Servable.submit`, at another replica or, by the same path, at this one."""
         patience_ns = max(1, request.deadline_ns - time.monotonic_ns()) if request.deadline_ns else 0
         data = values.dumps((patience_ns, inference.write_request(request)))
         inflight = Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
@@ -112,7 +112,7 @@ class SessionModel(ModelWrapper):
     """A model with sequences, of which other replicas have their part."""
 
     def __init__(self, servable: Servable, routes: SequenceRoutes | None) -> None:
-        """`routes`: None where nobody knows whose a sequence is; requests of sequences are refused there."""
+        """`routes`: None where the owners of sequences are unknown; requests of sequences are refused there."""
         super().__init__(servable)
         self._routes = routes
 
@@ -160,7 +160,7 @@ class _OutcomeSink:
 
 
 def holds(server: LocalServer, model: str, version: int | None, key: SequenceKey) -> bool:
-    """Whether the sequence has begun in this server and goes on."""
+    """True if the sequence has begun in this server and goes on."""
     try:
         servable = server.model(model, version)
     except ModserveError:

@@ -12,14 +12,14 @@ SERVICES = ((pb.SERVICE, pb.METHODS), (health_pb.SERVICE, health_pb.METHODS))
 
 
 def add_services(servicer: object, server: Any) -> None:
-    """As generated code has it: ``grpc_servicer_functions: [modserve.ray.servicers.add_services]``."""
+    """Add the services like generated code: ``grpc_servicer_functions: [modserve.ray.servicers.add_services]``."""
     for service, methods in SERVICES:
         handlers = {name: _handler(method) for name, method in methods.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
 def _handler(method: Method) -> Any:
-    """Of its kind, with a function that Ray puts its own in place of."""
+    """Return a handler of the method's kind, with a function that Ray replaces by its own."""
     maker = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

@@ -1,4 +1,4 @@
-"""Which replica has a sequence, and which ones a model: the same for all that see the same replicas."""
+"""Assignment of sequences and models to replicas: the same for all observers of the same replicas."""
 
 import hashlib
 import random
@@ -8,13 +8,13 @@ from modserve.core.requests.sequence import SequenceKey
 
 
 def session_id(model: str, key: SequenceKey) -> str:
-    """A sequence in Ray's words. Ids that are texts have nothing to do with those that are numbers."""
+    """Return a sequence in Ray's words. Ids that are texts have nothing to do with those that are numbers."""
     tenant, id = key if isinstance(key, tuple) else ("", key)
     return f"{model}\0{type(id).__name__}\0{id}\0{tenant}"
 
 
 _DIRECT = "\0"
-"""What sessions begin with that are only the name of a replica."""
+"""Prefix of sessions that are only the name of a replica."""
 _known: frozenset[str] = frozenset()
 MODEL_HOMES = 2
 """Replicas that get the requests of a model which clients name to Ray."""
@@ -27,17 +27,17 @@ def learn(replicas: Iterable[str]) -> None:
 
 
 def known() -> frozenset[str]:
-    """The replicas that there are, as this process has heard last; none as long as it has not heard."""
+    """Return the replicas that there are, as this process has heard last; none as long as it has not heard."""
     return _known
 
 
 def direct(replica: str) -> str:
-    """The session of calls for one replica."""
+    """Return the session of calls for one replica."""
     return f"{_DIRECT}{replica}"
 
 
 def owner(session: str, replicas: Iterable[str]) -> str:
-    """One of the replicas, by their names. Where one comes or goes, only its own sessions move."""
+    """Return a session's replica, by name. When a replica comes or goes, only its own sessions move."""
     return max(replicas, key=lambda name: _weight(session, name))
 
 

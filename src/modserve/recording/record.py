@@ -5,7 +5,7 @@ Numbers are the protocol's raw form in base64, exact to the last bit; BYTES tens
 
 The files of recorded requests: ``FOLDER/<model>/<time of its first request>-w<worker>.jsonl``.
 
-All files together have at most so many bytes: the oldest go first, whichever model they are of. A file is opened for
+All files together have a limit of bytes: the oldest go first, regardless of the model. A file is opened for
 each line, so that one that was removed or moved away is no trouble. A line that cannot be written as a whole is taken
 back. What an earlier server process has left counts, and goes first.
 """
@@ -54,7 +54,7 @@ class RecordedTensor(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the content is what datatype and shape say. Inputs of requests that were refused may be anything."""
+        """True if the content agrees with datatype and shape. Inputs of requests that were refused may be anything."""
         if self.datatype is dtypes.INVALID or any(size < 0 for size in self.shape):
             return False
         count = math.prod(self.shape)
@@ -121,7 +121,7 @@ def head_line(head: FileHead) -> bytes:
 
 
 def encode(record: RequestRecord) -> Iterator[bytes]:
-    """The line of a record, in pieces."""
+    """Yield the line of a record, in pieces."""
     head: dict[str, Any] = {"n": record.number, "at": _timestamp(record.at_us), "version": record.version}
     for key, value in (
         ("id", record.id),
@@ -210,7 +210,7 @@ def read_head(line: bytes) -> FileHead:
 
 
 def decode(line: bytes, model: str) -> RequestRecord:
-    """The record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
+    """Return the record of a line in a file of `model`, whose outputs are sound. Raises FormatError."""
     document = _loads(line)
     try:
         return RequestRecord(
@@ -274,7 +274,7 @@ def _loads(line: bytes) -> Mapping[str, Any]:
 ENDING: Final = ".jsonl"
 _LARGEST_FILE: Final = 64 * 1024 * 1024
 _FILES: Final = 8
-"""All bytes are at least those of so many files: when the oldest goes, the others stay."""
+"""Minimum number of files within the size limit: when the oldest is deleted, the others stay."""
 _PART: Final = 64 * 1024
 """Bytes that are written at a time, or a bit more."""
 _NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-w([0-9]+)\.jsonl")
@@ -381,7 +381,7 @@ def folder_name(model: str) -> str:
 
 
 def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer parts."""
+    """Join the bytes into fewer parts."""
     some: list[bytes] = []
     size = 0
     for part in parts:

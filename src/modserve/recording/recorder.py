@@ -82,11 +82,11 @@ _OVERHEAD: Final = 1024
 """Bytes that a record counts besides its tensors."""
 _MOST_NAMES: Final = 1000
 DROPPED: Final = ("memory", "too_large", "disk", "failure")
-"""Why sampled requests are dropped."""
+"""Reasons for dropping sampled requests."""
 
 
 class ModelPlan:
-    """What is recorded of the requests of one model: `rate` of them, without the contents of the `hides` tensors."""
+    """Recording plan of one model: `rate` of its requests, without the contents of the `hides` tensors."""
 
     __slots__ = ("_hidden", "_patterns", "numbers", "rate")
 
@@ -155,7 +155,7 @@ class Recorder:
         _log.info("requests and their responses are recorded in %s", self._settings.folder)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what waits, for at most so many seconds, and end. May be called again."""
+        """Write the waiting records, within a number of seconds, and end. May be called again."""
         if not self._writer.close(seconds):
             _log.error("some recorded requests are lost: they could not be written within %g s", seconds)
 
@@ -188,7 +188,7 @@ class Recorder:
         return zlib.crc32(f"{model}\0{tenant}\0{id}".encode("utf-8", "surrogatepass")) < rate * 2**32
 
     def visible(self, parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
-        """Those that cannot have been headers."""
+        """Return the parameters that cannot have been headers."""
         return {name: value for name, value in parameters.items() if not self._may_be_header(name)}
 
     def _may_be_header(self, name: str) -> bool:
@@ -210,7 +210,7 @@ class Recorder:
             self._dropped[reason] += 1
 
     def time_us(self, ns: int) -> int:
-        """The time of day at `ns` of the monotonic clock, in microseconds since the epoch."""
+        """Return the time of day at `ns` of the monotonic clock, in microseconds since the epoch."""
         return (self._epoch_ns + ns) // 1000
 
     def write(self, record: RequestRecord, size: int) -> None:
@@ -220,7 +220,7 @@ class Recorder:
             self.drop("failure")
 
     def _write(self, record: RequestRecord, size: int) -> None:
-        """On the writer's thread."""
+        """Write a record, on the writer's thread."""
         try:
             self._folder.add(record.model, record.at_us, list(encode(record)))
         except LongLineError:
@@ -242,7 +242,7 @@ class Recorder:
 
 
 class RecordedSubmission:
-    """One sampled request on its way to `servable` and back: implements `Submitter` and `ResponseSink`."""
+    """Sampled request on its way to `servable` and back: implements `Submitter` and `ResponseSink`."""
 
     __slots__ = ("_number", "_plan", "_record", "_recorder", "_servable", "_sink", "_size", "_start_ns")
 
@@ -313,7 +313,7 @@ class RecordedSubmission:
         )
 
     def _keep(self, outcome: Outcome, final: bool) -> None:
-        """Never raises: the request goes on, whatever is wrong with its record."""
+        """Record an outcome. Never raises: the request goes on, even if its record fails."""
         record = self._record
         if record is None:
             return
@@ -351,7 +351,7 @@ class RecordedSubmission:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A tensor whose memory nobody else changes, not even a client that shares it."""
+    """Return the tensor in memory that no other code changes, not even a client that shares it."""
     if tensor.device is not None:
         return tensor
     raw = tensor.received

@@ -39,7 +39,7 @@ LOOK_S = 2.0
 _SURPLUS = 32 * 1024 * 1024
 """Bytes of slack, more than after the last trimming, that are worth returning."""
 _REST = 8 * 1024 * 1024
-"""As `_SURPLUS`, when the slack stays as it is: what is left when a busy time is over."""
+"""Bytes of slack worth returning, like `_SURPLUS`, if the slack stays as it is: the rest after a busy time."""
 _REPORT = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
 """The fields of ``struct mallinfo``: `uordblks` is what is in use of the heap, `hblkhd` of mappings of their own."""
 _STATM = Path("/proc/self/statm")
@@ -47,7 +47,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def glibc(environment: Mapping[str, str] = os.environ) -> ctypes.CDLL | None:
-    """The C library if it is glibc and the environment does not configure its allocator; else None."""
+    """Return the C library if it is glibc and the environment does not configure its allocator; else None."""
     if "LD_PRELOAD" in environment or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
         return None
     try:
@@ -66,7 +66,7 @@ def tune(library: ctypes.CDLL) -> None:
 
 
 def usage(library: ctypes.CDLL) -> Callable[[], int]:
-    """What tells how many bytes glibc has given out and not got back. It looks at each free block: microseconds.
+    """Return a function that tells the bytes which glibc has out. It looks at each free block: microseconds.
 
     Before glibc 2.33 it tells the number modulo 4 GiB.
     """

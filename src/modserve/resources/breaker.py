@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable
 _log = logging.getLogger(__name__)
 
 _MOST_FAILURES = 3
-"""So many one after the other, and it is taken for dead."""
+"""Failures in a row after which the service is taken for dead."""
 _FIRST_S, _LONGEST_S = 1.0, 30.0
-"""How long it is left alone then: twice as long after each attempt that fails."""
+"""Seconds until the next attempt, from first to longest: twice as long after each attempt that fails."""
 _LONG_AGO_S = 60.0
-"""What opens again within this time after it has closed goes on and on."""
+"""Seconds after closing; a breaker that opens again sooner continues the earlier failure."""
 
 
 class Breaker:
     """Closed while all is well. Open after some failures: until `probe`, tried now and then, raises nothing.
 
     It writes one line to the log when it opens, and one when it closes; if that goes on and on, only the first of them.
-    For the event loop's thread. Whoever makes `probe` limits its time; no request waits for it.
+    For the event loop's thread. The maker of `probe` limits its time; no request waits for it.
     """
 
     def __init__(

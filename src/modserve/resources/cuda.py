@@ -53,11 +53,11 @@ A copy from pageable memory returns once that is staged, and a copy inside the G
 
 _OUT_OF_MEMORY = 2
 _BROKEN = frozenset({3, 4, 46, 100, 214, 220, 999, *range(700, 722)})
-"""Codes of a driver or a GPU that does not work, whatever the client asks for (cuda.h, ``CUresult``)."""
+"""Codes of a driver or a GPU that does not work for any call (cuda.h, ``CUresult``)."""
 
 
 def load_driver() -> ctypes.CDLL | None:
-    """The driver's library with its signatures; None if there is none."""
+    """Return the driver's library with its signatures; None if there is none."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         for name, parameters in _SIGNATURES.items():
@@ -75,7 +75,7 @@ class Cuda:
         self._lock = threading.Lock()
 
     def open(self, region: CudaRegion, handle: bytes) -> "CudaMemory":
-        """The memory behind a handle from another process. Raises INVALID_ARG."""
+        """Return the memory behind a handle from another process. Raises INVALID_ARG."""
         if len(handle) != HANDLE_BYTES:
             raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         with self._lock:
@@ -100,7 +100,7 @@ class _Driver:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._lock = threading.Lock()
-        """So that two threads do not both retain the context of a device."""
+        """Lock against two threads that both retain the context of a device."""
 
     def call(self, name: str, *arguments: object) -> None:
         """Raises `_DriverError`."""
@@ -129,7 +129,7 @@ class _Driver:
 
 
 def _find(load: Callable[[], ctypes.CDLL | None]) -> _Driver | None:
-    """The driver, if it has a device."""
+    """Return the driver, if it has a device."""
     library = load()
     if library is None:
         return None
@@ -209,7 +209,7 @@ class CudaMemory:
 
 
 def _refusal(region: CudaRegion, error: _DriverError) -> ModserveError | None:
-    """The error for a region that cannot be opened; None where the driver blames what the client sent."""
+    """Return the error for a region that cannot be opened; None where the driver blames what the client sent."""
     text = f"failed to register CUDA shared memory region '{region.name}': {error}"
     if error.code == _OUT_OF_MEMORY:
         return unavailable(text)

@@ -14,16 +14,16 @@ from modserve.core.requests.memory import MemoryBudget
 _log = logging.getLogger(__name__)
 
 MOST_HELD = 64 * 1024 * 1024
-"""Bytes of one request's responses that the engine may have given and nobody has sent yet."""
+"""Bytes of one request's responses that the engine may have given and that are not sent yet."""
 
 RESPONSE_BYTES = 8 * 1024
-"""What a response counts beside its tensors, so that a request never has more than some thousands unsent."""
+"""Size of a response without its tensors, so that a request never has more than some thousands unsent."""
 
 STALLED_S = 10.0
-"""How long an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
+"""Time that an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
 
 LONGEST_S = 300.0
-"""How long an engine waits in all, over one request, for a client that takes something now and then."""
+"""Total time that an engine waits, over one request, for a client that takes something now and then."""
 
 _UNLIMITED = MemoryBudget()
 
@@ -31,14 +31,14 @@ _UNLIMITED = MemoryBudget()
 class Flow:
     """The flow of one request's responses. Implements `core.requests.inflight.FlowControl`.
 
-    The engine's thread waits in `wait`; whoever sends the responses on calls `sent`. When nothing was sent for
+    The engine's thread waits in `wait`; the sender of the responses calls `sent`. When nothing was sent for
     `stalled_s` seconds, or the engine has waited for `longest_s` seconds in all, it calls `stalled`, on its own thread,
     with the number of unsent responses, and never waits again. `slow` is True in the second case.
 
     While the server's `memory` is used up, only one response may wait to be sent; otherwise `most`, if that is not 0.
 
     An engine that must not block asks for `room` and leaves a callback with `on_room`; `later`, which calls a function
-    after so many seconds, keeps the same limits of time for it.
+    after a number of seconds, keeps the same limits of time for it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Flow:
         self._later = later
         self._callbacks: list[Callable[[], None]] = []
         self._watch = (0, 0, 0.0)
-        """What the callbacks wait for: the number of this wait, the steps when it began, and when that was."""
+        """State for the callbacks: the number of this wait, the steps when it began, and the time of that."""
         self.slow = False
         self._stalled = stalled
         self._stalled_s = stalled_s
@@ -91,7 +91,7 @@ class Flow:
 
     @property
     def room(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         with self._changed:
             return not self._full()
 
@@ -129,7 +129,7 @@ class Flow:
         _call_all(callbacks)
 
     def _callbacks_with_room(self) -> list[Callable[[], None]]:
-        """The callbacks whose turn it is. The lock is held; they are called without it."""
+        """Return the callbacks whose turn it is. The lock is held; they are called without it."""
         if not self._callbacks or self._full():
             return []
         callbacks, self._callbacks = self._callbacks, []
@@ -159,7 +159,7 @@ class Flow:
         _call_all(callbacks)
 
     def release(self) -> None:
-        """Nobody sends any more: let the engine go on, now and later. Lets go of `stalled`."""
+        """End flow control after the last send: let the engine go on, now and later. Lets go of `stalled`."""
         with self._changed:
             self._open = True
             self._stalled = _nothing
@@ -182,7 +182,7 @@ def _nothing(waiting: int) -> None: ...
 def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> None:
     """Keep the engine from running ahead of a slow client. On the event loop's thread, right after the submission.
 
-    Whoever sends the responses on must call `inflight.sent` for each. The engine runs ahead by less while the server's
+    The sender of the responses must call `inflight.sent` for each. The engine runs ahead by less while the server's
     `memory` is used up. A client that takes nothing for long is given up: its request fails. The engine never waits for
     a request to a model that preserves the order of its responses, since these may wait for another request's.
     """

@@ -100,7 +100,7 @@ class Freezer:
         self._timer = self._loop.call_later(seconds, guarded("garbage", self._look))
 
     def _look(self) -> None:
-        """Freezes, once there is nobody to wait for it."""
+        """Freeze, once no request would wait for it."""
         self._looks_left -= 1
         if self._looks_left > 0 and self._requests() != self._requests_before and self._has_unloaded():
             self._look_in(IDLE_S)
@@ -108,7 +108,7 @@ class Freezer:
             self.freeze()
 
     def _has_unloaded(self) -> bool:
-        """Whether a model has gone since the last time."""
+        """True if a model was unloaded since the last time."""
         return not self._served <= set(map(weakref.ref, self._models()))
 
     def freeze(self) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
-"""Those of cgroup version 2 and 1, where a container sees its own group."""
+"""Limit files of cgroup version 2 and 1, where a container sees its own group."""
 _USES = (("memory.current", "memory.stat"), ("memory/memory.usage_in_bytes", "memory/memory.stat"))
 _NO_LIMIT = 2**60
 """Bytes: version 1 writes a number like that where there is none."""
@@ -21,7 +21,7 @@ class ContainerMemory(NamedTuple):
 
 
 def container_memory(cgroup: Path = _CGROUP) -> ContainerMemory | None:
-    """The memory of this process's control group; None where the system does not say.
+    """Return the memory of this process's control group; None where the system does not say.
 
     As Kubernetes counts it, files that the system would drop before it ends a process are not in use.
     """

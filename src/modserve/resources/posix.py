@@ -28,7 +28,7 @@ _OPEN = "/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"
 
 
 def connections(requested: int) -> int:
-    """The limit on open connections: `requested` (0: as many as possible) if there are enough descriptors.
+    """Return the limit on open connections: `requested` (0: as many as possible) if there are enough descriptors.
 
     Raises the process's limit on open files to its hard limit. Logs a warning if there are too few descriptors for the
     `requested` connections.
@@ -75,13 +75,13 @@ _LONGEST = 100
 
 
 def owner(port: int, proc: Path = _PROC) -> str:
-    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if nobody tells."""
+    """The process that listens on a TCP port, such as ``process 4711 (python -m modserve)``; empty if unknown."""
     process = listener(port, proc)
     return f"process {process.name} ({_command(process)})" if process is not None else ""
 
 
 def listener(port: int, proc: Path = _PROC) -> Path | None:
-    """The folder in /proc of the process that listens on a TCP port; None if nobody does, or another user."""
+    """Return the folder in /proc of the process that listens on a TCP port; None if none does, or another user's."""
     sockets = set(_listening(port, proc))
     if not sockets:
         return None
@@ -90,7 +90,7 @@ def listener(port: int, proc: Path = _PROC) -> Path | None:
 
 
 def _listening(port: int, proc: Path) -> Iterator[str]:
-    """The inodes of the sockets that listen on a port."""
+    """Yield the inodes of the sockets that listen on a port."""
     for name in ("tcp", "tcp6"):
         try:
             lines = (proc / "net" / name).read_text().splitlines()[1:]
@@ -136,7 +136,7 @@ def _command(process: Path) -> str:
 
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Like ``shm_open``, follows no links; and never waits."""
+"""Flags that, like those of ``shm_open``, follow no links; and never wait."""
 
 _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -193,7 +193,7 @@ class PosixMemory:
 
 
 def _open(directory: Path, key: str) -> int:
-    """A descriptor of the memory that ``shm_open`` would open for this key. Slashes before it do not count."""
+    """Return a descriptor of the memory that ``shm_open`` would open for this key. Slashes before it do not count."""
     name = key.lstrip("/")
     if name in ("", ".", "..") or "/" in name:
         raise _cannot_open(key)

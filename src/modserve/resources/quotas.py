@@ -1,10 +1,10 @@
-"""What each tenant may use of a server process: requests, rows and tokens a second, and requests at a time.
+"""Limits of each tenant in a server process: requests, rows and tokens a second, and requests at a time.
 
-A request is counted when it is accepted. What it holds is given back when it is settled, exactly once: by the request
-itself, whatever becomes of it. A call that takes several requests, such as one with many texts, counts as one. Rates
-are token buckets with room for a second's worth. One request may take more than there is in a full bucket: the tenant
-then waits until that is paid for. Tokens are counted when they are known, which may be after the response: who has used
-too many waits before the next request.
+A request is counted when it is accepted. Its permit is given back when it is settled, exactly once: by the request
+itself, whatever its outcome. A call that takes several requests, such as one with many texts, counts as one. Rates are
+token buckets with room for a second's worth. One request may take more than there is in a full bucket: the tenant then
+waits until that is paid for. Tokens are counted when they are known, which may be after the response: a tenant in debt
+waits before its next request.
 """
 
 import time
@@ -32,21 +32,21 @@ OTHERS: Final = "(others)"
 
 @dataclass(slots=True, eq=False)
 class TenantFigures:
-    """What a tenant has had so far. These numbers only grow."""
+    """Totals of a tenant. These numbers only grow."""
 
     accepted: int = 0
     refused_rate: int = 0
     refused_concurrency: int = 0
     refused_model: int = 0
-    """By the model: its queue had no room, or it would have been too late."""
+    """Refused by the model: its queue had no room, or the request would have been too late."""
     rows: int = 0
     tokens: int = 0
     durations: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_NS))
-    """Nanoseconds that accepted requests took, whatever became of them."""
+    """Nanoseconds that accepted requests took, with any outcome."""
 
     @property
     def results(self) -> dict[str, int]:
-        """What became of the requests that were sent."""
+        """Numbers of requests by result."""
         return {
             "accepted": self.accepted,
             "refused_rate": self.refused_rate,
@@ -72,7 +72,7 @@ class TokenBucket:
         return max(1.0, self.rate)
 
     def wait_ns(self, amount: float, now_ns: int) -> int:
-        """How long to wait for so much; 0 if it is there. For more than a full bucket has, a full one will do."""
+        """Return the wait for an amount; 0 if it is there. For more than a full bucket has, a full one will do."""
         if now_ns > self.filled_ns:
             passed_s = (now_ns - self.filled_ns) / _SECOND_NS
             self.level = min(self.size, self.level + passed_s * self.rate)
@@ -83,15 +83,15 @@ class TokenBucket:
 
 @dataclass(slots=True, eq=False)
 class TenantUsage:
-    """What a tenant uses at the moment."""
+    """Current usage of a tenant."""
 
     tenant: Tenant | None
     figures: TenantFigures
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
-    """By the field of `Tenant` that has the rate."""
+    """Buckets by the field of `Tenant` that has the rate."""
     in_flight: int = 0
     mean_ns: float = 0.0
-    """How long its requests took lately; 0 before the first is over."""
+    """Mean duration of its latest requests; 0 before the first is over."""
 
     def resize(self, tenant: Tenant | None, processes: int) -> None:
         """The tenant may use more or less than before. What it has used stays used."""
@@ -106,7 +106,7 @@ class TenantUsage:
 
 
 class Permit:
-    """What an accepted request holds. Implements `core.requests.inflight.RequestPermit`."""
+    """Permit of an accepted request. Implements `core.requests.inflight.RequestPermit`."""
 
     __slots__ = ("_figures", "_quotas", "_start_ns", "_usage")
 
@@ -147,10 +147,10 @@ class Quotas:
         self.in_flight = 0
         """Not counted while there is neither a limit nor a tenant."""
         self.refused = 0
-        """By `most`."""
+        """Number of requests refused by `most`."""
         self.tenants: dict[str, TenantUsage] = {}
         self.figures: dict[str, TenantFigures] = {}
-        """By tenant. There are at most a thousand, and `OTHERS` for the rest."""
+        """Figures by tenant. There are at most a thousand, and `OTHERS` for the rest."""
         self._processes = processes
         self._clock = clock or time.monotonic_ns
         self._sweep_at = _SWEEP_FROM
@@ -175,7 +175,7 @@ class Quotas:
 
     @contextmanager
     def submission(self, request: InferenceRequest, rows: int) -> Iterator[Permit]:
-        """Count in a call with so many rows, whose requests are submitted in the block; `request` stands for all.
+        """Count a call with `rows` rows in, and submit its requests in the block; `request` stands for all.
 
         Raises `OverloadedError` if a limit is reached. The permit is released if the block fails.
         """
@@ -188,11 +188,11 @@ class Quotas:
         permit.count(rows)
 
     def limits(self, tenant: Tenant | None) -> bool:
-        """Whether the requests of a tenant, or of nobody in particular, are counted."""
+        """True if the requests of a tenant, or of no particular one, are counted."""
         return tenant is not None or self.most > 0
 
     def admit(self, request: InferenceRequest, rows: int) -> Permit:
-        """Count a request with so many rows in. Raises `OverloadedError` if a limit is reached."""
+        """Count a request with `rows` rows in. Raises `OverloadedError` if a limit is reached."""
         if self.most and self.in_flight >= self.most:
             self.refused += 1
             raise OverloadedError(
@@ -208,7 +208,7 @@ class Quotas:
         return Permit(self, usage, now_ns)
 
     def spend_tokens(self, tenant: Tenant | None, tokens: int) -> None:
-        """A tenant's request has so many tokens, or its response has."""
+        """Count the tokens of a tenant's request, or of its response."""
         if tenant is None:
             return
         usage = self._usage(tenant)
@@ -230,7 +230,7 @@ class Quotas:
         usage.mean_ns += _MEAN_SHARE * (ns - usage.mean_ns) if usage.mean_ns else ns
 
     def reports(self, queues: Iterable[object]) -> list[TenantReport]:
-        """What each tenant has had and has, by name. `queues`: those that may be `core.tenants.TenantQueues`."""
+        """Return each tenant's totals and usage, by name. `queues` may contain `core.tenants.TenantQueues`."""
         if not self.figures:
             return []
         in_flight: Counter[str] = Counter()
@@ -270,7 +270,7 @@ class Quotas:
         return figures
 
     def _check(self, usage: TenantUsage, tenant: Tenant, request: InferenceRequest, rows: int, now_ns: int) -> None:
-        """All limits first, then all buckets: who is refused by one limit uses up nothing of the others."""
+        """Check all limits first, then all buckets: a request refused by one limit uses up nothing of the others."""
         concurrency = tenant.concurrency
         if concurrency is not None:
             part = max(1, -(-concurrency // self._processes))

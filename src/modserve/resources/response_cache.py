@@ -42,7 +42,7 @@ class UnusableError(Exception):
 
 
 def to_bytes(key: bytes, response: InferenceResponse) -> bytes:
-    """The response to the request with this key, without its id. It may be kept anywhere."""
+    """Return the response to the request with this key, without its id. It may be kept anywhere."""
     raws = [(name, tensor, tensor.raw) for name, tensor in response.outputs.items()]
     head = json.dumps(
         {
@@ -129,10 +129,10 @@ class Cache(Protocol):
     """
 
     def get(self, owner: object, key: bytes) -> InferenceResponse | None:
-        """The kept response, whose id is not this request's. Its tensors are read-only."""
+        """Return the kept response, whose id is not this request's. Its tensors are read-only."""
 
     def fetch(self, owner: object, key: bytes) -> "asyncio.Future[InferenceResponse | None] | None":
-        """A response that only a wait can tell of, which never fails; None: there is nothing to wait for."""
+        """Return a response that only a wait can tell of, which never fails; None: there is nothing to wait for."""
 
     def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
         """Keep a response, if there is room for it."""
@@ -145,7 +145,7 @@ class _Entry(NamedTuple):
     response: InferenceResponse
     size: int
     until: float
-    """By the monotonic clock, in seconds."""
+    """Expiry by the monotonic clock, in seconds."""
 
 
 class ResponseCache:

@@ -27,14 +27,14 @@ _PREFIX = "modserve:1"
 _LONG = 64 * 1024
 """Bytes of a response that is written or read on a thread: its digest takes a while."""
 _MOST_LOOKUPS = 256
-"""At the same time; a request that comes then runs."""
+"""Concurrent lookups; a request beyond them runs."""
 _MOST_WRITES = 64
 _MOST_WRITTEN = 64 * 1024 * 1024
 """Bytes that wait to be written; responses that come then are not kept."""
 _CONNECT_S = 1.0
 _WRITE_S = 5.0
 _PURGE_S = 60.0
-"""What nobody waits for may take longer."""
+"""Seconds for a purge, which may take longer because no request waits for it."""
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Store(Protocol):
     """Bytes by key, somewhere else. Methods but `__str__` raise `CacheStoreError`; a cancelled call does no damage."""
 
     def __str__(self) -> str:
-        """Its place, for the log, without secrets."""
+        """Return the store's place, for the log, without secrets."""
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -75,7 +75,7 @@ class SharedCache:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.ending = False
-        """The server ends: what it has kept is for those that go on."""
+        """True while the server ends: it leaves its entries to the servers that go on."""
         self._store = store
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
@@ -88,7 +88,7 @@ class SharedCache:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def _look(self) -> None:
-        """Whether it can be read; a new connection may take its time."""
+        """Check that the store can be read; a new connection may take its time."""
         async with asyncio.timeout(_CONNECT_S + self._timeout_s):
             await self._store.get(f"{_PREFIX}:probe")
 
@@ -210,7 +210,7 @@ class ModelCache:
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
-    """The result of `work`, on a thread if it is about many bytes."""
+    """Return the result of `work`, on a thread if it is about many bytes."""
     return await asyncio.to_thread(work) if size > _LONG else work()
 
 
@@ -219,7 +219,7 @@ _SCANNED = 500
 
 
 def connect(settings: RedisSettings) -> "RedisStore":
-    """A store that connects when it is first used. Raises UNAVAILABLE if the library is missing."""
+    """Return a store that connects when it is first used. Raises UNAVAILABLE if the library is missing."""
     try:
         from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
         from redis.asyncio.retry import Retry

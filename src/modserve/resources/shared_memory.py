@@ -34,7 +34,7 @@ class Memory(Protocol):
     """The bytes of a region. The caller has checked offsets and sizes against the size of the region."""
 
     def read(self, offset: int, size: int) -> Buffer:
-        """A view if possible, else a copy. Raises INVALID_ARG if the bytes do not exist any more."""
+        """Return a view if possible, else a copy. Raises INVALID_ARG if the bytes do not exist any more."""
 
     def write(self, offset: int, raw: Buffer) -> None:
         """Raises INVALID_ARG like `read`."""
@@ -49,7 +49,7 @@ class _Registered:
     memory: Memory
     users: int = 0
     leaving: bool = False
-    """It ends as soon as no request uses it. New requests do not get it, so that it ends even under steady use."""
+    """True if it ends once no request uses it. New requests do not get it, so that it ends even under steady use."""
 
 
 class SharedMemory:
@@ -72,7 +72,7 @@ class SharedMemory:
         self._most = _half_of_the_files() if most is None else most
         self._cuda = cuda or Cuda()
         self._regions: dict[tuple[str, str], _Registered] = {}
-        """By tenant and name: names are a tenant's own."""
+        """Regions by tenant and name: names are a tenant's own."""
         self.with_cuda = False
         """A region of GPU memory has been registered: reading and writing may have to copy."""
         self._replaced = 0
@@ -120,7 +120,7 @@ class SharedMemory:
             raise
 
     def status(self, kind: type[R], name: str = "", tenant: str = "") -> list[R]:
-        """A tenant's regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
+        """Return a tenant's regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
         if not name:
             with self._lock:
                 all_regions = [each.region for each in self._regions.values()]
@@ -156,7 +156,7 @@ class SharedMemory:
             registered.memory.close()
 
     def lease(self, tenant: str = "") -> "SharedMemoryLease":
-        """A lease of regions for one request of a tenant."""
+        """Return a lease of regions for one request of a tenant."""
         return SharedMemoryLease(self, tenant)
 
     def take(self, name: str, tenant: str = "") -> _Registered:
@@ -200,7 +200,7 @@ class SharedMemory:
             )
 
     def _forget_if_idle(self, registered: _Registered) -> bool:
-        """Whether it has gone, so that the caller closes its memory."""
+        """Remove a leaving region that no request uses. True if removed, so that the caller closes its memory."""
         if not registered.leaving or registered.users:
             return False
         if self._regions.get(place := _place(registered.region)) is registered:
@@ -241,7 +241,7 @@ class SharedMemoryLease:
             self._registry.give_back(used.values())
 
     def _take(self, place: RegionSlice) -> _Registered:
-        """The region of a place that is inside it. The lease takes each region once, for all tensors in it."""
+        """Return the region of a place that is inside it. The lease takes each region once, for all tensors in it."""
         if self._used is None:
             self._used = {}
         registered = self._used.get(place.region)

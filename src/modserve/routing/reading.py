@@ -98,7 +98,7 @@ def check(routing: Routing, config: ModelConfig) -> None:
 
 
 def unfit(routing: Routing, *, decoupled: bool, sequences: bool) -> str:
-    """What a model that is decoupled or has sequences cannot have; empty if there is nothing."""
+    """Return the part of a routing that a model cannot have if it is decoupled or has sequences; empty if none."""
     if routing.shadow is not None and decoupled:
         return "routing.shadow is not possible for a decoupled model: it may send any number of responses to a request"
     if routing.shadow is not None and sequences:
@@ -135,7 +135,7 @@ def _split(value: object, labels: Mapping[str, int]) -> dict[str, float]:
 
 
 def _version(route: object, labels: Mapping[str, int], place: str) -> int:
-    """The version of a label, or in digits."""
+    """Return the version of a label, or in digits."""
     text = str(route) if type(route) is int else route
     if isinstance(text, str) and text in labels:
         return labels[text]
@@ -146,7 +146,7 @@ def _version(route: object, labels: Mapping[str, int], place: str) -> int:
 
 
 def _sticky(value: object) -> str:
-    """The name of the parameter. Headers are parameters where the server forwards them."""
+    """Return the name of the parameter. Headers are parameters where the server forwards them."""
     if value == "":
         return ""
     if not isinstance(value, str) or _STICKY.fullmatch(value) is None:
@@ -210,7 +210,7 @@ def _rollback(value: object, split: Mapping[str, float]) -> Rollback:
 
 
 def _route(value: object, place: str, split: Mapping[str, float]) -> str:
-    """A name in the split."""
+    """Return a name in the split."""
     name = str(value) if type(value) is int else value
     if not isinstance(name, str) or name not in split:
         routes = ", ".join(split) or "none, since there is no split"
@@ -219,7 +219,7 @@ def _route(value: object, place: str, split: Mapping[str, float]) -> str:
 
 
 def _positive(members: Mapping[str, Any], path: str, name: str, most: float) -> float:
-    """A number above 0; 0 where there is none."""
+    """Return a number above 0; 0 where there is none."""
     if name not in members:
         return 0.0
     number = _number(members[name], f"{path}.{name}", 0, most)
@@ -231,7 +231,7 @@ def _positive(members: Mapping[str, Any], path: str, name: str, most: float) -> 
 def _object(
     value: object, place: str, known: tuple[str, ...] | None = None, needed: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
-    """A JSON object; with `known`, of these members, and otherwise of any at most `_MOST`."""
+    """Return a JSON object; with `known`, of these members, and otherwise of any at most `_MOST`."""
     if not isinstance(value, dict):
         raise _wrong(place, value, "a JSON object")
     if known is None:
@@ -254,7 +254,7 @@ def _number(value: object, place: str, least: float, most: float) -> float:
 
 
 def _bounded(value: Any) -> Any:
-    """An integer that a float can hold: JSON may have any number of digits."""
+    """Return an integer that a float can hold: JSON may have any number of digits."""
     return max(-(10**300), min(10**300, value)) if type(value) is int else value
 
 

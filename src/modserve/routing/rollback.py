@@ -47,7 +47,7 @@ class RequestWindow:
         self.failures -= self._entries.popleft()[2]
 
     def p95_ns(self) -> int:
-        """What 95 of 100 of the requests that did not fail stayed below; 0 if there are none."""
+        """Return the 95th percentile of the durations of requests that did not fail; 0 if there are none."""
         durations = sorted([duration for _, duration, failed in self._entries if not failed])
         return durations[min(len(durations) - 1, int(len(durations) * _QUANTILE))] if durations else 0
 

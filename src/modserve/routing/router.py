@@ -5,7 +5,7 @@ set of versions is READY, the table gets another `Routed`, which knows the serva
 has nothing to run it, leaves its share to the others; if none is left, requests go to the latest version of those that
 were not rolled back.
 
-Requests of a sequence go to the version that has it, whatever the weights are by then.
+Requests of a sequence go to the version that has it, regardless of the weights by then.
 
 Chooses the route of a request: by weights in turn, or by the hash of a key.
 """
@@ -46,7 +46,7 @@ class Route:
     requests: int = 0
     rolled_back: RolledBack | None = None
     window: RequestWindow | None = None
-    """Its latest requests, where a rule looks at them."""
+    """Latest requests of the route, where a rule looks at them."""
 
     @property
     def open(self) -> bool:
@@ -55,7 +55,7 @@ class Route:
 
 
 def next_route(routes: Iterable[Route]) -> Route:
-    """The route whose turn it is: of any number of calls, each route gets its share to within one, evenly mixed.
+    """Return the route whose turn it is: of any number of calls, each route gets its share to within one, evenly mixed.
 
     Each is credited its weight, and the one with the most credit pays for all. There must be one.
     """
@@ -72,7 +72,7 @@ def next_route(routes: Iterable[Route]) -> Route:
 
 
 def route_of(key: str, routes: Sequence[Route]) -> Route:
-    """The route of all requests with `key`. It changes for as few keys as possible when weights or routes do.
+    """Return the route of all requests with `key`. It changes for as few keys as possible when weights or routes do.
 
     Each route draws a number from the key, the smaller the larger its weight, and the smallest wins (rendezvous
     hashing with weights).
@@ -86,7 +86,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _drawn(key: bytes, name: str) -> float:
-    """A number with an exponential distribution."""
+    """Return a number with an exponential distribution."""
     number = int.from_bytes(_digest(key + name.encode()), "little")
     return -math.log((number + 1) / (2**64 + 1))
 
@@ -147,7 +147,7 @@ class Router:
             self._baseline.window = RequestWindow(rule.last_requests * _MORE_OF_BASELINE, rule.last_ns)
 
     def choose(self, request: InferenceRequest, routes: Sequence[Route]) -> Route:
-        """Of some routes, at least one."""
+        """Choose one of the routes, of which there is at least one."""
         if self.routing.sticky:
             key = _key(request, self.routing.sticky)
             if key:
@@ -184,7 +184,7 @@ class Router:
                 route.rolled_back = rolled_back
 
     def share(self, route: Route, ready: Callable[[Route], bool]) -> float:
-        """The share of the requests that a route gets, from 0 to 1."""
+        """Return the share of the requests that a route gets, from 0 to 1."""
         weights = {each.name: each.weight for each in self.routes if each.open and ready(each)}
         return weights.get(route.name, 0.0) / (sum(weights.values()) or 1.0)
 
@@ -226,7 +226,7 @@ class Router:
 
 
 def _key(request: InferenceRequest, sticky: str) -> str:
-    """The value by which a request is sticky; empty if it has none. Names of headers have no case."""
+    """Return the value by which a request is sticky; empty if it has none. Names of headers have no case."""
     header = sticky.removeprefix("header:")
     if header == sticky:
         value = request.parameters.get(sticky, "")
@@ -244,7 +244,7 @@ class Routed:
         self._router = router
         self._latest = latest
         self.parts: tuple[Servable, ...] = tuple(served.values())
-        """All that a request may go to."""
+        """Versions that a request may go to."""
         self._legs = {route.name: (route, served[route.version]) for route in router.routes if route.version in served}
         self._by_version = {route.version: route for route, _ in self._legs.values()}
         self._keepers = [each for each in self.parts if isinstance(each, SequenceKeeper)]
@@ -260,7 +260,7 @@ class Routed:
         self.labels = self._latest.labels
 
     async def describe(self) -> None:
-        """As `core.residency.OnDemand` has it."""
+        """Describe the latest version, like `core.residency.OnDemand`."""
         await describe(self._latest)
         self._look()
 
@@ -296,7 +296,7 @@ class Routed:
 
     @property
     def _spare(self) -> Servable:
-        """Gets the requests that no route can take: the latest version, but none that was rolled back beside others."""
+        """Target of requests that no route can take: the latest version, but none rolled back next to others."""
         rolled_back = {route.version for route in self._router.routes if route.rolled_back is not None}
         if self._latest.id.version not in rolled_back:
             return self._latest
@@ -305,7 +305,7 @@ class Routed:
 
     @property
     def _receivers(self) -> list[Servable]:
-        """All that requests without a version may go to."""
+        """Versions that requests without a version may go to."""
         return [*(servable for route, servable in self._legs.values() if route.open), self._spare]
 
     def _submit(
@@ -352,7 +352,7 @@ class Routed:
             keeper.abandon_sequence(key)
 
     async def check_ready(self) -> bool:
-        """Whether any version that requests go to is ready."""
+        """True if any version that requests go to is ready."""
         for servable in self._receivers:
             if servable.unready_reason is None and (
                 not isinstance(servable, ReadinessChecker) or await servable.check_ready()

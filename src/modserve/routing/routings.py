@@ -25,11 +25,11 @@ _SAME = ("model", "source", "routing")
 
 
 class Routings:
-    """By the names of models. What a client has set takes the place of the configuration's until it is deleted, or
-    no version of the model is READY any more.
+    """Routings by the names of models. A client's routing takes the place of the configuration's until it is deleted,
+    or no version of the model is READY any more.
 
     Copies of requests take from `memory`. `on_rollback` is called when a version was rolled back here: by the rule of a
-    routing, or by a client. What was rolled back stays so until the routing is set anew.
+    routing, or by a client. A rollback lasts until the routing is set again.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Routings:
         self.decisions = 0
         """Number of decisions about what is rolled back."""
         self.keep: Callable[[str, int, RolledBack], object] = lambda name, version, rolled_back: None
-        """Called with what a rule has rolled back, by whoever can write it down."""
+        """Called with what a rule has rolled back, by a caller that can write it down."""
 
     def _router(self, name: str, routing: Routing, source: str, revision: str = "") -> Router:
         router = Router(name, routing, source, self._memory, on_rollback=self._by_rule, revision=revision)
@@ -53,12 +53,12 @@ class Routings:
         return router
 
     def latest(self, name: str, served: Mapping[int, Servable]) -> Servable | None:
-        """The highest of the READY versions that was not rolled back beside others."""
+        """Return the highest of the READY versions that was not rolled back next to others."""
         good = [servable for version, servable in served.items() if version not in self.rolled_back(name)]
         return max(good or served.values(), key=lambda each: each.id.version, default=None)
 
     def front(self, name: str, served: Mapping[int, Servable], latest: Servable | None) -> Servable | None:
-        """What takes the requests that name no version, if these versions are READY: `latest` without a routing."""
+        """Return the target of requests without a version, if these versions are READY: `latest` without a routing."""
         router = self._routers.get(name)
         if latest is None:
             self._routers.pop(name, None)
@@ -70,7 +70,7 @@ class Routings:
     def _configured(
         self, name: str, routing: Routing | None, router: Router | None, served: Mapping[int, Servable]
     ) -> Router | None:
-        """The router of a configuration's routing, which goes on as it is if that has not changed."""
+        """Return the router of a configuration's routing, which goes on as it is if that has not changed."""
         if routing is not None and (router is None or router.source != CONFIG or router.routing != routing):
             router = self._router(name, routing, CONFIG)
         elif routing is None and router is not None:
@@ -116,7 +116,7 @@ class Routings:
         return self._rolled_back.get(name, {})
 
     def note(self, name: str, version: int, latest: Servable | None) -> str:
-        """What the index says of a READY version: that it was rolled back, or of the latest that others were."""
+        """Return the index's note on a READY version: that it was rolled back, or of the latest that others were."""
         known = self.rolled_back(name)
         if version in known:
             return f"rolled back, and takes no requests that name no version: {known[version].reason}"
@@ -131,7 +131,7 @@ class Routings:
 
     @property
     def rollbacks(self) -> list[RouteRollback]:
-        """What has been rolled back, of all models."""
+        """Rollbacks of all models."""
         return [
             RouteRollback(name, version, rolled_back.reason, self._document(name))
             for name, versions in self._rolled_back.items()
@@ -155,7 +155,7 @@ class Routings:
         return {version: self.rolled_back(name).get(version) for version in versions}
 
     def unsaved(self, name: str, version: int, why: str) -> None:
-        """What was rolled back could not be written down."""
+        """Note that a rollback could not be written down."""
         known = self._rolled_back.get(name, {})
         if version in known:
             known[version] = replace(known[version], unsaved=why)
@@ -184,7 +184,7 @@ class Routings:
         return {} if router is None else router.routing.document
 
     def labelled(self, name: str, text: str, failure: ModserveError) -> int:
-        """The version of a model with the label `text`, which is no number.
+        """Return the version of a model with the label `text`, which is no number.
 
         Raises NOT_FOUND for an unknown label, and `failure` for a model without labels or a text that cannot be one.
         """
@@ -202,7 +202,7 @@ class Routings:
         return router is not None and bool(router.routing.labels)
 
     def report(self, name: str, trouble: Callable[[int], str]) -> dict[str, Any]:
-        """As `Router.report`. Raises NOT_FOUND for a model without a routing."""
+        """Return the report of `Router.report`. Raises NOT_FOUND for a model without a routing."""
         router, rolled_back = self._routers.get(name), self.rolled_back(name)
         if router is not None and router.source != ENDED:
             report = router.report(trouble)
@@ -219,7 +219,7 @@ class Routings:
         return "" if router is None else router.revision or json.dumps(router.routing.document)
 
     def counts(self, trouble: Callable[[str, int], str]) -> list[dict[str, Any]]:
-        """The parts of all reports that are other in other workers."""
+        """Return the parts of all reports that are other in other workers."""
         return [
             {"name": name, "revision": self.revision(name), "workers": 1}
             | {key: value for key, value in router.report(partial(trouble, name)).items() if key not in _SAME}
@@ -227,7 +227,7 @@ class Routings:
         ]
 
     def figures(self, ready: Callable[[str, int], bool]) -> Iterator[RouteFigures | ShadowFigures]:
-        """Of all routings, for the metrics page. `ready`: whether a version of a model is READY."""
+        """Yield the figures of all routings, for the metrics page. `ready`: True if a version of a model is READY."""
         for name, router in self._routers.items():
 
             def is_ready(route: Route, name: str = name) -> bool:

@@ -1,4 +1,4 @@
-"""Copies of requests for a shadow version, whose responses are only compared with those that clients got.
+"""Copies of requests for a shadow version, with responses that are only compared with those that clients got.
 
 A copy is made when the client's response has been handed over, so that it cannot delay or fail the request it is a copy
 of. It is dropped, and counted as dropped, if too many are in flight, if its tensors do not fit the server's memory for
@@ -62,7 +62,7 @@ def _counted(differing: Array, more: str) -> str:
 
 
 _PATIENCE_NS: Final = 10_000_000_000
-"""How long a copy may wait."""
+"""Longest wait of a copy."""
 _SHORT: Final = 64 * 1024
 """Bytes of outputs that are compared on the event loop's thread; more, or those of a device, on another one."""
 
@@ -104,7 +104,7 @@ class ShadowTraffic:
         self.last_failure = ""
 
     def sample(self, request: InferenceRequest) -> bool:
-        """Whether a request is to be copied: of any number of requests their share, to within one."""
+        """Return True if a request is to be copied: of any number of requests their share, to within one."""
         if request.parameters.get("sequence_id"):
             return False  # an ensemble's, whose steps may have sequences
         self._due += self._rule.share
@@ -176,7 +176,7 @@ class ShadowTraffic:
         self._memory.give_back(size)
 
     def report(self) -> dict[str, Any]:
-        """In values that JSON has."""
+        """Return the report in values that JSON has."""
         return {
             "version": self._rule.route,
             **self.outcomes,
@@ -202,6 +202,6 @@ class _ComparisonSink(SingleResponseSink):
 
 
 def _borrowed(tensor: Tensor) -> bool:
-    """Whether its elements are in a region of shared memory, which its client may change after the response."""
+    """True if its elements are in a region of shared memory, which its client may change after the response."""
     received = tensor.received
     return tensor.device is not None or (isinstance(received, memoryview) and isinstance(received.obj, mmap.mmap))

@@ -20,7 +20,7 @@ _FAREWELL: Final = 1.0
 
 
 class DrainPhase(enum.IntEnum):
-    """How far the drain is."""
+    """Phase of the drain."""
 
     SERVING = 0
     NOTICE = 1
@@ -30,7 +30,7 @@ class DrainPhase(enum.IntEnum):
 
 
 class DrainReport(NamedTuple):
-    """What has become of a drain: whether nothing is in flight, what is, by model, and the seconds that it took."""
+    """Report of a drain: True if nothing is in flight, requests in flight by model, and the seconds that it took."""
 
     drained: bool
     in_flight: Mapping[str, int]
@@ -49,7 +49,7 @@ class DrainedPorts(Protocol):
     """The ports of a server."""
 
     def connections(self) -> Mapping[str, int]:
-        """How many are open, by protocol."""
+        """Return the number of open connections by protocol."""
 
     async def retire(self, seconds: float, replaced: bool) -> None:
         """Take no new connections, and tell the clients of the others, which takes `seconds` at most.
@@ -62,7 +62,7 @@ class DrainedPorts(Protocol):
 
 
 class NoPorts:
-    """Those of a library."""
+    """Ports of a library: none."""
 
     def connections(self) -> Mapping[str, int]:
         return {}
@@ -75,13 +75,13 @@ class NoPorts:
 
 
 class DrainedServer(Protocol):
-    """What is drained."""
+    """Interface of the server that is drained."""
 
     def give_notice(self) -> None:
         """Not ready from now on; all else goes on."""
 
     def retire(self) -> None:
-        """Say to those who watch that this server is about to stop."""
+        """Tell the watchers that this server is about to stop."""
 
     def stop_accepting(self) -> None:
         """Refuse what is new."""
@@ -93,7 +93,7 @@ class DrainedServer(Protocol):
 
 
 class Drain:
-    """For the event loop's thread. Whoever makes the server sets `times`, and `ports` where there are some."""
+    """Drain of a server, for the event loop's thread. The server's maker sets `times`, and `ports` if it has some."""
 
     def __init__(self, server: DrainedServer) -> None:
         self._server = server
@@ -101,7 +101,7 @@ class Drain:
         self.ports: DrainedPorts = NoPorts()
         self.phase = DrainPhase.SERVING
         self.closed_at = 0.0
-        """When the time for all that follows the notice began, on the loop's clock."""
+        """Start of the time for all that follows the notice, on the loop's clock."""
         self._hurried = asyncio.Event()
         self._noticed: float | None = None
         self._task: asyncio.Task[DrainReport] | None = None
@@ -174,7 +174,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def notice_line(seconds: float, connections: Mapping[str, int], in_flight: Mapping[str, int]) -> str:
-    """What the log says when the notice begins."""
+    """Return the log line for the beginning of the notice."""
     return (
         f"draining: not ready any more, and all requests are served for {seconds:g} s; {_opened(connections)}, "
         f"in flight: {_listed(in_flight)}"
@@ -182,7 +182,7 @@ def notice_line(seconds: float, connections: Mapping[str, int], in_flight: Mappi
 
 
 def stopping_line(in_flight: Mapping[str, int], seconds: float) -> str:
-    """What the log says when the ports close."""
+    """Return the log line for the closing of the ports."""
     if not in_flight:
         return "stopping: no new requests, and none are in flight"
     return (

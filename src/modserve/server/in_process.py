@@ -23,7 +23,7 @@ def make_request(
     timeout: float | None,
     now_ns: int,
 ) -> InferenceRequest:
-    """The request of `Server.infer`. Raises INVALID_ARG for arrays and time-outs that no request can have."""
+    """Return the request of `Server.infer`. Raises INVALID_ARG for arrays and time-outs that no request can have."""
     tensors = {name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()}
     ns = math.inf if timeout is None else timeout * 1e9
     if math.isnan(ns) or ns == -math.inf:
@@ -93,7 +93,7 @@ class _QueueSink:
         self._closed = False
 
     def close(self) -> None:
-        """Nobody iterates any more: outcomes are dropped from now on."""
+        """Drop outcomes from now on: the iteration has ended."""
         self._closed = True
         self.unsent.release()
 

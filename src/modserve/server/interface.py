@@ -56,7 +56,7 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Parts of a server beside its models."""
+    """Parts of a server other than its models."""
 
     logs: Logs | None = None
     """The log whose settings clients may change."""
@@ -77,17 +77,17 @@ RegionT = TypeVar("RegionT", bound=Region)
 
 
 class Phase(enum.Enum):
-    """Where a server is in its life."""
+    """Phase in the life of a server."""
 
     STARTING = "starting"
     """Until every model of the first load is READY or has failed. Models that are READY are served."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """Nothing new is accepted; what was accepted is finished."""
+    """No new requests are accepted; accepted ones are finished."""
 
 
 class Readiness(NamedTuple):
-    """Whether inference may be sent to a server, and what keeps it from being ready."""
+    """Readiness of a server for inference, and the reasons against it."""
 
     ready: bool
     reasons: Sequence[IndexEntry] = ()
@@ -101,13 +101,13 @@ class Server(Protocol):
     changes: Changes
     """Notified whenever the readiness of this process or of a model in it may have changed."""
     memory: MemoryBudget
-    """What requests hold, against the limit."""
+    """Memory of requests, against the limit."""
     quotas: Quotas
     """Requests that clients have in flight, against the limits of the server and of tenants."""
     shared_memory: SharedMemory
     """The regions that clients have registered, for the requests that use them."""
     tracer: Tracer
-    """For requests, and for settings as they are; `change_trace_settings` changes these."""
+    """Tracer for requests, with the current settings; `change_trace_settings` changes these."""
     routings: Routings
     failure_log: FailureLog
     """The front ends record each request that failed in it."""
@@ -116,11 +116,11 @@ class Server(Protocol):
     recorder: RequestRecorder | None
     """Records some of the requests; None if nothing is recorded."""
     engine_metrics: MetricStore
-    """What the engines of this process show on the metrics page."""
+    """Metrics of this process's engines for the metrics page."""
 
     @property
     def tenant(self) -> Tenant | None:
-        """Whose call it is that asks; None where the server knows no tenants."""
+        """Tenant of the calling client; None where the server knows no tenants."""
         ...
 
     # This process
@@ -130,12 +130,12 @@ class Server(Protocol):
 
     @property
     def retiring(self) -> bool:
-        """It is about to stop: what arrives is still served, and those who watch are told."""
+        """True if the server is about to stop: what arrives is still served, and watchers are told."""
         ...
 
     @property
     def leaving(self) -> bool:
-        """It is about to stop, or stops, with nobody to take its place."""
+        """True if the server is about to stop, or stops, without a replacement."""
         ...
 
     @property
@@ -165,7 +165,7 @@ class Server(Protocol):
         ...
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
-        """Like `model`, but keeps the version alive until the handle is released."""
+        """Return the model like `model`, but keep the version alive until the handle is released."""
         ...
 
     def pace(self, inflight: Inflight) -> None:
@@ -173,15 +173,15 @@ class Server(Protocol):
         ...
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
-        """The READY versions of a model, or of all models for None, by name and version."""
+        """Return the READY versions of a model, or of all models for None, by name and version."""
         ...
 
     def ready_models(self) -> list[Servable]:
-        """Every READY version of every model, whatever the phase."""
+        """Return every READY version of every model, in any phase."""
         ...
 
     def folder(self, id: ModelId) -> Path | None:
-        """The files of a READY version on this machine; None if it is not READY.
+        """Return the files of a READY version on this machine; None if it is not READY.
 
         They stay while the version is in service, or borrowed.
         """
@@ -190,11 +190,11 @@ class Server(Protocol):
     def model_names(self) -> list[str]: ...
 
     def index(self) -> list[IndexEntry]:
-        """Every version of every model that was ever loaded, by name and version."""
+        """Return every version of every model that was ever loaded, by name and version."""
         ...
 
     def model_memory(self) -> MemoryReport:
-        """What models hold, against their limit."""
+        """Return the memory of models, against their limit."""
         ...
 
     def tracer_for(self, model: str) -> Tracer:
@@ -202,7 +202,7 @@ class Server(Protocol):
         ...
 
     async def check_model_ready(self, name: str, version: int | None) -> bool:
-        """Whether a model (version) takes requests in this process, also as its engine says."""
+        """Return True if a model (version) takes requests in this process, also according to its engine."""
         ...
 
     # Questions to the whole server
@@ -210,11 +210,11 @@ class Server(Protocol):
     async def readiness(self) -> Readiness: ...
 
     async def model_trouble(self, name: str, version: int | None) -> str | None:
-        """Why a model (version) takes no requests: empty where nobody knows why, None if it takes them."""
+        """Return the reason why a model (version) takes no requests: empty if unknown, None if it takes them."""
         ...
 
     async def statistics(self, name: str = "", version: int | None = None) -> pb.ModelStatisticsResponse:
-        """Those of a READY model version, or of all. Raises INVALID_ARG, as Triton does here."""
+        """Return the statistics of a READY model version, or of all. Raises INVALID_ARG, as Triton does here."""
         ...
 
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
@@ -222,18 +222,18 @@ class Server(Protocol):
         ...
 
     async def regions(self, kind: type[RegionT], name: str = "", tenant: str = "") -> Sequence[RegionT]:
-        """The registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
+        """Return the registered regions of a kind, or the named one: those of a tenant, if there are tenants."""
         ...
 
     async def routing(self, name: str) -> dict[str, Any]:
-        """How the requests for a model are routed, with what that has done so far, in values that JSON has.
+        """Return the routing of requests for a model, with its effects so far, in values that JSON has.
 
         Raises UNAVAILABLE if no version is READY.
         """
         ...
 
     async def failures(self) -> list[dict[str, Any]]:
-        """The requests that failed lately, those that failed alike as one, the latest first."""
+        """Return the requests that failed lately, those that failed alike as one, the latest first."""
         ...
 
     async def reading(self, own: Callable[[], Any]) -> tuple[Any, Mapping[str, int] | None]:
@@ -266,7 +266,7 @@ class Server(Protocol):
         ...
 
     async def change_trace_settings(self, change: TraceChange, model: str) -> None:
-        """Those of a model, or for an empty name of all that have none of their own."""
+        """Change the settings of a model, or for an empty name of all models that have none of their own."""
         ...
 
     async def register_region(self, region: Region, handle: bytes = b"") -> None:

@@ -65,7 +65,7 @@ class LocalServer:
         self.unready_reasons = manager.table.unready
         """The model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
-        """All that have sequences which have begun, whether they are READY or not."""
+        """Models with sequences that have begun, READY or not."""
         self.routings, self.check_routing = manager.table.routings, manager.table.check_routing
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self.repository_reads = self._control.outages.read_s
@@ -91,7 +91,7 @@ class LocalServer:
     # Inference
 
     def model(self, name: str, version: int | None = None) -> Servable:
-        """The READY model version that serves requests, by its `submit`.
+        """Return the READY model version that serves requests, by its `submit`.
 
         One that is being unloaded serves them while it has sequences that have begun, also when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
@@ -104,7 +104,7 @@ class LocalServer:
         return self._table.get(name, version)
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
-        """Like `model`, but keeps the version alive until the handle is released.
+        """Return the model like `model`, but keep the version alive until the handle is released.
 
         It takes requests until then, also while another version takes its place, it is being unloaded or the server is
         stopping. For callers that submit later than in this turn of the event loop.
@@ -178,14 +178,14 @@ class LocalServer:
         await self._control.set_routing(name, document, revision)
 
     def _trouble(self, name: str, version: int | None) -> str:
-        """Why a version takes no requests; empty if it does."""
+        """Return the reason why a version takes no requests; empty if it does."""
         try:
             return self.model(name, version).unready_reason or ""
         except ModserveError as error:
             return error.message
 
     def routing_figures(self) -> list[RouteFigures | ShadowFigures]:
-        """What the metrics page shows of all routings."""
+        """Return the figures of all routings for the metrics page."""
         return list(self.routings.figures(lambda name, version: not self._trouble(name, version)))
 
     # Health
@@ -196,21 +196,21 @@ class LocalServer:
 
     @property
     def ready(self) -> bool:
-        """Whether inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
+        """True if inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
         if self.phase is not Phase.RUNNING or self.leaving:
             return False
         return not (self._strict_readiness and self._table.unready())
 
     def model_ready(self, name: str, version: int | None) -> bool:
-        """Whether a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if it is not there."""
+        """Return True if a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if unknown."""
         return self._table.is_ready(name, version) and self.live
 
     async def check_model_ready(self, name: str, version: int | None) -> bool:
-        """Like `model_ready`, but also asks the engine, if its instances can say whether they are ready."""
+        """Return `model_ready`, but also ask the engine, if its instances can tell their readiness."""
         return self.model_ready(name, version) and await self.check_callable(name, version) and self.live
 
     async def check_callable(self, name: str, version: int | None) -> bool:
-        """Like `check_model_ready`, for calls of other models, which are taken also while the server is stopping."""
+        """Return `check_model_ready` for calls of other models, which are taken also while the server is stopping."""
         servable = self._table.ready(name, version)
         if not isinstance(servable, ReadinessChecker):
             return servable is not None
@@ -241,7 +241,7 @@ class LocalServer:
         return self._control.waiting
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
-        """The READY versions of a model, or of all models for None, by name and version.
+        """Return the READY versions of a model, or of all models for None, by name and version.
 
         Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is not None and not READY.
         """
@@ -252,11 +252,11 @@ class LocalServer:
         return self._table.ready_versions(name) if version is None else [servable]
 
     def ready_models(self) -> list[Servable]:
-        """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
+        """Return every READY version of every model, in any phase of the server: for the metrics page."""
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
     def ended_requests(self) -> int:
-        """The requests to READY models that have succeeded or failed."""
+        """Return the requests to READY models that have succeeded or failed."""
         return sum(each.statistics.success.count + each.statistics.fail.count for each in self.ready_models())
 
     def in_flight(self) -> dict[str, int]:
@@ -374,7 +374,7 @@ class LocalServer:
         self.changes.notify()
 
     def retire(self) -> None:
-        """Say to those who watch that this server is about to stop; all else goes on."""
+        """Tell the watchers that this server is about to stop; all else goes on."""
         self.retiring = True
         self.changes.notify()
 

@@ -1,4 +1,4 @@
-"""What a server asks of its part among several: those of one machine, or replicas."""
+"""Interface of a server that is part of several: workers of one machine, or replicas."""
 
 from typing import Any, Protocol
 
@@ -10,28 +10,28 @@ from .local import LocalServer
 
 
 class ServerMember(Protocol):
-    """One of several servers that act as one."""
+    """Interface of one of several servers that act as one."""
 
     @property
     def count(self) -> int:
-        """Those that share the machine's resources."""
+        """Number of servers that share the machine's resources."""
         ...
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which of how many it is, of those that share files."""
+        """Position among the servers that share files, and their number."""
         ...
 
     def with_owners(self, servable: Servable) -> Servable:
-        """The model, or one before it that sends requests of sequences to the servers that have these."""
+        """Return the model, or one before it that sends requests of sequences to the servers that have these."""
         ...
 
     def engine_control(self, own: LocalServer) -> Any:
-        """What the engines of this server may do to its models: a `models.serving.calls.ModelControl`."""
+        """Return the `models.serving.calls.ModelControl` of this server's engines over its models."""
         ...
 
     def trace(self, settings: TraceSettings) -> TraceSettings:
-        """The settings of this server's traces."""
+        """Return the settings of this server's traces."""
         ...
 
     def roll_back_elsewhere(self, rollback: RouteRollback) -> None:

@@ -1,7 +1,7 @@
 """The server as the caller of the current task may use it.
 
-Whatever a call asks about a model goes through here, so no handler checks anything itself: a model that the caller must
-not see is not there, and one with which it may do other things only is refused. Where nobody has said who calls, which
+All access to a model goes through here, so no handler checks anything itself: a model that the caller must
+not see is not there, and one with which it may do other things only is refused. Without an identified caller, which
 is a bug, nothing may be asked.
 """
 

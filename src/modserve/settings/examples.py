@@ -1,4 +1,4 @@
-"""The place of the example models: in the installed package, or beside its source."""
+"""The place of the example models: in the installed package, or next to its source."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def example_models() -> Path:
-    """Their model repository, which nobody writes to. Raises ValueError where an installation was made without it."""
+    """Return the examples' repository, which is never written to. Raises ValueError where an installation lacks it."""
     for place in (_PACKAGE / "example_models", *(above / "model_repository" for above in _PACKAGE.parents[1:3])):
         if (place / "simple" / "config.pbtxt").is_file():
             return place

@@ -60,7 +60,7 @@ Key: TypeAlias = SecretStr | None
 
 
 def variable(environment: Any) -> dict[str, str]:
-    """The keyword for a key in the environment, if there is one."""
+    """Return the keyword for a key in the environment, if there is one."""
     return {"api_key": environment[KEY_VARIABLE]} if environment.get(KEY_VARIABLE) else {}
 
 
@@ -211,7 +211,7 @@ def _route(environment: Mapping[str, str], variable: str) -> str:
 
 
 def _registry() -> str:
-    """An empty repository at first. Raises ValueError if somebody else may write to it."""
+    """An empty repository at first. Raises ValueError if another user may write to it."""
     path = Path(tempfile.gettempdir()) / "modserve-sagemaker"
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -228,7 +228,7 @@ _PORT_HELP = "Port that {} listens on; 0 takes a free one."
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FrontEndSettings:
-    """What HTTP and gRPC have in common."""
+    """Common settings of HTTP and gRPC."""
 
     allow: bool = option(True, "Serve {}.", "allow-{}")
     address: Address = option("0.0.0.0", "Address that {} listens on; unix:PATH for a Unix socket.")
@@ -245,7 +245,7 @@ class FrontEndSettings:
         value="REGEX",
     )
     restrictions: values.Restrictions = Field(default_factory=dict)
-    """By category of calls."""
+    """Restrictions by category of calls."""
     use_ssl: bool = option(False, "Serve {} over TLS only.")
     use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a valid certificate.")
     server_cert: str = option("", "PEM file with the server's certificate chain; HTTP uses gRPC's by default.")
@@ -270,7 +270,7 @@ class FrontEndSettings:
     )
 
     limits: LoopLimits = LoopLimits()
-    """How much work is done on the event loop."""
+    """Limits of the work that is done on the event loop."""
 
     def without_secrets(self, keys: Iterable[str]) -> Self:
         """Keep headers that open restricted calls, and those with `keys`, from being forwarded to models."""
@@ -300,7 +300,7 @@ class FrontEndSettings:
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class HttpSettings(FrontEndSettings):
-    """How HTTP is served; times are in seconds. TLS files that are not set are those of gRPC."""
+    """Settings of HTTP; times are in seconds. TLS files that are not set are those of gRPC."""
 
     port: Port = option(8000, _PORT_HELP)
     restrictions: values.HttpRestrictions = option(
@@ -355,14 +355,14 @@ class HttpSettings(FrontEndSettings):
         value="NAME",
     )
     routes: PlatformRoutes | None = None
-    """Those of the platform. No option sets them."""
+    """Routes of the platform. No option sets them."""
     for_operators: bool = False
     """The port is for operators: no origin is allowed. No option sets it."""
 
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class GrpcSettings(FrontEndSettings):
-    """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
+    """Settings of gRPC; times are in milliseconds. The defaults are those of gRPC and Triton."""
 
     port: Port = option(8001, _PORT_HELP)
     restrictions: values.GrpcRestrictions = option(

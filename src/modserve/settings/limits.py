@@ -14,7 +14,7 @@ from .values import boolean
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """How much may be done on the event loop at once, and how much of it may wait. More goes to a thread, or waits."""
+    """Limits of the work on the event loop at once, and of the work that may wait. More goes to a thread, or waits."""
 
     json: int = 256 * 1024
     """Bytes of JSON that are decoded, and bytes that a compressed message may become."""
@@ -35,7 +35,7 @@ class LoopLimits:
     outstanding: int = 1024
     """Requests of a gRPC stream that are read and not settled. Above that none is read, and the client waits."""
     outstanding_bytes: int = 64 * 1024 * 1024
-    """The same for the sum of their sizes. One request may be larger, and is then the only one."""
+    """Limit of the sum of their sizes. One request may be larger, and is then the only one."""
 
 
 REQUEST_MEMORY: int | None = option(
@@ -69,7 +69,7 @@ _BY_NAME = {unit.lower(): factor for unit, factor in _UNITS.items()}
 
 
 def memory_limit(value: Any) -> MemoryLimit:
-    """A number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
+    """Return a number of bytes, ``10GB`` (10^9 each), ``10GiB`` (2^30 each) or ``50%``. Raises ValueError."""
     if isinstance(value, MemoryLimit):
         return value
     match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, int | str) else None

@@ -1,4 +1,4 @@
-"""Where a server with its settings listens."""
+"""Listen addresses of a server with its settings."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ _ANY_HOST, _LOOPBACK = "0.0.0.0", "127.0.0.1"
 
 
 class ListenAddress(NamedTuple):
-    """One of the places where a server listens. `port` means nothing at a Unix socket."""
+    """Listen address of a server. `port` means nothing at a Unix socket."""
 
     name: str
     address: str
@@ -22,7 +22,7 @@ class ListenAddress(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Of a Unix socket; empty for a port."""
+        """Path of a Unix socket; empty for a port."""
         return unix_socket.path_of(self.address)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ def place(address: str, port: int) -> str:
 
 
 def listen_addresses(settings: Settings) -> list[ListenAddress]:
-    """All of a server: HTTP, gRPC, metrics and admin, as far as they are served."""
+    """Return all addresses of a server: HTTP, gRPC, metrics and admin, as far as they are served."""
     http, grpc = settings.http, settings.grpc
     served = []
     if http.allow:
@@ -47,7 +47,7 @@ def listen_addresses(settings: Settings) -> list[ListenAddress]:
 
 
 def metrics_address_of(settings: Settings) -> ListenAddress | None:
-    """Of the metrics alone. Beside an admin port, which has them, it is only there where its address or port is set."""
+    """Return the metrics address; with an admin port, which has the metrics, only if its own address or port is set."""
     own = settings.metrics_address or "metrics_port" in settings.model_fields_set
     if not settings.allow_metrics or (settings.admin_address and not own):
         return None

@@ -1,4 +1,4 @@
-"""What an option is: a name, a help text, a way to read texts, and the field of the settings that it sets."""
+"""Options: each a name, a help text, a reader of texts, and the field of the settings that it sets."""
 
 import dataclasses
 import difflib
@@ -20,7 +20,7 @@ class OptionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to set a field of the settings, which stands beside the field: see `option`.
+    """A way to set a field of the settings, which stands next to the field: see `option`.
 
     The command line, its help and completion, the environment, option files and the documentation all come from it.
     `help` and `name` are patterns in which ``{}`` stands for the subject: HTTP or gRPC in a text, http or grpc in a
@@ -30,7 +30,7 @@ class Option:
     help: str
     name: str = ""
     value: str = ""
-    """What stands for the value in the help."""
+    """Placeholder of the value in the help."""
     default_in_words: str = ""
     section: str = ""
     """The heading that begins with this option."""
@@ -58,13 +58,13 @@ class Option:
 
 
 def option(default: T, help: str, name: str = "", *others: Option, **more: Any) -> T:
-    """A field with this default, the option that sets it, and `others` that set it as well."""
+    """Return a field with this default, the option that sets it, and `others` that set it as well."""
     options = [Option(help, name, **more), *others]
     return Field(default=default, json_schema_extra={"options": cast(Any, options)})
 
 
 def options_of(fields: Mapping[str, FieldInfo], subject: str = "", label: str = "") -> Iterable[Option]:
-    """The options written beside `fields`, with what follows from the fields filled in."""
+    """Return the options written next to `fields`, with what follows from the fields filled in."""
     section = label
     for field_name, field in fields.items():
         for each in cast(Any, field.json_schema_extra or {}).get("options", ()):
@@ -84,11 +84,11 @@ def options_of(fields: Mapping[str, FieldInfo], subject: str = "", label: str = 
 
 
 _VALUES = {"address": "ADDRESS", "cert": "FILE", "file": "FILE", "key": "FILE"}
-"""What stands for a text in the help, by the last word of the option's name."""
+"""Placeholders of a text in the help, by the last word of the option's name."""
 
 
 def _kind(annotation: Any, name: str) -> tuple[Callable[[str], Any], str, bool]:
-    """How a field's texts are read, what stands for them in the help, and whether there may be several."""
+    """Return the reader of a field's texts, their placeholder in the help, and True if there may be several."""
     if annotation is bool:
         return boolean, "true|false", False
     if annotation is int or int in get_args(annotation):
@@ -105,6 +105,6 @@ def _in_words(default: object) -> str:
 
 
 def did_you_mean(name: str, names: Collection[str], dashes: str = "") -> str:
-    """The end of an error that says which of `names` was probably meant; empty if none is close."""
+    """Return the end of an error that says which of `names` was probably meant; empty if none is close."""
     cutoff = 0.8 if name.startswith("MODSERVE_") else 0.6
     return "".join(f"; did you mean '{dashes}{match}'?" for match in difflib.get_close_matches(name, names, 1, cutoff))

@@ -38,7 +38,7 @@ def record_texts(text: str) -> list[tuple[str, str]]:
 
 
 def record_settings(value: object) -> object:
-    """A validator: settings of what `record_texts` made of each option, or of a text."""
+    """Return a validator: settings of what `record_texts` made of each option, or of a text."""
     if isinstance(value, RecordSettings):
         return value
     if isinstance(value, str):

@@ -29,7 +29,7 @@ from .values import Count, Port, UnsignedCount
 
 
 class Settings(BaseModel):
-    """How a server runs: ``Settings(model_repository="models", http_port=0)``.
+    """Settings of a server: ``Settings(model_repository="models", http_port=0)``.
 
     The keywords are the options' names with underscores; those of HTTP and gRPC become fields of `http` and `grpc`.
     Raises pydantic's ValidationError.
@@ -47,7 +47,7 @@ class Settings(BaseModel):
         value="DIR",
         several=True,
     )
-    """One or several; `repositories` has them as paths and remote places."""
+    """A repository or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
         "Function or class decorated with modserve.model; 'serve my_module:my_model' works too; NAME is by default "
@@ -139,7 +139,7 @@ class Settings(BaseModel):
         parse=values.backend_option,
         several=True,
     )
-    """By backend name; those of the name ``""`` are for every backend that has none of its own."""
+    """Options by backend name; those of the name ``""`` are for every backend that has none of its own."""
     cache_config: values.CacheConfig = cache_options.CACHE_CONFIG
     """A number is that of the bytes here; `cache` has it as a value."""
     rate_limit: values.RateLimit = limits.RATE_LIMIT
@@ -151,7 +151,7 @@ class Settings(BaseModel):
         parse=values.rate_limit_resource,
         several=True,
     )
-    """By name and device, None for each device."""
+    """Resources by name and device, None for each device."""
     supervise: bool = option(False, "Run the server as a child process, and restart it when it crashes.", flag=True)
     """Not for the library."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
@@ -256,7 +256,7 @@ class Settings(BaseModel):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is set and has no effect, with the reason."""
+        """Settings without effect, with the reason."""
         remarks = []
         if self.summary_quantiles and self.metrics_config.get("summary_latencies") != "true":
             remarks.append("--metrics-config summary_quantiles has no effect without summary_latencies=true")
@@ -273,23 +273,23 @@ class Settings(BaseModel):
 
     @property
     def summary_quantiles(self) -> tuple[str, ...]:
-        """Of the summaries on the metrics page; none if they are not set."""
+        """Quantiles of the summaries on the metrics page; none if they are not set."""
         return values.quantiles(self.metrics_config.get("summary_quantiles", ""))
 
     @property
     def cache(self) -> CacheSettings:
-        """Where responses are kept."""
+        """Place of the cached responses."""
         return cast(CacheSettings, self.cache_config)
 
     @property
     def log(self) -> LogSettings:
-        """What is logged from the start on, how and where."""
+        """Settings of the log at the start: levels, format and file."""
         levels = self.log_info, self.log_warning, self.log_error, self.log_verbose
         return LogSettings(*levels, LogFormat(self.log_format), self.log_file, self.log_multiline)
 
     @property
     def access(self) -> AccessSettings:
-        """Which requests are logged, and which have ids."""
+        """Settings of the access log and of request ids."""
         return AccessSettings(AccessMode(self.access_log), self.access_log_rate, self.request_ids == "all")
 
     @property
@@ -299,7 +299,7 @@ class Settings(BaseModel):
 
     @property
     def trace(self) -> TraceSettings:
-        """What is traced from the start on."""
+        """Settings of tracing at the start."""
         levels = [TraceLevel[name] for name in self.trace_level]
         level = TraceLevel.OFF if TraceLevel.OFF in levels else reduce(operator.or_, levels, TraceLevel.OFF)
         spans = None
@@ -390,5 +390,5 @@ def _options() -> dict[str, Option]:
 
 
 OPTIONS: Mapping[str, Option] = _options()
-"""All options that work, by name, in the order of the help."""
+"""Options that work, by name, in the order of the help."""
 _PATHS = {option.keyword: option.paths for option in OPTIONS.values()} | {"api_key": (("api_key",),)}

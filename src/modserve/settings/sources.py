@@ -47,7 +47,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "vertex-ai-port": _ONE_PORT,
     "vertex-ai-thread-count": _ONE_PORT,
 }
-"""Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
+"""Options that no user misses, each with the reason: accepted with a warning, so that scripts still work."""
 
 SWITCHES = frozenset(
     {
@@ -69,7 +69,7 @@ PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
 """The options whose names may be left out."""
 _KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT)
 _WORKING = (CONFIG, *OPTIONS)
-"""Those that may be suggested."""
+"""Options that may be suggested."""
 _NICKNAMES: Mapping[str, str] = {
     "address": "http-address",
     "host": "http-address",
@@ -78,16 +78,16 @@ _NICKNAMES: Mapping[str, str] = {
     "model-dir": "model-repository",
     "port": "http-port",
 }
-"""What people write who do not know an option's name."""
+"""Common wrong names of options."""
 
 
 class OptionEntry(NamedTuple):
-    """One option as it was written."""
+    """Option as it was written."""
 
     name: str
     text: str
     place: str
-    """How errors begin: ``option '--http-port'``."""
+    """Beginning of errors: ``option '--http-port'``."""
 
 
 # All together
@@ -136,7 +136,7 @@ def from_command_line(
 
 
 def _values(entries: Sequence[OptionEntry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
-    """The values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
+    """Return the values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
     if {"cache-config", "response-cache-byte-size"} <= {entry.name for entry in entries}:
         raise OptionError(
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or the "
@@ -227,13 +227,13 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[OptionEntry
 
 
 def _may_be_file(word: str) -> bool:
-    """Whether a word is a file, or looks like one that is not there."""
+    """True if a word is a file, or looks like a missing one."""
     file = word.rpartition("=")[2]
     return bool(os.sep in file or Path(file).suffix) or os.path.exists(word) or os.path.exists(file)
 
 
 def _resolved(spelling: str) -> str:
-    """The option that a name, or the beginning of one, stands for. Raises OptionError."""
+    """Return the option that a name, or the beginning of one, stands for. Raises OptionError."""
     name = spelling.replace("_", "-")
     if name in _KNOWN:
         return name
@@ -249,7 +249,7 @@ def _resolved(spelling: str) -> str:
 
 
 def _hint(name: str, dashes: str = "") -> str:
-    """The end of an error that says which working option was probably meant."""
+    """Return the end of an error that says which working option was probably meant."""
     name = _NICKNAMES.get(name, name)
     return did_you_mean(name, _WORKING, dashes) or "; 'modserve --help-all' lists all options"
 
@@ -346,7 +346,7 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
 
 
 def _texts(value: object) -> list[str]:
-    """The texts that a command line would have: several for a list or a mapping."""
+    """Return the texts that a command line would have: several for a list or a mapping."""
     match value:
         case dict():
             pairs = ((key, each, isinstance(each, dict)) for key, each in value.items())

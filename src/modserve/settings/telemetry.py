@@ -38,7 +38,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def settings(value: object) -> object:
-    """A validator: pairs of `setting`, a mapping by name, or texts, as pairs."""
+    """Return a validator: pairs of `setting`, a mapping by name, or texts, as pairs."""
     if isinstance(value, Mapping):
         entries = value.items()
         return tuple(setting(f"{name}={text}") for name, texts in entries for text in _each(name, texts))
@@ -56,7 +56,7 @@ def _each(name: str, value: object) -> Iterable[object]:
 
 
 def span_settings(pairs: Iterable[tuple[str, str]], environment: Mapping[str, str]) -> SpanSettings:
-    """The settings, and what the environment says of those that are missing. Raises ValueError."""
+    """Return the settings, and what the environment says of those that are missing. Raises ValueError."""
     pairs = tuple(pairs)
     texts = dict(pairs)
     for variable in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):

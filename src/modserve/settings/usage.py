@@ -60,7 +60,7 @@ _COMMON = (
     "access-log",
     "log-verbose",
 )
-"""With --config, what most people set, in the order of the first page."""
+"""Most used options, with --config, in the order of the first page."""
 
 _EPILOG = """\
 examples:
@@ -77,7 +77,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Names and variables are never broken."""
 
     column = 8
-    """Where the texts of options begin."""
+    """Column of the options' texts."""
 
     def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns - 2, 100)
@@ -96,7 +96,7 @@ class _TwoColumns(_Formatter):
 
 
 def topics() -> Mapping[str, Sequence[Option]]:
-    """The options of each section by the first word of its heading."""
+    """Return the options of each section by the first word of its heading."""
     sections: dict[str, list[Option]] = {}
     for option in OPTIONS.values():
         if option.section:
@@ -106,7 +106,7 @@ def topics() -> Mapping[str, Sequence[Option]]:
 
 
 def first_page(commands: Commands) -> str:
-    """What ``--help`` prints: the common options, the commands, and where the rest is."""
+    """Return the text of ``--help``: the common options, the commands, and the pointers to the rest."""
     made = _parser(_TwoColumns, epilog="\n\n".join((_commands(commands), _SOURCES, _EPILOG)))
     group = made.add_argument_group("common options")
     group.add_argument("--config", metavar="FILE", help=_CONFIG)
@@ -118,7 +118,7 @@ def first_page(commands: Commands) -> str:
 
 
 def topic_page(topic: str) -> str:
-    """The options of one of the `topics`."""
+    """Return the options of one of the `topics`."""
     made = _parser(_Formatter, f"modserve [serve] [options]\n       modserve --help {topic}", None)
     options = topics()[topic]
     group = made.add_argument_group(options[0].section)
@@ -128,12 +128,12 @@ def topic_page(topic: str) -> str:
 
 
 def full_page(commands: Commands) -> str:
-    """What ``--help-all`` prints."""
+    """Return the text of ``--help-all``."""
     return parser(commands).format_help()
 
 
 def parser(commands: Commands) -> argparse.ArgumentParser:
-    """The options by section, for help and completion. It does not parse: see `sources.from_words`."""
+    """Return the options by section, for help and completion. It does not parse: see `sources.from_words`."""
     top = _parser(_Formatter, description="\n\n".join((_DESCRIPTION, *filter(None, [_commands(commands)]), _SOURCES)))
     group = top.add_argument_group("command")
     _add_help(group)
@@ -155,7 +155,7 @@ def _parser(
 
 
 def _commands(commands: Commands) -> str:
-    """The commands, each with its line, under their headings."""
+    """Return the commands, each with its line, under their headings."""
     heads = {name: f"  modserve {name} {command.words}".rstrip() for name, command in commands.items()}
     width = max(map(len, heads.values()), default=0)
     lines: list[str] = []

@@ -58,7 +58,7 @@ def _without_secrets(text: str) -> str:
 
 
 def cache_settings(value: object) -> object:
-    """A validator: settings of what `cache_texts` made of each option, or of the bytes of a local cache.
+    """Return a validator: settings of what `cache_texts` made of each option, or of the bytes of a local cache.
 
     The environment has the user and password of a Redis where they have none.
     """
@@ -214,7 +214,7 @@ def whole_number(text: str) -> int:
 
 
 def verbosity(text: str) -> int:
-    """A level, or a boolean."""
+    """Return a level, or a boolean."""
     try:
         return int(boolean(text))
     except ValueError:
@@ -348,7 +348,7 @@ def _lower(value: object) -> object:
 
 
 def _by_backend(value: object) -> object:
-    """A mapping by backend: `backend_option` makes a list of names, keys and values."""
+    """Return a mapping by backend: `backend_option` makes a list of names, keys and values."""
     if not isinstance(value, list):
         return value
     backends: dict[str, dict[str, str]] = {}
@@ -358,7 +358,7 @@ def _by_backend(value: object) -> object:
 
 
 def _by_resource(value: object) -> object:
-    """A mapping by name and device: `rate_limit_resource` makes pairs, of which the largest count holds."""
+    """Return a mapping by name and device: `rate_limit_resource` makes pairs, of which the largest count holds."""
     if not isinstance(value, list):
         return value
     counts: dict[tuple[str, int | None], int] = {}
@@ -380,7 +380,7 @@ def _config_name(text: str) -> str:
 
 
 def _places(value: object) -> tuple[Path | RemotePlace, ...]:
-    """One place or several, each once: tritonserver treats a repeated --model-repository as a set."""
+    """Return one place or several, each once: tritonserver treats a repeated --model-repository as a set."""
     places = [value] if isinstance(value, str | Path | RemotePlace) else value
     if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path | RemotePlace) for place in places):
         raise ValueError("expected a path, or a list of paths")
@@ -412,7 +412,7 @@ def _python_models(value: object) -> Mapping[str, object]:
 
 
 def _named(target: object) -> tuple[str, object]:
-    """A decorated object or its place, with the name that its model has unless another one is written."""
+    """Return a decorated object or its place, with the name that its model has unless another one is written."""
     if isinstance(target, str):
         match = PLACE.fullmatch(target)
         if match is None:
@@ -448,7 +448,7 @@ def _named_file(value: object) -> tuple[object, object]:
 
 
 def header_pattern(text: str) -> re.Pattern[str]:
-    """A pattern to be searched in headers' names. It ignores case, unless the text begins with ``(?-i)``.
+    """Return a pattern to be searched in headers' names. It ignores case, unless the text begins with ``(?-i)``.
 
     Python's regular expressions, where Triton has RE2's. Raises ValueError.
     """
@@ -460,7 +460,7 @@ def header_pattern(text: str) -> re.Pattern[str]:
 
 
 def pattern_without(pattern: re.Pattern[str], names: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that is found where `pattern` is, but not in these names, in any case."""
+    """Return a pattern that is found where `pattern` is, but not in these names, in any case."""
     secrets = "|".join(map(re.escape, sorted(names)))
     text = re.sub(r"\A(\(\?[aiLmsux]+\))*", "", pattern.pattern)  # `pattern.flags` has these flags
     end = "\n)" if pattern.flags & re.VERBOSE else ")"  # after a comment

@@ -55,7 +55,7 @@ class RecordedInflight(Inflight):
 
 
 def tensor(datatype: Datatype, shape: Shape, value: Any = 1) -> Tensor:
-    """A tensor filled with `value`."""
+    """Return a tensor filled with `value`."""
     return Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
 
 
@@ -67,7 +67,7 @@ def config(
     max_batch_size: int = 8,
     **more: Any,
 ) -> ModelConfig:
-    """A configuration of the identity backend with one instance."""
+    """Return a configuration of the identity backend with one instance."""
     groups = (InstanceGroup(name, InstanceKind.CPU, 1),)
     fields: dict[str, Any] = {"backend": "identity", "instance_groups": groups, **more}
     return ModelConfig(name, inputs=inputs, outputs=outputs, max_batch_size=max_batch_size, **fields)
@@ -76,14 +76,14 @@ def config(
 def instance_spec(
     config: ModelConfig, kind: InstanceKind = InstanceKind.CPU, device: int = 0, index: int = 0
 ) -> InstanceSpec:
-    """One of a model's instances."""
+    """Return the specification of one of a model's instances."""
     return InstanceSpec(f"{config.name}_{index}", kind, device, index, config)
 
 
 def request(
     inputs: Mapping[str, Tensor] | None = None, model: str = "model", batch_size: int = 1, **more: Any
 ) -> InferenceRequest:
-    """A request that `config()` accepts."""
+    """Return a request that `config()` accepts."""
     if inputs is None:
         inputs = {"INPUT0": tensor(dtypes.INT32, (batch_size, 4))}
     return InferenceRequest(model, inputs, **more)
@@ -98,14 +98,14 @@ def inflight(
     tenant: Tenant | None = None,
     **parameters: ParameterValue,
 ) -> Inflight:
-    """An accepted request, as schedulers see it."""
+    """Return an accepted request, as schedulers see it."""
     accepted = request(batch_size=batch_size, deadline_ns=deadline_ns, tenant=tenant, parameters=parameters)
     sink = sink or RecordingSink()
     return RecordedInflight(accepted, sink, accepted.inputs, ("OUTPUT0",), batch_size, shape_key, 0, deadline_ns)
 
 
 def write_model(repository: Path, name: str, config_text: str = "", versions: tuple[str, ...] = ("1",)) -> Path:
-    """A model directory with a configuration (none if empty) and empty version directories."""
+    """Return a model directory with a configuration (none if empty) and empty version directories."""
     directory = repository / name
     directory.mkdir(parents=True)
     for version in versions:

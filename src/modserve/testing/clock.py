@@ -35,7 +35,7 @@ class FakeClock:
         return timer
 
     def next_timer_ns(self) -> int | None:
-        """When the earliest timer fires that was not cancelled."""
+        """Return the time of the earliest timer that was not cancelled; None without timers."""
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None

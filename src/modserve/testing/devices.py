@@ -33,7 +33,7 @@ class FakeDevice:
         return FakeDeviceArray(self, array.copy())
 
     def tensor(self, array: Array) -> DeviceTensor:
-        """The output of an engine that has computed `array` on the device."""
+        """Return the output of an engine that has computed `array` on the device."""
         source = FakeDeviceArray(self, array)
         tensor = Tensor.from_dlpack(source, source.download)
         assert isinstance(tensor, DeviceTensor), f"device type {self.type} is host memory"
@@ -63,7 +63,7 @@ class FakeDeviceArray:
         )
 
     def download(self) -> Array:
-        """The array on the host."""
+        """Return the array on the host."""
         self.device.downloads += 1
         return np.array(self.there)
 

@@ -28,9 +28,9 @@ class PuppetRunner:
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
         self.reasons: list[str] = []
-        """Why each batch was closed."""
+        """Reasons for which batches were closed, one for each batch."""
         self.rows: list[list[Inflight]] = []
-        """What the model gets: each batch with its padding rows."""
+        """Input of the model: each batch with its padding rows."""
         self.slots: list[int] = []
         """The slot of each batch."""
         self.running: dict[int, list[Inflight]] = {}
@@ -95,7 +95,7 @@ class PuppetRunner:
 
 @dataclass
 class Execution:
-    """One call of a puppet instance, which blocks its thread until the test ends it.
+    """Execution of a puppet instance, which blocks its thread until the test ends it.
 
     With a backend that works by request, `requests` are the instance's requests, and `inputs` and `outputs` are empty.
     """
@@ -167,7 +167,7 @@ class PuppetBackend:
         return _PuppetModel(self)
 
     def next_execution(self, timeout: float = _PATIENCE) -> Execution:
-        """The next execution, once an instance has begun it. Blocks; raises queue.Empty."""
+        """Return the next execution, once an instance has begun it. Blocks; raises queue.Empty."""
         return self._executions.get(timeout=timeout)
 
     def begin(self, execution: Execution) -> Mapping[str, Array]:

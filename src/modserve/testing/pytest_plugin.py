@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def modserve_models(pytestconfig: pytest.Config) -> "str | Path | Settings":
-    """The models of `modserve_server`: the option ``modserve_models``. Override it to serve others."""
+    """Return the models of `modserve_server`: the option ``modserve_models``. Override it to serve others."""
     value = str(pytestconfig.getini(_OPTION))
     if not value:
         raise pytest.UsageError(
@@ -35,7 +35,7 @@ def modserve_models(pytestconfig: pytest.Config) -> "str | Path | Settings":
 
 @pytest.fixture(scope="session")
 def modserve_server(modserve_models: "str | Path | Settings") -> "Iterator[Serving]":
-    """A server on free ports, shared by all tests of the session: `modserve.testing.Serving`."""
+    """Yield a server on free ports, shared by all tests of the session: `modserve.testing.Serving`."""
     from .serving import serve
 
     with serve(modserve_models) as serving:

@@ -31,14 +31,14 @@ ACTIVATIONS: Final[Mapping[str, Callable[[Vectors], Any]]] = {
     "Sigmoid": _sigmoid,
     "Tanh": np.tanh,
 }
-"""By the names of PyTorch's classes."""
+"""Activation functions by the names of PyTorch's classes."""
 _READERS: Final[Mapping[str, Callable[[bytes], NDArray[Any]]]] = {
     "F64": lambda data: np.frombuffer(data, "<f8"),
     "F32": lambda data: np.frombuffer(data, "<f4"),
     "F16": lambda data: np.frombuffer(data, "<f2"),
     "BF16": lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32),
 }
-"""By the names of datatypes in safetensors."""
+"""Decoders by the names of datatypes in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def read_layer(folder: Path) -> DenseLayer | str:
 
 
 def read_tensors(content: bytes, path: Path) -> dict[str, Vectors]:
-    """The tensors of a file of safetensors, as FP32. Raises INTERNAL; `path` is for the message."""
+    """Return the tensors of a file of safetensors, as FP32. Raises INTERNAL; `path` is for the message."""
     try:
         (length,) = struct.unpack_from("<Q", content)
         header = json.loads(content[8 : 8 + length])

@@ -1,8 +1,8 @@
-"""What a folder says of its text model: the task, and how texts become its tensors and its outputs become results.
+"""Description of a text model by its folder: the task, the tensors of texts, and the results from its outputs.
 
-Read are ``config.json`` (transformers), ``modules.json``, ``<n>_Pooling/config.json``, ``sentence_bert_config.json``
-and ``config_sentence_transformers.json`` (sentence-transformers), and ``tokenizer_config.json``. `TextSettings` of the
-model's configuration go before all of them.
+The files are ``config.json`` (transformers), ``modules.json``, ``<n>_Pooling/config.json``,
+``sentence_bert_config.json`` and ``config_sentence_transformers.json`` (sentence-transformers), and
+``tokenizer_config.json``. `TextSettings` of the model's configuration take precedence over all of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,10 +42,10 @@ _POOLING_NAMES: Final = {
     "lasttoken": "last_token",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-"""What newer files write in one field ``pooling_mode``, where we have other words."""
+"""Our words for the values that newer files have in the one field ``pooling_mode``."""
 
 _PLAIN_MODULES: Final = ("Transformer", "Pooling", "Normalize")
-"""The modules that have no weights beside the model's."""
+"""Modules without weights other than the model's."""
 _FROM_PADDING: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"}
 )
@@ -57,7 +57,7 @@ _DEFAULT_LENGTH: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class TextDescription:
-    """How the texts of a model are handled."""
+    """Processing of a model's texts."""
 
     task: TextTask
     pooling: tuple[str, ...]
@@ -68,23 +68,23 @@ class TextDescription:
     truncate: bool
     max_texts: int
     lowercase: bool = False
-    """Whether texts are lowered before the tokenizer sees them."""
+    """True to lower texts before the tokenizer sees them."""
     prompts: Mapping[str, str] | None = None
     default_prompt: str = ""
     pools_prompt: bool = True
-    """Whether the tokens of a prompt count for the vector."""
+    """True if the tokens of a prompt count for the vector."""
     labels: tuple[str, ...] = ()
     activation: str = "none"
     output: str = ""
     """The output to read; empty: `outputs.chosen` finds it."""
     layers: tuple[DenseLayer, ...] = ()
-    """What follows the pooling, unless the model has it inside."""
+    """Layers that follow the pooling, unless the model has them inside."""
     unread_layer: str = ""
-    """Why a layer that follows cannot be read: only a model that has it inside gives right vectors."""
+    """Reason why a layer that follows cannot be read: only a model that has it inside gives right vectors."""
     architecture: str = ""
 
     def prompt(self, name: str | None) -> str:
-        """What is put before a text. Raises INVALID_ARG for an unknown name."""
+        """Return the prompt for a text. Raises INVALID_ARG for an unknown name."""
         prompts = self.prompts or {}
         name = self.default_prompt if name is None else name
         if not name:
@@ -96,12 +96,12 @@ class TextDescription:
 
 
 def is_text_model(folder: Path) -> bool:
-    """Whether there is a tokenizer: without one, the model takes tensors only."""
+    """True if there is a tokenizer: without one, the model takes tensors only."""
     return (folder / TOKENIZER).is_file()
 
 
 def describe(folder: Path, settings: TextSettings) -> TextDescription | None:
-    """The model in `folder`; None if its files are those of one that writes texts.
+    """Return the model in `folder`; None if its files are those of one that writes texts.
 
     Raises INTERNAL for files that are there and cannot be used.
     """
@@ -159,7 +159,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _labels(config: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
-    """By number; as transformers has it, two without a name if nothing says another number."""
+    """Return the labels by number; like transformers, two without a name if no other number is set."""
     path = folder / MODEL
     names = field(dict(config), "id2label", dict, path)
     count = field(dict(config), "num_labels", int, path)
@@ -176,7 +176,7 @@ def _labels(config: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def _kinds(modules: list[dict[str, Any]] | None) -> list[str]:
-    """The classes of the modules, without their packages."""
+    """Return the classes of the modules, without their packages."""
     return [str(module.get("type", "")).rpartition(".")[2] for module in modules or ()]
 
 
@@ -191,14 +191,14 @@ def _pooling_config(folder: Path, modules: list[dict[str, Any]] | None) -> dict[
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """The folder of a module. Raises INTERNAL."""
+    """Return the folder of a module. Raises INTERNAL."""
     if path.startswith("/") or ".." in path.split("/"):
         raise broken(folder / MODULES, f"its path '{path}' is outside the model's folder")
     return folder / path
 
 
 def _layers(folder: Path, modules: list[dict[str, Any]] | None) -> tuple[tuple[DenseLayer, ...], str]:
-    """Those between pooling and normalisation; or why one of them cannot be read."""
+    """Return the layers between pooling and normalisation, or the reason why one of them cannot be read."""
     kinds = _kinds(modules)
     rest = [kind for kind in kinds if kind not in _PLAIN_MODULES]
     if not rest:
@@ -217,7 +217,7 @@ def _layers(folder: Path, modules: list[dict[str, Any]] | None) -> tuple[tuple[D
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The mean, as sentence-transformers does it, if nothing says another."""
+    """Return the mean, as sentence-transformers does it, if nothing says another."""
     mode = config.get("pooling_mode")
     if mode:
         modes = mode if isinstance(mode, list) else [mode]
@@ -232,7 +232,7 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str]:
-    """By name, and the name of the default."""
+    """Return the prompts by name, and the name of the default."""
     content = read_json(folder, _PROMPTS) or {}
     path = folder / _PROMPTS
     prompts = field(content, "prompts", dict, path) or {}
@@ -241,7 +241,7 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
 
 
 def _max_length(folder: Path, config: Mapping[str, Any], sentence: dict[str, Any]) -> int:
-    """The first that says one, but never more than the model has positions."""
+    """Return the first that says one, but never more than the model has positions."""
     positions = _positions(config)
     for length in _lengths(folder, sentence):
         if length is not None and 0 < length <= _MOST_LENGTH:
@@ -257,7 +257,7 @@ def _lengths(folder: Path, sentence: dict[str, Any]) -> Iterator[int | None]:
 
 
 def _positions(config: Mapping[str, Any]) -> int:
-    """Of the longest text that the model can number; 0 if it says nothing."""
+    """Return the length of the longest text that the model can number; 0 if it is not stated."""
     most = config.get("max_position_embeddings")
     if not isinstance(most, int) or not 0 < most <= _MOST_LENGTH:
         return 0

@@ -1,4 +1,4 @@
-"""The files beside a text model, read with care: they may be missing, broken, or not what they should be."""
+"""The files next to a text model, read with care: they may be missing, broken, or not what they should be."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.files import regular_file
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of a file that is read as a whole. Tokenizers of 250,000 words have 17 MB."""
+"""Limit of a file that is read as a whole. Tokenizers of 250,000 words have 17 MB."""
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """The object in a file; None if there is no such file. Raises INTERNAL with what is wrong with it."""
+    """Return the object in a file; None if there is no such file. Raises INTERNAL with what is wrong with it."""
     value = _read(folder / name)
     if value is None or isinstance(value, dict):
         return value
@@ -20,7 +20,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def read_json_list(folder: Path, name: str) -> list[dict[str, Any]] | None:
-    """As `read_json`, for a list of objects."""
+    """Read a list of objects, like `read_json`."""
     value = _read(folder / name)
     if value is None:
         return None
@@ -30,7 +30,7 @@ def read_json_list(folder: Path, name: str) -> list[dict[str, Any]] | None:
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """The content; None if there is no such file. Raises INTERNAL."""
+    """Return the content; None if there is no such file. Raises INTERNAL."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise broken(path, f"it has more than {_MOST_BYTES} bytes")
@@ -47,7 +47,7 @@ def broken(path: Path, why: str) -> ModserveError:
 
 
 def field(content: dict[str, Any], name: str, kind: type | tuple[type, ...], path: Path) -> Any:
-    """A member of an object; None if it is absent or null. Raises INTERNAL for one of another type."""
+    """Return a member of an object; None if it is absent or null. Raises INTERNAL for one of another type."""
     value = content.get(name)
     if value is None or (isinstance(value, kind) and not (isinstance(value, bool) and kind is int)):
         return value

@@ -36,18 +36,18 @@ class RequestFieldError(ModserveError):
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The names of models in a message: the first ones, and how many more there are."""
+    """Return the names of models in a message: the first ones, and how many more there are."""
     shown = ", ".join(f"'{name}'" for name in names[:_LISTED])
     return f"{shown} and {len(names) - _LISTED} more" if len(names) > _LISTED else shown
 
 
 def error_type(status: int) -> str:
-    """The type of an error with this HTTP status."""
+    """Return the type of an error with this HTTP status."""
     return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
 def error_body(error: ModserveError, status: int, message: str) -> dict[str, Any]:
-    """The body of a response with this HTTP status, and the data of an event that ends a stream.
+    """Return the body of a response with this HTTP status, and the data of an event that ends a stream.
 
     `message` is that of the error, as clients may see it.
     """

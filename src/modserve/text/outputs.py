@@ -1,4 +1,4 @@
-"""Between tokens and the tensors of a model: which input is what, which output is read, and what becomes of it."""
+"""Mapping between tokens and a model's tensors: the role of each input, the output to read, and its conversion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -27,9 +27,9 @@ _SCORES: Final = ("logits", "scores", "output")
 
 
 class TensorPlan:
-    """How the tokens of a text become the inputs of one model, and which of its outputs is read.
+    """Plan of one model's tensors: inputs from the tokens of a text, and the output to read.
 
-    Raises INVALID_ARG for a model whose tensors are not those of a text model.
+    Raises INVALID_ARG for a model that has other tensors than a text model.
     """
 
     def __init__(self, config: ModelConfig, text: TextDescription) -> None:
@@ -51,7 +51,7 @@ class TensorPlan:
 
     @property
     def width(self) -> int:
-        """Of the vector of a text; 0 if it is known only when there is one."""
+        """Width of a text's vector; 0 if it is unknown before the first vector."""
         return len(self._layers[-1].weight[0]) if self._layers else self._pooled_width
 
     @property
@@ -85,7 +85,7 @@ class TensorPlan:
         return tensors
 
     def result(self, output: Tensor) -> NDArray[Any]:
-        """The output for one text, without the batch dimension."""
+        """Return the output for one text, without the batch dimension."""
         values: NDArray[Any] = output.array[0]
         return values
 
@@ -101,7 +101,7 @@ class TensorPlan:
 
 
 def _role(config: ModelConfig, spec: TensorSpec) -> str:
-    """Which of a text's tensors an input is; empty for another one."""
+    """Return the text's tensor that an input takes; empty for another input."""
     names = [each.name for each in config.inputs]
     if _IDS not in names and spec.name.startswith("INPUT__"):
         place = names.index(spec.name)
@@ -153,12 +153,12 @@ def scores(logits: NDArray[Any], activation: str) -> NDArray[np.float32]:
 
 
 def labelled(values: NDArray[Any], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The scores of a text with their labels, the highest first."""
+    """Return the scores of a text with their labels, the highest first."""
     flat = values.reshape(-1)
     order = np.argsort(-flat, kind="stable").tolist()
     return [{"score": float(flat[place]), "label": label_of(labels, place)} for place in order]
 
 
 def label_of(labels: Sequence[str], place: int) -> str:
-    """As transformers names those that nothing names."""
+    """Return a class's label; those without one are named as in transformers."""
     return labels[place] if place < len(labels) else f"LABEL_{place}"

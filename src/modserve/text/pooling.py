@@ -1,4 +1,4 @@
-"""From the vectors of a text's tokens to one vector: the ways of sentence-transformers, without any padding."""
+"""Pooling of the vectors of a text's tokens to one vector: the ways of sentence-transformers, without any padding."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ POOLINGS: Final[Mapping[str, Callable[[Vectors], Any]]] = {
     "weighted_mean": _weighted_mean,
     "last_token": lambda tokens: tokens[-1].copy(),
 }
-"""By name: FP32 [tokens, width] → [width], a new array. There is at least one token."""
+"""Pooling functions by name: FP32 [tokens, width] → [width], a new array. There is at least one token."""
 
 
 def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:
@@ -39,7 +39,7 @@ def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:
 
 
 def shortened(vector: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
-    """The first `dimensions` of a vector, or all for None; with `normalize` of length 1, unless all are zero."""
+    """Return the first `dimensions` of a vector, or all for None; with `normalize` of length 1, unless all are zero."""
     if dimensions is not None:
         vector = vector[:dimensions]
     if not normalize:

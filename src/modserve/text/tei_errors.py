@@ -12,7 +12,7 @@ _TYPES: Final = {429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
 
 def error_body(error: ModserveError, status: int, message: str) -> tuple[int, dict[str, Any]]:
-    """The body of a failure, and its status instead of this usual one. A body of the wrong form is 422.
+    """Return the body of a failure, and its status instead of this usual one. A body of the wrong form is 422.
 
     `message` is that of the error, as clients may see it.
     """

@@ -20,12 +20,12 @@ Text: TypeAlias = str | tuple[str, str]
 Ids: TypeAlias = NDArray[np.int64]
 
 PIECE_CHARACTERS: Final = 64 * 1024
-"""Of the texts that a thread tokenizes at a time: some 15 ms of work, then others have their turn."""
+"""Characters that a thread tokenizes at a time: some 15 ms of work, then others have their turn."""
 PIECE_TEXTS: Final = 256
 
 
 class Tokens:
-    """What a model gets of a text. INT64, of equal lengths.
+    """Input of a model for a text. INT64, of equal lengths.
 
     `types` say which of a pair each token is of; None: all are of the first. `cut` counts the tokens that were left
     out, since the text is too long. `places` has an element for each token; None where `encode` was to make none.
@@ -49,7 +49,7 @@ class TokenPlace(NamedTuple):
 
 
 class Tokenizer:
-    """That of a model's folder. Truncation and padding of its file are off: both depend on the request."""
+    """Tokenizer of a model's folder. Truncation and padding of its file are off: both depend on the request."""
 
     def __init__(self, library_object: Any) -> None:
         self._tokenizer = library_object
@@ -60,9 +60,9 @@ class Tokenizer:
         self._types_texts = 1 in self._tokenizer.encode("a").type_ids  # also those that are no pairs
 
     def encode(self, texts: Sequence[Text], most: int, *, keep_end: bool = False, places: bool = False) -> list[Tokens]:
-        """At most `most` tokens of each text; of a pair, the longer one is cut first. Raises INVALID_ARG.
+        """Encode texts to at most `most` tokens each; of a pair, the longer one is cut first. Raises INVALID_ARG.
 
-        `keep_end`: what is cut is the beginning. `places`: with the places of the tokens, which takes longer.
+        `keep_end`: the beginning is cut. `places`: with the places of the tokens, which takes longer.
         """
         encode = self._tokenizer.encode_batch if places else self._tokenizer.encode_batch_fast
         try:
@@ -77,7 +77,7 @@ class Tokenizer:
         return int(self._added[False])
 
     def count(self, text: str) -> int:
-        """The tokens of a text, without those that it adds. Raises INVALID_ARG."""
+        """Return the tokens of a text, without those that it adds. Raises INVALID_ARG."""
         try:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         except Exception as error:  # of the library: it has no types of its own
@@ -90,7 +90,7 @@ class Tokenizer:
         return len(encoding.ids) - int(encoding.special_tokens_mask[-1:] == [1])
 
     def pieces(self, text: str, special: bool = True) -> Any:
-        """An ``Encoding`` with the places of the tokens in the text."""
+        """Return an ``Encoding`` with the places of the tokens in the text."""
         try:
             return self._tokenizer.encode(text, add_special_tokens=special)
         except Exception as error:
@@ -122,7 +122,7 @@ class Tokenizer:
         )
 
     def _shortened(self, text: Text, most: int, keep_end: bool) -> tuple[Any, int]:
-        """The encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
+        """Return the encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
         pair = text if isinstance(text, tuple) else (text,)
         parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]
         room = max(0, most - self._added[len(parts) == 2])
@@ -134,7 +134,7 @@ class Tokenizer:
 
 
 def _places(encoding: Any, first: int) -> list[TokenPlace]:
-    """By number: the library loses the ``sequence_ids`` of some encodings that were cut."""
+    """Return the tokens' places by number: the library loses the ``sequence_ids`` of some encodings that were cut."""
     places, count = [], 0
     for token, special, offsets in zip(encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True):
         places.append(TokenPlace(token, None if special else int(count >= first), offsets))
@@ -143,7 +143,7 @@ def _places(encoding: Any, first: int) -> list[TokenPlace]:
 
 
 def shares(lengths: Sequence[int], room: int) -> list[int]:
-    """How many tokens of each part stay, if all have `room`: the longest part is cut until another one is as long."""
+    """Return the tokens kept of each part within `room`: the longest part is cut until another one is as long."""
     if len(lengths) == 1:
         return [min(lengths[0], room)]
     first, second = lengths
@@ -154,7 +154,7 @@ def shares(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def load(folder: Path) -> Tokenizer:
-    """That of a folder. Raises UNSUPPORTED without the library, and INTERNAL for a file that it cannot use."""
+    """Load a folder's tokenizer. Raises UNSUPPORTED without the library, and INTERNAL for a file that it cannot use."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts of several requests are several threads' already
     try:
         tokenizers = importlib.import_module("tokenizers")

@@ -12,7 +12,7 @@ from typing import Any, Final
 _log = logging.getLogger(__name__)
 
 _WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
-"""What says something of the client only: ignored in silence."""
+"""Fields that only describe the client: ignored in silence."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _MOST_NAMES = 200
 _names: set[tuple[str, str]] = set()

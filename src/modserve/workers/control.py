@@ -36,7 +36,7 @@ class WorkerControl:
         self._server = server
         self._leave = leave
         self._one = asyncio.Lock()
-        """Held by the change that is made: nobody may undo it before it is complete."""
+        """Lock held by the change that is made: it may not be undone before it is complete."""
         self._journal = Journal(server)
         self.caught_up = asyncio.Event()
         """The worker has the state of the others."""
@@ -57,11 +57,11 @@ class WorkerControl:
         }
 
     def answers(self, method: str) -> bool:
-        """Whether a call still gets a response; otherwise the caller goes on without this worker."""
+        """True if a call still gets a response; otherwise the caller goes on without this worker."""
         return self._server.phase is not Phase.STOPPING or method in _WHILE_STOPPING
 
     async def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """What a method returns, or the ModserveError that it raises."""
+        """Call a method; return its result, or the ModserveError that it raises."""
         try:
             return await self._calls[method](*arguments)
         except Exception as error:
@@ -101,11 +101,11 @@ class WorkerControl:
         self._server.draining.give_notice()
 
     async def _drain(self) -> tuple[Any, ...]:
-        """The fields of `DrainReport`."""
+        """Return the fields of `DrainReport`."""
         return tuple(await self._server.drain())
 
     async def _status(self) -> tuple[Any, ...]:
-        """The fields of `WorkerStatus`."""
+        """Return the fields of `WorkerStatus`."""
         server = self._server
         reasons = [] if server.ready else server.unready_reasons()
         return server.ready, server.phase.value, self.caught_up.is_set(), reasons
@@ -115,7 +115,7 @@ class WorkerControl:
 
 
 def worker_app(control: WorkerControl, app: AsgiApp) -> AsgiApp:
-    """The application at a worker's own socket: calls of the others, and `app` for people."""
+    """Return the application at a worker's own socket: calls of the others, and `app` for people."""
 
     async def serve(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
         if scope["path"] != CALL:

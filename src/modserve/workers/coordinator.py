@@ -38,7 +38,7 @@ class Coordinator:
 
     @asynccontextmanager
     async def locked(self) -> AsyncGenerator[None]:
-        """Nobody else changes anything meanwhile, and nothing is left half changed."""
+        """Lock out all other changes and complete any half-made one."""
         async with self._lock.held():
             await self._settle()
             yield
@@ -48,7 +48,7 @@ class Coordinator:
 
         After a failure, or if one dies of it, those before it go back to what they were; one that cannot is replaced by
         a new one, which gets the state of the others. A worker that is not there gets the state when it starts. What
-        has begun is brought to an end, whatever becomes of the caller. Raises PeerLostError if no worker is there, this
+        has begun is brought to an end, also without the caller. Raises PeerLostError if no worker is there, this
         one included.
         """
         task = asyncio.ensure_future(self._change(change))
@@ -122,7 +122,7 @@ class Coordinator:
         self._identity.note.unlink(missing_ok=True)
 
     async def state(self) -> tuple[list[ServerChange], list[RouteRollback]]:
-        """What some other worker that serves has changed since its start; nothing if there is none."""
+        """Return the changes that another serving worker has made since its start; nothing if there is none."""
         for index in self._identity.others:
             try:
                 status = await self._peers.status(index)

@@ -22,7 +22,7 @@ from .tally import CONSOLE, ROUTINGS, STATISTICS, PeerCaller, Tally
 
 
 class FleetPlace(Protocol):
-    """Which of several processes this one is, of how many, and how often it was started before."""
+    """Place of this process: its index, the number of processes, and the number of its earlier starts."""
 
     @property
     def index(self) -> int: ...
@@ -33,7 +33,7 @@ class FleetPlace(Protocol):
 
 
 class Others(PeerCaller, Protocol):
-    """All that `Peers` has."""
+    """Interface of `Peers`."""
 
     async def unready(self) -> list[IndexEntry]: ...
     def drain(self) -> Awaitable[list[DrainReport]]:
@@ -187,7 +187,7 @@ class FleetServer:
         return whole, workers
 
     async def _others(self, method: str, *arguments: object) -> dict[int, Any]:
-        """What the other workers that do not refuse say."""
+        """Return the responses of the other workers that do not refuse."""
         if self.phase is Phase.STOPPING:
             return {}
         answers = await self._peers.ask(method, *arguments)
@@ -196,7 +196,7 @@ class FleetServer:
     # Changes
 
     async def drain(self) -> DrainReport:
-        """All workers at once: none of them takes what another refuses. Workers that start later are drained, too."""
+        """Drain all workers at once: none takes what another refuses. Workers that start later are drained, too."""
         drained = self._peers.drain()
         own, others = await asyncio.gather(self._server.drain(), drained)
         return sums.drain([own, *others])

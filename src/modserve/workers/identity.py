@@ -22,7 +22,7 @@ class WorkerIdentity:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The identity that `str` writes. Raises ValueError."""
+        """Return the identity that `str` writes. Raises ValueError."""
         index, count, starts, directory = text.split(":", 3)
         return cls(int(index), int(count), int(starts), Path(directory))
 
@@ -31,7 +31,7 @@ class WorkerIdentity:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that speaks for all: the first worker, at its first start."""
+        """True if the worker speaks for all: the first worker, at its first start."""
         return self.index == 0 and self.starts == 0
 
     @property
@@ -39,19 +39,19 @@ class WorkerIdentity:
         return [index for index in range(self.count) if index != self.index]
 
     def control_socket(self, index: int) -> str:
-        """Where a worker serves HTTP for itself alone."""
+        """Return the socket at which a worker serves HTTP for itself alone."""
         return str(self.directory / f"{index}.control")
 
     def sequence_socket(self, index: int) -> str:
-        """Where a worker takes the requests of its sequences from the others."""
+        """Return the socket at which a worker takes the requests of its sequences from the others."""
         return str(self.directory / f"{index}.sequences")
 
     def mark(self, index: int) -> Path:
-        """A file that is there once a worker has served."""
+        """Return a file that is there once a worker has served."""
         return self.directory / f"{index}.served"
 
     def counts(self, index: int, topic: str) -> Path:
-        """A file with what a worker and those before it have counted, as they have told of a topic."""
+        """Return a file with what a worker and those before it have counted, as they have told of a topic."""
         return self.directory / f"{index}.{topic}"
 
     @property

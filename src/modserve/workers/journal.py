@@ -21,7 +21,7 @@ class ServerChange(NamedTuple):
 
     @property
     def subject(self) -> tuple[str, str]:
-        """What it is about: a kind of thing, and a name of one."""
+        """Subject of the change: a kind and a name."""
         return _SUBJECTS[self.method](*self.arguments)
 
 
@@ -35,7 +35,7 @@ _SUBJECTS: Mapping[str, Callable[..., tuple[str, str]]] = {
     "register_region": lambda region, _: (_KINDS[type(region)] + region.tenant, region.name),
     "unregister_region": lambda kind, name, tenant="": (_KINDS[kind] + tenant, name),
 }
-"""By the method of a change."""
+"""Subjects by the method of a change."""
 
 
 class Journal:
@@ -46,16 +46,16 @@ class Journal:
         self._models: dict[str, ServerChange] = {}
         """The last load or unload of each model, the latest at the end."""
         self._routings: dict[str, ServerChange] = {}
-        """What clients have set, by model."""
+        """Routings that clients have set, by model."""
         self._regions: dict[tuple[str, str], ServerChange] = {}
         self._log = False
         self._traces: set[str] = set()
         """The models whose trace settings were changed; empty for those of all models."""
         self._undo: dict[str, tuple[str, list[ServerChange]]] = {}
-        """By the kind of its subject, the number of the latest change, and what undoes it."""
+        """Number of the latest change and its reversal, by the kind of its subject."""
 
     def state(self) -> list[ServerChange]:
-        """The changes that bring a server that has just started to the state of this one."""
+        """Return the changes that bring a server that has just started to the state of this one."""
         changes = list(self._regions.values())
         if self._log:
             changes.append(self._log_settings())
@@ -67,7 +67,7 @@ class Journal:
         return changes
 
     def before(self, change: ServerChange) -> list[ServerChange]:
-        """What would bring back the present state of a change's subject after it."""
+        """Return the changes that would restore the present state of a change's subject after it."""
         kind, name = change.subject
         if kind == "model":
             routing = self._routings.get(name)
@@ -107,12 +107,12 @@ class Journal:
                 del self._regions[each]
 
     def undo(self, change: ServerChange, number: str) -> list[ServerChange]:
-        """What undoes a change with this number, once; nothing if it was not made here."""
+        """Return the reversal of a change with this number, once; nothing if the change was not made here."""
         latest, changes = self._undo.pop(change.subject[0], ("", []))
         return changes if number and latest == number else []
 
     def _ended_by(self, change: ServerChange) -> list[tuple[str, str]]:
-        """The regions that are unregistered: one, or all of a kind."""
+        """Return the regions that are unregistered: one, or all of a kind."""
         kind, name = change.subject
         return [each for each in self._regions if each[0] == kind and name in ("", each[1])]
 

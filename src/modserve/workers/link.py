@@ -1,4 +1,4 @@
-"""One connection between two workers: frames both ways, each with the number of the request that it is about.
+"""Connection between two workers: frames both ways, each with the number of the request that it is about.
 
 length of what follows (4 bytes) | number (8 bytes) | kind (1 byte) | content
 
@@ -18,7 +18,7 @@ _REST: Final = HEAD.size - 4
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says. The first three go to the owner of a sequence, the others come back."""
+    """Kind of a frame. The first three go to the owner of a sequence, the others come back."""
 
     REQUEST = 1
     """Nanoseconds that the client still waits (8 bytes, 0 for ever), and a request."""
@@ -26,7 +26,7 @@ class FrameKind(enum.IntEnum):
     ROOM = 3
     """The client has read a response of several: there is room for another."""
     RESPONSE = 4
-    """One of several, and not the last."""
+    """Response of several, and not the last."""
     LAST = 5
     """The last response."""
     FAILURE = 6

@@ -1,4 +1,4 @@
-"""One change at a time, over all workers."""
+"""Lock of changes: one at a time, over all workers."""
 
 import asyncio
 import fcntl

@@ -1,4 +1,4 @@
-"""One of several workers: its sockets for the others, and its part in joint changes."""
+"""Member of several workers: its sockets for the others, and its part in joint changes."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ class Member:
         self._sockets: list[asyncio.Server] = []
         self._telling = Background("rollback")
         self._missed: tuple[list[ServerChange], list[RouteRollback]] = [], []
-        """What clients, and the rules of routings, have changed in the others before this worker was there."""
+        """Changes in the others, by clients and rules of routings, before this worker existed."""
 
     @property
     def count(self) -> int:
@@ -68,7 +68,7 @@ class Member:
 
     @property
     def replaces(self) -> bool:
-        """Whether it takes the place of a worker that has ended, while others serve."""
+        """True if it takes the place of a worker that has ended, while others serve."""
         return self.identity.starts > 0
 
     # What a worker's own server is made with
@@ -84,7 +84,7 @@ class Member:
         return replace(settings, file=f"{settings.file}.worker-{self.identity.index}") if settings.file else settings
 
     def roll_back_elsewhere(self, rollback: RouteRollback) -> None:
-        """What one worker has seen of a version is enough for all of them."""
+        """Roll back in the other workers: the observation of one worker is enough for all of them."""
         self._telling.start(self._peers.tell("roll_back", rollback))
 
     async def give_notice(self) -> bool:
@@ -96,11 +96,11 @@ class Member:
 
     @property
     def drained(self) -> bool:
-        """Whether a client has had all workers drained."""
+        """True if a client has had all workers drained."""
         return self.identity.draining.exists()
 
     def server(self, own: LocalServer) -> FleetServer:
-        """What the ports serve: all workers as one server."""
+        """Return the server for the ports: all workers as one server."""
         self._tally.serve(own, self.identity.index, self.identity.starts)
         return FleetServer(own, self.identity, self._peers, self._coordinator, self._tally)
 
@@ -161,12 +161,12 @@ class Member:
             pause = min(2 * pause, 0.5)
 
     async def page(self, openmetrics: bool = False, fine: bool = False) -> bytes:
-        """The metrics of all workers."""
+        """Return the metrics of all workers."""
         tables = await self._tally.whole(PAGE, fine)
         return await asyncio.to_thread(lambda: written(families_of(tables), openmetrics))
 
     async def _samples(self, families: Callable[[bool], Awaitable[list[Family]]], fine: bool) -> Families:
-        """The metrics of this worker."""
+        """Return the metrics of this worker."""
         restarts = self.identity.starts - self._tally.counts(PAGE).before(_RESTARTS)
         made = [
             *await families(fine),

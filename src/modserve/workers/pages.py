@@ -6,7 +6,7 @@ same of every worker, or what the worst of them sees, are the largest; those of 
 Figures in JSON's values as tables of samples, and back: so the documents of several workers add up as pages do.
 
 The sample is the path to a value: one that is neither an object nor a list of them, or the counts of a sketch by its
-buckets, which are many. A row of a list is in the path by the fields that name it, whatever its place.
+buckets, which are many. A row of a list is in the path by the fields that name it, at any place.
 """
 
 import re
@@ -83,7 +83,7 @@ class SampleTable(NamedTuple):
     """The key in `RULES` by which workers are combined."""
 
     def counts(self, sample: Sample) -> bool:
-        """Whether the sample only grows."""
+        """True if the sample only grows."""
         return self.kind in _GROWING and not (self.kind == "summary" and 'quantile="' in sample)
 
     def empty(self) -> "SampleTable":
@@ -94,13 +94,13 @@ Families: TypeAlias = Mapping[str, SampleTable]
 
 
 class WorkerPage(NamedTuple):
-    """What one worker tells."""
+    """Report of one worker."""
 
     families: Families
     absent: AbstractSet[Sample] = frozenset()
     """Samples that the worker does not have now: it had them before, or a process whose place it has taken."""
     gone: AbstractSet[Sample] = frozenset()
-    """Those of them that this process itself had: of models that were unloaded, say."""
+    """Absent samples that this process itself had: of models that were unloaded, say."""
     owners: AbstractSet[Owner] = frozenset()
     """The model versions that the worker has now: their samples stay, though they count from 0 after a load."""
 
@@ -112,7 +112,7 @@ class Question(NamedTuple):
     former: str = ""
     """The last one of the same worker."""
     orphans: Collection[Sample] = ()
-    """Series that nobody had then. A worker forgets it, unless another question has come in between."""
+    """Series that no worker had then. A worker forgets it, unless another question has come in between."""
 
 
 def samples_of(families: Iterable[Family]) -> dict[str, SampleTable]:
@@ -132,7 +132,7 @@ _LABELS = re.compile(r'[{,](model|version)="((?:[^"\\]|\\.)*)"')
 
 
 def owner(sample: Sample) -> Owner:
-    """The model version that a sample is of; empty if it is of none, or an engine's own, which may end it."""
+    """Return the model version that a sample is of; empty if it is of none, or an engine's own, which may end it."""
     if isinstance(sample, tuple):
         return sample[1][:2] if len(sample) > 1 and isinstance(sample[1], tuple) else ()
     labels = dict(_LABELS.findall(sample)) if sample.startswith(RESERVED) else {}
@@ -140,7 +140,7 @@ def owner(sample: Sample) -> Owner:
 
 
 def merged(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:
-    """The families of all workers, and the samples left out, which no worker has any more.
+    """Return the families of all workers, and the samples left out, which no worker has any more.
 
     What one worker has no more is told as long as another has it, or the sum would fall while a model is unloaded in
     one worker after the other. Families and samples keep the order in which they come first.
@@ -176,7 +176,7 @@ def _orphans(pages: Sequence[WorkerPage]) -> frozenset[Sample]:
 
 
 def families_of(tables: Families) -> list[Family]:
-    """The families of a metrics page."""
+    """Return the families of a metrics page."""
     made = []
     for name, samples in tables.items():
         family = Family(name, samples.kind, samples.text)
@@ -189,7 +189,7 @@ def families_of(tables: Families) -> list[Family]:
 
 
 def add(a: Any, b: Any) -> Any:
-    """The sum of numbers, of counts by key, or of lists place by place; of lists of other lengths, the first."""
+    """Return the sum of numbers, of counts by key, or of lists place by place; of lists of other lengths, the first."""
     if isinstance(a, dict):
         return a | {key: a.get(key, 0) + count for key, count in b.items()}
     if isinstance(a, list):
@@ -207,12 +207,12 @@ def fell(a: Any, b: Any) -> bool:
 
 
 def _known(a: Any, b: Any) -> Any:
-    """The sum of figures, of which -1 says that there are none."""
+    """Return the sum of figures, of which -1 says that there are none."""
     return add(a, b) if isinstance(a, list) or a >= 0 <= b else max(a, b)
 
 
 def _worst(a: str, b: str) -> str:
-    """The first state, or text, that says more than that all is well."""
+    """Return the first state, or text, that says more than that all is well."""
     return b if a in ("running", "READY", "") else a
 
 
@@ -234,7 +234,7 @@ RULES: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 """The value of two workers, by the name of the rule."""
 KEPT: Mapping[str, Callable[[Any, Any], Any]] = {rule: RULES[rule] for rule in ("known", "latest")}
-"""The same for processes that have counted one after the other, whose values are added up by all other rules."""
+"""Rules that keep one value of processes that have counted one after the other; under all others the values add up."""
 
 
 _NAMES: Final = ("name", "version", "revision", "batch_size", "type", "id")
@@ -260,7 +260,7 @@ _COUNTERS: Final = frozenset({"sum", "known", "latest"})
 
 
 def tables(document: object) -> dict[str, SampleTable]:
-    """A table for each rule."""
+    """Return a table for each rule."""
     made: dict[str, SampleTable] = {}
     for path, value in _values((), document):
         number = isinstance(value, int | float | list | dict) and not isinstance(value, bool)
@@ -293,7 +293,7 @@ class _Node:
 
 
 def document(families: Families) -> dict[str, Any]:
-    """The document with these values. What is empty in one worker, and not in another, is not empty."""
+    """Return the document with these values. What is empty in one worker, and not in another, is not empty."""
     root = _Node()
     for table in families.values():
         for (*way, last), value in table.values.items():

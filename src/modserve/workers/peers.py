@@ -58,7 +58,7 @@ async def call(path: str, method: str, *arguments: object) -> Any:
 
 
 def content(response: bytes) -> bytes:
-    """The body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
+    """Return the body of a whole response. Raises PeerDiedError for a part of one, and PeerLostError for status `GONE`.
 
     Raises UNAVAILABLE for a call that the worker did not take, since it has no memory left for it, say.
     """
@@ -79,11 +79,11 @@ _PATIENCE = 2.0
 """Seconds that a worker may take to say how it is. One that takes longer is left out."""
 
 _LONG_PATIENCE = 20.0
-"""The same for what it knows."""
+"""Seconds that a worker may take to report what it knows."""
 
 
 class WorkerStatus(NamedTuple):
-    """What a worker says of itself."""
+    """Status of a worker by its own report."""
 
     ready: bool
     phase: str
@@ -108,17 +108,17 @@ class Peers:
                 await self.call(index, method, *arguments)
 
     async def ask(self, method: str, *arguments: object) -> dict[int, Any]:
-        """What the others that serve return, or the ModserveError that they raise, by their numbers."""
+        """Return the results, or ModserveErrors, of the other serving workers by their numbers."""
         statuses = await self.statuses()
         serving = [index for index, status in statuses.items() if status is not None and status.caught_up]
         return await self._gather(serving, _LONG_PATIENCE, method, *arguments)
 
     async def ask_all(self, method: str, *arguments: object) -> dict[int, Any]:
-        """The same of all others that are there and respond soon, whatever they say of themselves."""
+        """Return the results of all others that run and respond soon, whatever their status."""
         return await self._gather(self._identity.others, _PATIENCE, method, *arguments)
 
     async def statuses(self) -> dict[int, WorkerStatus | None]:
-        """What each of the others says of itself; None for one that is not there."""
+        """Return the status of each of the others; None for one that is not running."""
         others = self._identity.others
         return dict(zip(others, await asyncio.gather(*map(self.status, others)), strict=True))
 
@@ -127,7 +127,7 @@ class Peers:
         return None if status is None else WorkerStatus(*status)
 
     async def unready(self) -> list[IndexEntry]:
-        """What of the others keeps the server from being ready.
+        """Return the obstacles of the others to the server's readiness.
 
         A worker counts from its first start on, until it dies: others serve while another takes its place.
         """

@@ -79,12 +79,12 @@ class ForwardingModel(ModelWrapper):
 
 
 def with_owners(servable: Servable, forwarder: "SequenceForwarder") -> Servable:
-    """The model, or one in front of it that knows whose its sequences are."""
+    """Return the model, or one in front of it that knows whose its sequences are."""
     return servable if servable.config.sequence_batching is None else ForwardingModel(servable, forwarder)
 
 
 class _OwnerLink:
-    """To another worker: the connection, or what is to be sent once there is one."""
+    """Link to another worker: the connection, or the frames to be sent once there is one."""
 
     def __init__(self) -> None:
         self.link: PeerLink | None = None
@@ -116,7 +116,7 @@ class SequenceForwarder:
         self._connecting = Background("sequences")
 
     def forward(self, worker: int, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
+        """Submit like `Servable.submit`, at another worker. Raises OverloadedError while that reads nothing."""
         peer = self._links.get(worker)
         if peer is not None:
             self._check_room(worker, peer, request)
@@ -220,7 +220,7 @@ class SequenceReceiver:
         self._requests: dict[PeerLink, dict[int, Inflight]] = {}
 
     def link(self) -> PeerLink:
-        """The protocol of a new connection."""
+        """Return the protocol of a new connection."""
         return PeerLink(self._receive, self._lost, responds=True)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from modserve.server import DrainReport
 
 
 def index(answers: Mapping[int, Iterable[IndexEntry]], noun: str = "worker") -> list[IndexEntry]:
-    """Every model version with its state; READY if it is that on all workers, else a state that one of them has.
+    """Return every model version with its state; READY if it is that on all workers, else a state that one of them has.
 
     The reason says which worker that is, if others have another state.
     """
@@ -31,7 +31,7 @@ def _of_all(entries: Sequence[tuple[int, IndexEntry]], noun: str) -> IndexEntry:
 
 
 def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The failures that each worker has kept, those that are alike as one, the latest first."""
+    """Return the failures that each worker has kept, those that are alike as one, the latest first."""
     by_texts: dict[tuple[str, ...], dict[str, Any]] = {}
     for one in sorted((each for failures in lists for each in failures), key=lambda each: int(each["last_ms"])):
         texts = tuple(one[name] for name in ("protocol", "model", "version", "status", "message"))
@@ -44,7 +44,7 @@ def failures(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def drain(reports: Sequence[DrainReport]) -> DrainReport:
-    """What has become of the drain of all workers."""
+    """Return the report of the drain of all workers."""
     left: Counter[str] = Counter()
     for report in reports:
         left.update(report.in_flight)

@@ -147,7 +147,7 @@ class Tally:
         self._identity = identity
         self._counts: dict[str, Counts] = {}
         self._questions: dict[str, tuple[str, frozenset[Sample]]] = {}
-        """The last question of this worker to all, and the samples that nobody had then."""
+        """The last question of this worker to all, and the samples that no worker had then."""
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def counts(self, topic: str) -> Counts:
@@ -158,11 +158,11 @@ class Tally:
         return self._counts[topic]
 
     async def tell(self, topic: str, question: Question, fine: bool = False) -> bytes:
-        """For another worker. Values of many samples take a thread long to write or to read."""
+        """Return the page for another worker. Values of many samples take a thread long to write or to read."""
         return await asyncio.to_thread(values.dumps, await self._tell(topic, question, fine))
 
     async def _tell(self, topic: str, question: Question, fine: bool) -> WorkerPage:
-        """The figures of this worker, made for one question after the other."""
+        """Return the figures of this worker, made for one question after the other."""
         async with self._locks[topic]:
             before = self.loads()
             own = await self.sources[topic](fine)
@@ -170,7 +170,7 @@ class Tally:
             return await asyncio.to_thread(self.counts(topic).tell, own, loads, question)
 
     async def whole(self, topic: str, fine: bool = False) -> Families:
-        """The figures of all workers."""
+        """Return the figures of all workers."""
         question = Question(uuid.uuid4().hex, *self._questions.get(topic, ()))
         answers = await self._peers.ask("tell", topic, question, fine)
         own = await self._tell(topic, question, fine)
@@ -187,7 +187,7 @@ class Tally:
         return await asyncio.to_thread(of_all)
 
     async def document(self, topic: str) -> dict[str, Any]:
-        """The figures of all workers, in the form of one worker's."""
+        """Return the figures of all workers, in the form of one worker's."""
         return await asyncio.to_thread(document, await self.whole(topic))
 
     def serve(self, server: LocalServer, index: int = 0, starts: int = 0) -> None:

@@ -35,13 +35,13 @@ def loads(data: bytes) -> Any:
 
 
 def portable_error(error: ModserveError) -> ModserveError:
-    """The error, or one of a known type that says the same."""
+    """Return the error, or one of a known type that says the same."""
     return error if type(error) in _ERRORS else ModserveError(error.code, error.message)
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Some versions of Python write members of an enum as calls of `getattr`, which nobody may ask for."""
+        """Some versions of Python write members of an enum as calls of `getattr`, which are refused."""
         return (type(value), (value.value,)) if isinstance(value, enum.Enum) else NotImplemented
 
 

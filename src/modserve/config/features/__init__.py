@@ -33,7 +33,7 @@ from . import (
 
 @dataclass(frozen=True)
 class ModelContext:
-    """What a configuration does not say about its model itself."""
+    """Properties of a model that its configuration itself does not state."""
 
     directory: str
     """The name of the model's directory."""
@@ -102,7 +102,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, problems: Pr
 
 
 def to_model_config(message: pb.ModelConfig, context: ModelContext) -> ModelConfig:
-    """The frozen values that the rest of the server reads, without those that break a rule."""
+    """Return the frozen values that the rest of the server reads, without those that break a rule."""
     inputs, outputs = tensors.specs(message, context.description)
     graph = message.optimization.graph if message.optimization.HasField("graph") else None
     accelerators = message.optimization.execution_accelerators

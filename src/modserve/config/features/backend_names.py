@@ -1,4 +1,4 @@
-"""What people call the backends: other names that mean the same, and misspellings."""
+"""Other names in use for the backends: synonyms and misspellings."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -8,7 +8,7 @@ _LIKELY = 0.75
 
 
 class BackendName(NamedTuple):
-    """What a written name stands for: a backend, and what else of a configuration the name decides."""
+    """Meaning of a written name: a backend, and the other fields of a configuration that the name decides."""
 
     backend: str
     platform: str = ""
@@ -38,7 +38,7 @@ def fold(name: str) -> str:
 
 
 def meaning(name: str, backends: Collection[str], platforms: Mapping[str, str]) -> BackendName | None:
-    """What a name means that is none of the `backends`; None if that is not certain. `platforms`: to backends."""
+    """Return the meaning of a name that is none of the `backends`; None if uncertain. `platforms`: to backends."""
     folded = fold(name)
     for platform, backend in platforms.items():
         if fold(platform) == folded:
@@ -51,7 +51,7 @@ def meaning(name: str, backends: Collection[str], platforms: Mapping[str, str]) 
 
 
 def nearest(name: str, backends: Collection[str]) -> str:
-    """The one of the `backends` that a misspelt name is likely to be meant for; empty if there is none."""
+    """Return the one of the `backends` that a misspelt name is likely to be meant for; empty if there is none."""
     folded = {fold(backend): backend for backend in backends}
     near = difflib.get_close_matches(fold(name), folded, n=1, cutoff=_LIKELY)
     return folded[near[0]] if near else ""

@@ -11,12 +11,12 @@ _AGENT = "checksum"
 
 
 def others(agents: object) -> bool:
-    """Whether there are agents that nobody stands in for."""
+    """True if there are agents other than `checksum`, whose work the server does itself."""
     return any(agent.name != _AGENT for agent in cast(pb.ModelRepositoryAgents, agents).agents)
 
 
 def checksums(message: pb.ModelConfig) -> tuple[Checksum, ...]:
-    """The digests, without those that break a rule."""
+    """Return the digests, without those that break a rule."""
     return tuple(
         Checksum(key.partition(":")[0].lower(), relative(key.partition(":")[2]), value.lower())
         for agent in message.model_repository_agents.agents
@@ -34,7 +34,7 @@ def validate(message: pb.ModelConfig) -> Faults:
 
 
 def _fault(key: str, value: str) -> str:
-    """What is wrong with a parameter; the key is ``SHA256:1/model.onnx``."""
+    """Return the fault of a parameter; the key is ``SHA256:1/model.onnx``."""
     algorithm, colon, path = key.partition(":")
     size = SIZES.get(algorithm.lower())
     if not colon or size is None:

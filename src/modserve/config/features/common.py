@@ -1,4 +1,4 @@
-"""What several features share."""
+"""Functions that several features share."""
 
 from collections.abc import Mapping
 from typing import TypeAlias

@@ -23,10 +23,10 @@ class _Inferred:
 
 
 def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig]) -> bool:
-    """Whether the ensemble is decoupled. `models` has the configurations of all of its models.
+    """Return True if the ensemble is decoupled. `models` has the configurations of all of its models.
 
     Raises INVALID_ARG for maps from or to tensors which a model lacks, for data types or shapes that do not fit, and
-    for a step whose inputs follow from different decoupled steps.
+    for a step with inputs that follow from different decoupled steps.
     """
     assert config.ensemble is not None, "only called for ensembles: this is a bug"
     inferred: dict[str, _Inferred] = {}
@@ -129,7 +129,7 @@ def _labels(config: ModelConfig, ensembling: EnsembleConfig, models: Mapping[str
 
 
 def _written(step: Step, ensembling: EnsembleConfig, done: set[int]) -> bool:
-    """Whether all steps that may write the inputs of `step` are done."""
+    """True if all steps that may write the inputs of `step` are done."""
     return all(
         index in done or step.needs.isdisjoint(before.outputs.values()) for index, before in enumerate(ensembling.steps)
     )

@@ -1,4 +1,4 @@
-"""What the model's directory holds: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
+"""Facts from the model's directory: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +14,7 @@ from . import backend_names
 
 ENSEMBLE = "ensemble"
 _NO_BACKEND = "Invalid model name: "
-"""How Triton's text begins for a model of which nothing says what its backend is."""
+"""Start of Triton's message for a model with nothing to tell its backend."""
 Notes: TypeAlias = list[tuple[FieldPath, str]]
 """Fields that mean something else than they say, and what."""
 
@@ -26,14 +26,14 @@ class ModelFormat(NamedTuple):
     backend: str
     platform: str = ""
     by_suffix: bool = True
-    """Whether other files with the same ending are likely to be such models, too."""
+    """True if other files with the same ending are likely to be such models, too."""
     any_name: bool = False
-    """Whether the ending alone tells: such files never have the name `filename`."""
+    """True if the ending alone decides: such files never have the name `filename`."""
     beside: str = ""
     """Another file of the folder without which this one is something else."""
 
     def file_in(self, names: Collection[str]) -> str:
-        """The model's file among those of a folder; empty if there is none of this format."""
+        """Return the model's file among those of a folder; empty if there is none of this format."""
         if self.beside and self.beside not in names:
             return ""
         if self.filename in names:
@@ -149,7 +149,7 @@ def _rename(message: pb.ModelConfig, filenames: Sequence[Collection[str]], backe
 
 
 def _present_format(message: pb.ModelConfig, filenames: Sequence[Collection[str]]) -> ModelFormat | None:
-    """The format of the model's file, as the configuration names it or as the directory holds it."""
+    """Return the format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
         beside = frozenset[str]().union(*filenames)
@@ -180,7 +180,7 @@ def version_filenames(folder: Path) -> list[frozenset[str]]:
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Of the files in a version's folder, and in the folders below it that may hold the model's. Raises OSError."""
+    """Yield the names in a version's folder, and in the folders below that may hold the model's. Raises OSError."""
     for entry in folder.iterdir():
         yield entry.name
         if entry.name in _SUBFOLDERS and entry.is_dir():
@@ -188,7 +188,7 @@ def names_in(folder: Path) -> Iterator[str]:
 
 
 def only_lacks_backend(error: ModserveError) -> bool:
-    """Whether nothing is wrong with a configuration but that it does not say which backend it is for."""
+    """True if the only fault of a configuration is that it does not name its backend."""
     problems = error.problems if isinstance(error, ConfigurationError) else ()
     return len(problems) > 0 and all(problem.text.startswith(_NO_BACKEND) for problem in problems)
 
@@ -229,7 +229,7 @@ def validate_versions(message: pb.ModelConfig) -> Faults:
 
 
 def version_policy(message: pb.ModelConfig) -> VersionPolicy:
-    """Like Triton, takes a policy without a choice for all versions."""
+    """Return the version policy. Like Triton, takes a policy without a choice for all versions."""
     policy = message.version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "latest" or not message.HasField("version_policy"):
@@ -242,7 +242,7 @@ _MOST_SHOWN = 100
 
 
 def filename_fault(filename: str, description: str, where: str) -> str:
-    """What is wrong with the name of a file that is to be below a directory; empty if nothing is.
+    """Return the fault of the name of a file that is to be below a directory; empty if there is none.
 
     `description` is the file in words, with ``{}`` in place of its name, and `where` the directory.
     """

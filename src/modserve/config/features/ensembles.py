@@ -83,7 +83,7 @@ def _step_faults(message: pb.ModelConfig) -> Faults:
 
 
 def _flow_faults(message: pb.ModelConfig) -> Faults:
-    """Whether every tensor is connected, from the inputs to the outputs."""
+    """Yield the faults in the connections of tensors, from the inputs to the outputs."""
     name, steps = message.name, _steps(message)
     writers = _writers(steps)
     inputs, outputs = {tensor.name for tensor in message.input}, {tensor.name for tensor in message.output}
@@ -118,7 +118,7 @@ def _flow_faults(message: pb.ModelConfig) -> Faults:
 
 
 def _writers(steps: Iterable[Step]) -> dict[str, list[int]]:
-    """Each tensor that steps read or write, and the steps that write it."""
+    """Return each tensor that steps read or write, and the steps that write it."""
     writers: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         for tensor in sorted(step.needs):
@@ -129,7 +129,7 @@ def _writers(steps: Iterable[Step]) -> dict[str, list[int]]:
 
 
 def _ready(steps: Sequence[Step], writers: Mapping[str, Sequence[int]], inputs: Iterable[str]) -> set[str]:
-    """The tensors that can be computed from the inputs, and these."""
+    """Return the tensors that can be computed from the inputs, and these."""
     ready, done, count = set(inputs), set[int](), -1
     while len(done) > count:
         count = len(done)
@@ -155,7 +155,7 @@ def _not_written(
 def _loose_end(
     tensor: str, inputs: Set[str], outputs: Set[str], steps: Sequence[Step], writers: Mapping[str, Sequence[int]]
 ) -> str:
-    """Why nothing becomes of a tensor, and which one may be meant."""
+    """Return the reason why a tensor is not connected, and the one that may be meant."""
     if writers[tensor]:
         giver = f"step {writers[tensor][0]}"
         if any(tensor in step.needs for step in steps):
@@ -168,7 +168,7 @@ def _loose_end(
 
 
 def _which(name: str, names: Collection[str], otherwise: str) -> str:
-    """The end of a sentence about a tensor that is not there: the one that is meant, or what there is."""
+    """Return the end of a sentence about a tensor that is not there: the one that is meant, or what there is."""
     others = ", ".join(f"'{each}'" for each in sorted(set(names) - {name}))
     listed = f"{otherwise}: {others}" if otherwise and others else ""
     hint = suggest.did_you_mean(name, names, listed, cutoff=0.6)
@@ -176,7 +176,7 @@ def _which(name: str, names: Collection[str], otherwise: str) -> str:
 
 
 def _first_use(tensor: str, steps: Sequence[Step]) -> FieldPath:
-    """The first step that reads or writes a tensor."""
+    """Return the first step that reads or writes a tensor."""
     for index, step in enumerate(steps):
         for part, names in (("input_map", step.inputs), ("output_map", step.outputs)):
             for key, value in names.items():
@@ -189,7 +189,7 @@ def _first_use(tensor: str, steps: Sequence[Step]) -> FieldPath:
 
 
 def _conditions(message: pb.ModelConfig) -> tuple[dict[int, Condition], list[tuple[FieldPath, str]]]:
-    """The conditions by step, and what is wrong with the others."""
+    """Return the conditions by step, and what is wrong with the others."""
     conditions: dict[int, Condition] = {}
     faults: list[tuple[FieldPath, str]] = []
     for key, parameter in message.parameters.items():
@@ -206,7 +206,7 @@ def _conditions(message: pb.ModelConfig) -> tuple[dict[int, Condition], list[tup
 
 
 def _step(key: str, message: pb.ModelConfig) -> int:
-    """The step that a parameter is for."""
+    """Return the step that a parameter is for."""
     if not key.startswith(WHEN):
         near = difflib.get_close_matches(key[: len(WHEN)], [WHEN], n=1, cutoff=0.7)
         hint = f"did you mean '{WHEN}<step>'?" if near else f"the known parameter is {WHEN}<step>"
@@ -242,7 +242,7 @@ def _condition(key: str, text: str) -> Condition:
 
 
 def _operand(text: str) -> Operand:
-    """A number, ``true`` or ``false``, or a text, with or without quotes. Raises `ValueError` for ``nan``."""
+    """Return a number, ``true`` or ``false``, or a text, with or without quotes. Raises `ValueError` for ``nan``."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1].encode()
     if text in _WORDS:

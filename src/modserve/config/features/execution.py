@@ -1,6 +1,6 @@
-"""How a model runs, with ``instance_group`` and ``optimization``, and what becomes of its responses.
+"""Execution of a model, from ``instance_group`` and ``optimization``, and the handling of its responses.
 
-That is said by ``model_transaction_policy`` and ``response_cache``. Ensembles have only these two.
+The latter follows from ``model_transaction_policy`` and ``response_cache``. Ensembles have only these two.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from modserve.pb import inference as pb
 from ..text.problems import Faults, FieldPath, Problems
 
 MAX_INSTANCES = 1024
-"""Of one version of a model, in all of its groups."""
+"""Maximum number of instances of one version of a model, in all of its groups."""
 _KINDS = {pb.ModelInstanceGroup.Kind.Value(kind.value): kind for kind in InstanceKind}
 
 

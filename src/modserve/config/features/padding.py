@@ -82,12 +82,12 @@ def normalise(message: pb.ModelConfig) -> None:
 
 
 def mask(message: pb.ModelConfig) -> str | None:
-    """The name of the mask, None if there is none."""
+    """Return the name of the mask, None if there is none."""
     return message.parameters[MASK].string_value if MASK in message.parameters else None
 
 
 def _split(key: str) -> tuple[str, str]:
-    """The beginning of a key that names a tensor, and the name; both empty for other keys."""
+    """Return the beginning of a key that names a tensor, and the name; both empty for other keys."""
     for family in _OF_TENSORS:
         if key.startswith(family) and len(key) > len(family):
             return family, key[len(family) :]
@@ -155,7 +155,7 @@ def _value_faults(text: str, tensor: AnyTensor, message: pb.ModelConfig) -> Iter
 
 
 def _expected(text: str, datatype: Datatype) -> str | None:
-    """A description of the values of this datatype if `text` is not one of them, else None."""
+    """Return a description of the values of this datatype if `text` is not one of them, else None."""
     if datatype.json_kind == "bool":
         return None if text in ("true", "false") else "true or false"
     if datatype.json_kind == "int":
@@ -187,7 +187,7 @@ def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) 
 
 
 def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:
-    """Whether the model has no batch dimension, and the engine cannot find one either."""
+    """True if the model has no batch dimension, and the engine cannot find one either."""
     return message.max_batch_size <= 0 and not (partial and not (message.input and message.output))
 
 

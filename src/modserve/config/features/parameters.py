@@ -67,7 +67,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def fault(key: str, text: str, read: Reader) -> str:
-    """Why a parameter cannot be read; empty if it can."""
+    """Return the reason why a parameter cannot be read; empty if it can."""
     try:
         read(text)
     except ValueError as error:
@@ -88,7 +88,7 @@ def faults(message: pb.ModelConfig, prefixes: tuple[str, ...], settings: Mapping
 
 
 def values(message: pb.ModelConfig, settings: Mapping[str, ParameterSetting]) -> dict[str, Any]:
-    """Field → value of all `settings` that the message has. Leaves out those that cannot be read."""
+    """Field → value of all `settings` that the message has. Leaves out unreadable ones."""
     return {
         settings[key].field: settings[key].read(parameter.string_value)
         for key, parameter in message.parameters.items()
@@ -97,6 +97,6 @@ def values(message: pb.ModelConfig, settings: Mapping[str, ParameterSetting]) ->
 
 
 def special_scheduling(message: pb.ModelConfig) -> list[str]:
-    """The field of the scheduling that our settings cannot be combined with, if there is one."""
+    """Return the field of the scheduling that our settings cannot be combined with, if there is one."""
     field = message.WhichOneof("scheduling_choice")
     return [field] if field in ("sequence_batching", "ensemble_scheduling") else []

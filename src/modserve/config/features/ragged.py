@@ -16,7 +16,7 @@ from ..text.problems import Faults, FieldPath
 from .common import AnyTensor
 
 _DATATYPES = {pb.TYPE_INT32: dtypes.INT32, pb.TYPE_FP32: dtypes.FP32}
-"""Those that a batch input may have."""
+"""Datatypes that a batch input may have."""
 
 
 def is_ragged(tensor: AnyTensor) -> bool:
@@ -24,7 +24,7 @@ def is_ragged(tensor: AnyTensor) -> bool:
 
 
 def targets(message: pb.ModelConfig) -> Set[str]:
-    """The model's inputs that are batch inputs."""
+    """Return the model's inputs that are batch inputs."""
     return {name for batch_input in message.batch_input for name in batch_input.target_name}
 
 
@@ -113,7 +113,7 @@ def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
 def _scatter_faults(
     scattered: pb.BatchOutput, inputs: Mapping[str, AnyTensor], outputs: Mapping[str, AnyTensor], batching: bool
 ) -> Iterator[str]:
-    """The dimensions of responses that the source input would not determine."""
+    """Yield the dimensions of responses that the source input would not determine."""
     source = inputs.get(next(iter(scattered.source_input), ""))
     if source is None:
         return

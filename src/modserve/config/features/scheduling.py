@@ -102,7 +102,7 @@ def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
 
 
 def _shows_order(message: pb.ModelConfig) -> bool:
-    """Whether clients can see, or rely on, the order in which requests are executed.
+    """True if clients can see, or rely on, the order in which requests are executed.
 
     They ask for it with `preserve_ordering`; the responses of decoupled models leave as their requests run.
     """
@@ -110,7 +110,7 @@ def _shows_order(message: pb.ModelConfig) -> bool:
 
 
 def _queue_policy(policy: pb.ModelQueuePolicy, ordered: bool) -> QueuePolicy:
-    """If responses are `ordered`, no request goes behind the others: their responses would have to wait for it.
+    """Return the queue policy. If responses are `ordered`, no request goes behind others: their responses would wait.
 
     Like Triton, the validation refuses a policy that delays by its own default there; this is for the time-outs that
     requests bring.

@@ -105,7 +105,7 @@ def _state(state: _State, datatype: Datatype) -> SequenceState:
 
 
 def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
-    """The model's inputs that are controls and states, and the places where the configuration names them."""
+    """Return the model's inputs that are controls and states, and the places where the configuration names them."""
     batching = message.sequence_batching
     return {
         **{tensor.name: (_HERE, "control_input", index, "name") for index, tensor in enumerate(batching.control_input)},
@@ -114,19 +114,19 @@ def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
 
 
 def controls(message: pb.ModelConfig) -> set[str]:
-    """The names of the control inputs."""
+    """Return the names of the control inputs."""
     return {tensor.name for tensor in message.sequence_batching.control_input}
 
 
 def count_inputs(message: pb.ModelConfig) -> int:
-    """The number of the model's inputs that are controls or states, counted like Triton."""
+    """Return the number of the model's inputs that are controls or states, counted like Triton."""
     batching = message.sequence_batching
     kinds = {control.kind for tensor in batching.control_input for control in tensor.control if tensor.name}
     return len(kinds & _KINDS.keys()) + len(batching.state)
 
 
 def state_outputs(message: pb.ModelConfig) -> set[str]:
-    """The model's outputs that are states."""
+    """Return the model's outputs that are states."""
     return {state.output_name for state in message.sequence_batching.state}
 
 
@@ -227,14 +227,14 @@ def _missing_of_state(state: _State, model: str) -> Faults:
 
 
 def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
-    """Whether a state's name is among the `names` before it, which it then joins."""
+    """Yield a fault if a state's name is among the `names` before it; add it to them."""
     if name and name in names:
         yield (f"{side}_name",), f"State {side} name '{name}' specified more than once."
     names.add(name)
 
 
 def _initial_faults(state: _State) -> Faults:
-    """Like Triton's ``GenerateInitialStateData``."""
+    """Yield the faults that Triton's ``GenerateInitialStateData`` reports."""
     name, count = state.input_name, len(state.initial_state)
     label = f"state input '{name}'"
     if count > 1:
@@ -318,7 +318,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool
 
 
 def _shape_fault(side: str, state: SequenceState, shape: Shape, max_batch_size: int) -> str:
-    """Why every request with this state would fail, "" if none need to. Triton only finds out when they do.
+    """Return the reason why every request with this state would fail, or "". Triton only finds out when they do.
 
     The model must take the state that a sequence starts with, and must not return one that cannot be kept.
     """

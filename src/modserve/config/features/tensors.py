@@ -17,7 +17,7 @@ _IMAGE_FORMATS = (pb.ModelInput.FORMAT_NHWC, pb.ModelInput.FORMAT_NCHW)
 def specs(
     message: pb.ModelConfig, description: ModelDescription | None
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """The inputs and outputs that have a usable data type.
+    """Return the inputs and outputs that have a usable data type.
 
     A tensor that the model describes without any dimension has dims [1] in the configuration. With batching, an empty
     reshape says so; without batching, Triton forbids that reshape, so only the description tells. A tensor of unknown
@@ -52,7 +52,7 @@ def _specs(tensors: Iterable[AnyTensor], scalars: set[str]) -> Iterator[TensorSp
 
 
 def validate(message: pb.ModelConfig, partial: bool) -> Faults:
-    """Like Triton's ``ValidateIOShape``."""
+    """Yield the faults that Triton's ``ValidateIOShape`` reports."""
     if message.max_batch_size < 0:
         yield ("max_batch_size",), f"'max_batch_size' must be non-negative value for {message.name}"
     sides: tuple[tuple[str, Sequence[AnyTensor]], ...] = (("input", message.input), ("output", message.output))
@@ -92,7 +92,7 @@ def _faults(tensor: AnyTensor, names: set[str], message: pb.ModelConfig, partial
 
 
 def _reshape_fault(dims: Sequence[int], shape: Sequence[int]) -> str:
-    """Between variable dimensions both must have equally many elements: [2, 4, -1, 6] may become [8, -1, 1, 6]."""
+    """Return the fault of a reshape. Counts between variable dimensions must agree: [2, 4, -1, 6] → [8, -1, 1, 6]."""
     variable = dims.count(_VARIABLE), shape.count(_VARIABLE)
     if all(variable) and variable[0] != variable[1]:
         return "has different number of variable-size dimensions for dims and reshape"
@@ -101,7 +101,7 @@ def _reshape_fault(dims: Sequence[int], shape: Sequence[int]) -> str:
 
 
 def _element_counts(sizes: Sequence[int]) -> list[int]:
-    """The numbers of elements before, between and behind the variable dimensions."""
+    """Return the numbers of elements before, between and behind the variable dimensions."""
     counts = [1]
     for size in sizes:
         if size == _VARIABLE:
@@ -115,12 +115,12 @@ def _element_counts(sizes: Sequence[int]) -> list[int]:
 
 
 def server_inputs(message: pb.ModelConfig) -> Set[str]:
-    """The names of the inputs that the server makes: controls, states and batch inputs."""
+    """Return the names of the inputs that the server makes: controls, states and batch inputs."""
     return sequences.inputs(message).keys() | ragged.targets(message)
 
 
 def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
-    """The differences that Triton's ONNX Runtime backend finds when it creates an instance."""
+    """Yield the differences that Triton's ONNX Runtime backend finds when it creates an instance."""
     yield from _count_faults(message, description)
     yield from _compare_side("input", message.input, description.inputs, message, shapes)
     yield from _compare_side("output", message.output, description.outputs, message, shapes)
@@ -204,7 +204,7 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
 
 
 def _suggestion(dims: list[int], field: str, tensor: DescribedTensor, batching: bool) -> str:
-    """What to write in place of dims that are not the model's; empty where another field is to be changed."""
+    """Return the text for dims that differ from the model's; empty where another field is to be changed."""
     shape = list(tensor.shape)
     if not shape or (batching and shape[0] != _VARIABLE):
         return ""

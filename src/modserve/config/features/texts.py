@@ -1,4 +1,4 @@
-"""Models with a tokenizer beside them: parameters whose keys begin with ``text.``, and what such models get by default.
+"""Models with a tokenizer next to them: parameters with keys beginning with ``text.``, and the defaults of such models.
 
 By default texts of different lengths share batches: their exports take any length, and have a mask.
 """
@@ -24,15 +24,15 @@ from .parameters import ParameterSetting, Reader, choice, fault, values, whole_n
 PREFIX, PROMPT = "text.", "text.prompt."
 TOKENIZER = "tokenizer.json"
 POOLING = ("cls", "max", "mean", "mean_sqrt_len", "weighted_mean", "last_token")
-"""In the order in which sentence-transformers puts the vectors of several side by side."""
+"""Pooling modes in the order in which sentence-transformers concatenates several vectors."""
 
 _MASK = "attention_mask"
 _INPUTS = frozenset({"input_ids", _MASK, "token_type_ids", "position_ids"})
 _INTEGERS = frozenset({pb.TYPE_INT64, pb.TYPE_INT32})
 _USUAL_BATCH_SIZE, _BATCH_SIZE = 4, 32
-"""That of Triton's backends, where nobody says another one, and that of models with a tokenizer."""
+"""Default batch size of Triton's backends, where none is set, and of models with a tokenizer."""
 _BATCH_TOKENS = "16384"
-"""Of one batch: a bound on its memory."""
+"""Token limit of one batch: a bound on its memory."""
 _PREPARES_SHAPES = frozenset({"openvino"})
 """Backends that prepare for each new shape, and so do better with few of them."""
 
@@ -94,7 +94,7 @@ def settings(message: pb.ModelConfig) -> TextSettings:
 
 
 def sized(description: ModelDescription, files: Path | None) -> ModelDescription:
-    """The description with a larger batch as the default, for a model with a tokenizer."""
+    """Return the description with a larger batch as the default, for a model with a tokenizer."""
     default = description.default_max_batch_size == _USUAL_BATCH_SIZE
     named = {tensor.name for tensor in description.inputs} <= _INPUTS
     if default and named and files is not None and _tokenizer_folder(files) is not None:
@@ -133,7 +133,7 @@ def complete(message: pb.ModelConfig, files: Path | None, problems: Problems) ->
 
 
 def _is_encoder(message: pb.ModelConfig) -> bool:
-    """Whether the model has a tokenizer's tensors, each with the length of the text as its one variable dimension."""
+    """True if the model has a tokenizer's tensors, each with the length of the text as its one variable dimension."""
     inputs = {tensor.name: tensor for tensor in message.input}
     plain = all(
         list(each.dims) == [-1] and each.data_type in _INTEGERS and not each.HasField("reshape")
@@ -145,7 +145,7 @@ def _is_encoder(message: pb.ModelConfig) -> bool:
 
 
 def _tokenizer_folder(files: Path) -> Path | None:
-    """That of the highest version that has a tokenizer."""
+    """Return the folder of the highest version that has a tokenizer."""
     with suppress(OSError):
         versions = filter(None, (parse_directory(entry.name) for entry in files.iterdir()))
         for version in sorted(versions, reverse=True):
@@ -155,7 +155,7 @@ def _tokenizer_folder(files: Path) -> Path | None:
 
 
 def _pad_token(folder: Path) -> int:
-    """What fills up shorter texts, by ``config.json``: models that count positions by it need the right one."""
+    """Return the padding token of ``config.json``; models that count positions by it need the right one."""
     with suppress(OSError, ValueError, AttributeError):
         pad = json.loads(regular_file.read_bytes(folder / "config.json")).get("pad_token_id")
         if isinstance(pad, int) and 0 < pad < 2**31:

@@ -21,7 +21,7 @@ _OWN_MEMORY = "each new state has its own memory"
 
 
 class Unsupported(NamedTuple):
-    """A field, why it is listed, the values that matter (by default, all but empty ones), and who acts on it."""
+    """A field, why it is listed, the values that matter (default: all but empty ones), and the part that acts on it."""
 
     path: str
     fails: bool
@@ -72,7 +72,7 @@ def check(message: pb.ModelConfig, problems: Problems) -> None:
 
 
 def _values(message: Message, names: Sequence[str], path: FieldPath) -> Iterator[tuple[FieldPath, object]]:
-    """Each value of a field that is present, in whatever blocks and lists of blocks."""
+    """Yield each value of a field that is present, in whatever blocks and lists of blocks."""
     name, *rest = names
     if message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name):
         return
@@ -100,7 +100,7 @@ def unknown_values(message: Message, path: FieldPath = ()) -> Faults:
 
 
 def _elements(field: FieldDescriptor, value: Any) -> Iterator[tuple[FieldPath, object]]:
-    """The value of a field, or each value of a list or map with its place in there."""
+    """Yield the value of a field, or each value of a list or map with its place in there."""
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         yield from (((key,), element) for key, element in value.items())
     elif isinstance(value, Message | str | int | float):

@@ -23,7 +23,7 @@ from .common import DATATYPES
 _HERE = "model_warmup"
 _KINDS = {kind.value: kind for kind in DataKind}
 _MOST_BYTES = 1 << 31
-"""What a sample may need for one row of an input: a typing error in `dims` must not take all memory."""
+"""Size limit of a sample for one row of an input: a typing error in `dims` must not take all memory."""
 _FILLS_IN = frozenset({"auto"})
 """Backends whose samples may leave inputs out, for which data is made up."""
 _MOST_ROWS = 1 << 16
@@ -121,7 +121,7 @@ def _batch_size_fault(size: int, most: int, partial: bool) -> str:
 
 
 def _special_inputs(message: pb.ModelConfig) -> Mapping[str, tuple[int, Shape | None]]:
-    """The inputs that the server makes for sequences: a sample may have values of its own for them."""
+    """Return the inputs that the server makes for sequences: a sample may have values of its own for them."""
     batching = sequences.sequence_batching(message)
     if batching is None:
         return {}
@@ -169,7 +169,7 @@ def _fit(dims: Shape, got: Shape) -> bool:
 
 
 def _file_fault(value: pb.ModelWarmup.Input, directory: Path) -> str:
-    """What is wrong with the file of an input; empty if nothing is, or there is none."""
+    """Return the fault of an input's file; empty if there is none, or no file."""
     made = _input(value)
     if made is None or made.kind is not DataKind.FILE or any(size < 0 for size in made.dims):
         return ""

@@ -1,4 +1,4 @@
-"""From text to a message, with the position of every field. Nothing here knows what a field means.
+"""Parsers from text to a message, with the position of every field. They do not know the meaning of a field.
 
 - `pbtxt`: a config.pbtxt. `text_format` makes the message; `walker` finds all mistakes and positions, with the pieces
   that `tokens` cuts the text into and the single values that `scalars` reads.

@@ -1,4 +1,4 @@
-"""From a configuration that comes as JSON with a load request to a message.
+"""Parser from a configuration that comes as JSON with a load request to a message.
 
 The format is protobuf's JSON mapping: names in snake_case or camelCase, enum values by name or number, 64-bit integers
 as numbers or strings. Like Triton, it takes the names of enum values in any case.

@@ -1,4 +1,4 @@
-"""From the text of a config.pbtxt to a message, or to a report of everything in it that cannot be read."""
+"""Parser from the text of a config.pbtxt to a message, or to a report of everything in it that cannot be read."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from .walker import tokenize
 _FOREIGN = re.compile("[\udc80-\udcff]")
 """A byte that is not UTF-8, as Python's error handler `surrogateescape` decodes it."""
 _JSON_NAME = re.compile(r"""\s*(?:"[^"\n]*"\s*:|\}\s*$)""")
-"""What follows the first brace of an object in JSON."""
+"""Pattern of the text after the first brace of an object in JSON."""
 _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 """The byte order marks that a file in UTF-16 begins with."""
 
@@ -24,7 +24,7 @@ _UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText, list[Problem]]:
     """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
 
-    Returns all problems of syntax, unknown fields and unknown values beside it; the message then holds what could be
+    Returns all problems of syntax, unknown fields and unknown values, too; the message then holds what could be
     read. Raises INVALID_ARG for a text that is not UTF-8, with the offending bytes, and with one problem for JSON.
     """
     Problems(name, SourceText(path, text), [*_foreign_bytes(text), *_json(text)]).raise_if_any()
@@ -47,7 +47,7 @@ def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, SourceText,
 
 
 def _foreign_bytes(text: str) -> Iterator[Problem]:
-    """The first byte that is not UTF-8 of each token; comments may have any encoding."""
+    """Yield the first byte that is not UTF-8 of each token; comments may have any encoding."""
     if text.startswith(_UTF_16):
         yield Problem("the file is UTF-16; save it as UTF-8", Position(1, 1))
     elif _FOREIGN.search(text):
@@ -58,7 +58,7 @@ def _foreign_bytes(text: str) -> Iterator[Problem]:
 
 
 def _json(text: str) -> Iterator[Problem]:
-    """One problem for a file that is JSON, as the walker would have one for each of its names."""
+    """Yield one problem for a file that is JSON; the walker would yield one for each of its names."""
     begin = len(text) - len(text.lstrip())
     if text[begin : begin + 1] == "{" and _JSON_NAME.match(text, begin + 1):
         before = text[:begin]

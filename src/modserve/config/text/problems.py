@@ -58,7 +58,7 @@ class SourceText:
         return f"{self.label or self.path}{place}: {problem.text}"
 
     def render(self, problem: Problem) -> str:
-        """The headline; below it, for a problem with a position, the line and a caret."""
+        """Return the headline; below it, for a problem with a position, the line and a caret."""
         return "\n".join([self.headline(problem), *(f"    {line}" for line in self.excerpt(problem))])
 
     def excerpt(self, problem: Problem) -> tuple[str, ...]:
@@ -143,14 +143,14 @@ class Problems:
 
 
 def printable(text: str) -> str:
-    """The text without what no wire can carry and what a terminal might obey."""
+    """Return the text without what no wire can carry and what a terminal might obey."""
     # The lone surrogates stand for bytes that are not UTF-8.
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def show(path: FieldPath) -> str:
-    """A field path in the form that people write: ``input[0].dims``."""
+    """Return a field path in the form that people write: ``input[0].dims``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 

@@ -56,7 +56,7 @@ def field(name: str, names: Collection[str], root: Descriptor) -> Suggestion:
 
 
 def _places(name: str, root: Descriptor) -> list[str]:
-    """The places that a field of this name may have, only the least deep of them."""
+    """Return the places that a field of this name may have, only the least deep of them."""
     level: list[tuple[str, Descriptor]] = [("", root)]
     while level:
         paths = [path for path, message in level if name in message.fields_by_name]
@@ -75,7 +75,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str, *, cutoff: flo
 
 
 def enum_value(name: str, values: Sequence[str]) -> str:
-    """The value that `name` was probably meant to be, or an empty text."""
+    """Return the value that `name` was probably meant to be, or an empty text."""
     synonym = _ENUM_SYNONYMS.get(name.lower().removeprefix("type_"), "")
     if synonym in values:
         return synonym

@@ -115,7 +115,7 @@ class StringFault(NamedTuple):
 
 
 def string_faults(tokens: Iterable[Token]) -> Iterator[StringFault]:
-    """The mistakes that a string can have wherever it stands."""
+    """Yield the mistakes that a string can have wherever it stands."""
     for token in tokens:
         if not token.is_string:
             continue
@@ -157,7 +157,7 @@ _READERS: dict[int, tuple[str, Callable[[str], Scalar]]] = {
 
 
 def parse(field: FieldDescriptor, token: Token) -> Scalar:
-    """The value of a token other than a string. Raises ValueError with a text that names the field."""
+    """Return the value of a token other than a string. Raises ValueError with a text that names the field."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         return _enum(field, token)
     expected, read = _READERS[field.cpp_type]
@@ -229,7 +229,7 @@ class _Scope:
 
 
 def walk(text: str, message: Descriptor) -> Walk:
-    """Everything that is wrong with the text of a message, and the position of each field."""
+    """Return all mistakes in the text of a message, and the position of each field."""
     walker = _Walker(tokenize(text), message)
     walker.check_strings()
     walker.block(_Scope(Token("", 1, 1), message.fields_by_name, ()))
@@ -261,7 +261,7 @@ class _Walker:
         return token
 
     def _take(self, *texts: str) -> bool:
-        """Whether the token is one of these texts; takes it if so."""
+        """Take the token if it is one of these texts; True if so."""
         matches = self._token.text in texts
         if matches:
             self._advance()
@@ -286,7 +286,7 @@ class _Walker:
         self._scopes.pop()
 
     def _closes(self, scope: _Scope) -> bool:
-        """Whether the block or list is complete; takes its closing bracket."""
+        """Take the closing bracket if the block or list is complete; True if so."""
         while True:
             if self._take(scope.closer):
                 return True
@@ -302,7 +302,7 @@ class _Walker:
         self._problem(scope.opener, f"'{scope.opener.text}' is never closed with '{scope.closer}'")
 
     def _belongs_outside(self, scope: _Scope) -> bool:
-        """Whether a field of an outer block starts here, indented no deeper than the line that opened this block."""
+        """True if a field of an outer block starts here, indented no deeper than the line that opened this block."""
         token = self._token
         if not scope.closer or token.text in scope.fields or not self._looks_like_field():
             return False
@@ -311,7 +311,7 @@ class _Walker:
         return outside and indentation[token.line] == token.column <= indentation[scope.opener.line]
 
     def _looks_like_field(self) -> bool:
-        """Whether a field's name is here and not a value: something that only follows names comes next."""
+        """True if a field's name is here and not a value: the next token only follows names."""
         token, after = self._token, self._ahead(1).text
         is_known = after == "[" and any(token.text in scope.fields for scope in self._scopes)
         return token.is_identifier and (is_known or after in (":", "{", "<", "="))
@@ -513,7 +513,7 @@ class _Walker:
             return None
 
     def _string(self, parts: Sequence[Token]) -> str | None:
-        """The text of adjacent strings, which are one value. Strings with mistakes stay as they are."""
+        """Return the text of adjacent strings, which are one value. Strings with mistakes stay as they are."""
         raw = [part.text[1:-1] for part in parts]
         if any(part.position in self._bad_strings for part in parts):
             return "".join(raw)
@@ -547,6 +547,6 @@ def _is_repeated(field: FieldDescriptor) -> bool:
 
 
 def _example(message: Descriptor, value: Token) -> str:
-    """The block that a bare value should have been, if there is only one thing that the block can hold."""
+    """Return the block that a bare value should have been, if there is only one thing that the block can hold."""
     names = [field.name for field in message.fields if field.message_type is None]
     return f"{{ {names[0]}: {value.text} }}" if value.text and len(names) == len(message.fields) == 1 else "{ … }"

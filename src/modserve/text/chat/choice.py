@@ -1,9 +1,9 @@
-"""One of the texts that a request gets, made of the pieces that the model sends.
+"""Text choice of a response, assembled from the pieces that the model sends.
 
-Thoughts of a model before its answer, in a text that comes in pieces.
+A text in pieces may begin with a thought of the model.
 
-A thought is between two marks at the beginning of the text. Some chat templates end the prompt with the first one, and
-the text begins within the thought. One that has no end is all that there is.
+A thought is between two marks at the beginning of the text. Some chat templates end the prompt with the first mark, and
+the text begins within the thought. A thought without an end takes the whole text.
 """
 
 from collections.abc import Sequence
@@ -88,11 +88,11 @@ class Thoughts:
 _FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
 Alternatives = Sequence[dict[str, Any]]
-"""For each token of a piece its alternatives by token id, the sampled one first."""
+"""Alternatives by token id for each token of a piece, the sampled one first."""
 
 
 class Delta(NamedTuple):
-    """What a piece adds for the client."""
+    """Addition of a piece to the client's text."""
 
     text: str
     calls: Sequence[ToolCall] = ()
@@ -153,11 +153,11 @@ class TextChoice:
 
     @property
     def over(self) -> bool:
-        """Nothing that the model may still send is part of it."""
+        """True if further output of the model is not part of the text."""
         return self._end.reached
 
     def add(self, piece: Piece, final: bool) -> Delta:
-        """What a piece adds."""
+        """Add a piece and return what it adds for the client."""
         if self._end.reached:
             return Delta("")
         if piece.finish_reason is not None:
@@ -173,7 +173,7 @@ class TextChoice:
 
     @property
     def written(self) -> int | None:
-        """Tokens; None if nobody counts them."""
+        """Tokens; None if they are not counted."""
         return self.counts[0].total() if self.counts else self.output_tokens
 
     @property
@@ -183,7 +183,7 @@ class TextChoice:
 
     @property
     def finish_reason(self) -> str:
-        """Why it is over, in OpenAI's words."""
+        """Reason for the end, in OpenAI's words."""
         reason = "stop" if self._end.reached else self._reason
         if reason is None and self.output_tokens is not None and self.output_tokens == self._most:
             reason = "length"
@@ -216,7 +216,7 @@ class TextChoice:
 
 
 def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
-    """What is text, and the calls, of a model that was held to the schema of calls."""
+    """Return the text and the calls of a model that was held to the schema of calls."""
     if tools.only:
         return "", [ToolCall(tools.only, text.strip())]
     try:

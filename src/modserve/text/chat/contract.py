@@ -1,4 +1,4 @@
-"""Which models generate text, and how a request of text becomes tensors and a response text.
+"""Contract of models that generate text: tensors from a request of text, and a response text from tensors.
 
 The tensors are those of Triton's vLLM backend (src/utils/request.py, docs/additional_outputs.md): ``text_input`` and
 ``text_output``, and others that are used where the model's configuration has them. Without ``sampling_parameters``,
@@ -41,7 +41,7 @@ DEFAULT_MAX_TOKENS = "default_max_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """How a model takes and gives text. `prompt` is None for one that takes only `messages`."""
+    """Input and output tensors of a text model. `prompt` is None for one that takes only `messages`."""
 
     model: str
     prompt: str | None
@@ -58,12 +58,12 @@ class Contract:
         return self.prompt is None
 
     def takes(self, parameter: str) -> bool:
-        """Whether the model can be told a sampling parameter."""
+        """True if the model accepts a sampling parameter."""
         return SAMPLING_PARAMETERS in self.specs or (parameter in KNOBS and parameter in self.specs)
 
     @property
     def counts(self) -> bool:
-        """Whether the model itself says how many tokens it has read and written."""
+        """True if the model itself reports how many tokens it has read and written."""
         return self.outputs.issuperset(_COUNTS)
 
     @property
@@ -71,7 +71,7 @@ class Contract:
         return LOGPROBS in self.outputs
 
     def inputs(self, prompt: str, stream: bool, sampling: Mapping[str, object], logprobs: bool) -> dict[str, Tensor]:
-        """The tensors of a request. Raises INVALID_ARG for a prompt or a value that the model cannot take."""
+        """Return the tensors of a request. Raises INVALID_ARG for a prompt or a value that the model cannot take."""
         inputs = dict(self.constants[stream])
         inputs[self.prompt or MESSAGES] = self._text(prompt)
         if self.default_max_tokens is not None and "max_tokens" not in sampling:
@@ -96,15 +96,15 @@ class Contract:
 
 
 class Piece(NamedTuple):
-    """What a response adds to a generation. What the model does not say is None."""
+    """Addition of a response to a generation. Fields that the model does not report are None."""
 
     text: bytes
     finish_reason: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    """Of this piece."""
+    """Tokens of this piece."""
     logprobs: list[dict[str, Any]] | None = None
-    """For each of the piece's tokens the alternatives by token id, the sampled one first."""
+    """Alternatives by token id for each of the piece's tokens, the sampled one first."""
 
 
 def contract_of(config: ModelConfig) -> Contract | None:
@@ -133,7 +133,7 @@ def contract_of(config: ModelConfig) -> Contract | None:
 
 
 def may_generate(config: ModelConfig, from_prompt: bool = False) -> bool:
-    """True if the model generates text, or may: nobody knows the tensors of one that was never in memory.
+    """True if the model generates text, or may: the tensors of one that was never in memory are unknown.
 
     `from_prompt`: not only from messages.
     """
@@ -144,7 +144,7 @@ def may_generate(config: ModelConfig, from_prompt: bool = False) -> bool:
 
 
 def piece_of(contract: Contract, response: InferenceResponse) -> Piece:
-    """What a response says."""
+    """Return the piece in a response."""
     outputs = response.outputs
     text = _elements(outputs.get(contract.output))
     finish = _elements(outputs.get("finish_reason"))

@@ -7,7 +7,7 @@ from ..description import TOKENIZER
 from ..tokenizer import Tokenizer, load
 
 PART_CHARACTERS = 2048
-"""Of what is counted at a time: half a millisecond of work, and all of a stream that is kept."""
+"""Characters counted at a time: half a millisecond of work, and the most of a stream that is kept."""
 
 
 class TokenCount:
@@ -41,14 +41,14 @@ class TokenCount:
             self._keep(self._counted("".join(self._pieces)))
 
     def total(self) -> int:
-        """Of all that was added."""
+        """Return the number of tokens in all added text."""
         rest = self._counted("".join(self._pieces))
         self._keep("")
         self._count += self._tokenizer.count(rest) if rest else 0
         return self._count
 
     def _counted(self, text: str) -> str:
-        """What remains of it, once the complete parts are counted."""
+        """Count the complete parts of a text and return the rest."""
         start = 0
         while len(text) - start >= PART_CHARACTERS:
             end = start + PART_CHARACTERS
@@ -64,7 +64,7 @@ class TokenCount:
 
 
 def read_tokenizer(folder: Path | None) -> Tokenizer | None:
-    """That of a model that generates text: beside its file, or in the model's folder. None if there is none.
+    """Return the tokenizer of a model that generates text: next to its file, or in the model's folder. None if missing.
 
     Raises INTERNAL for a file that cannot be used, UNSUPPORTED without the library.
     """

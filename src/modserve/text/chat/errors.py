@@ -50,5 +50,5 @@ class TemplateError(ModserveError):
 
 
 def error_event(error: ModserveError, status: int, message: str) -> bytes:
-    """A failure after the beginning of a stream, which ends with it."""
+    """Return a failure after the beginning of a stream, which ends with it."""
     return b"data: " + orjson.dumps(error_body(error, status, message)) + b"\n\n"

@@ -57,7 +57,7 @@ def mapping(document: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def text(document: Mapping[str, Any], name: str) -> str:
-    """A text that has to be there."""
+    """Return a text that has to be there."""
     value = document.get(name)
     if value is None:
         raise field_error(name, f"'{name}' is missing")
@@ -69,7 +69,7 @@ def text(document: Mapping[str, Any], name: str) -> str:
 
 
 def stops(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """The stop sequences."""
+    """Return the stop sequences."""
     value = document.get("stop")
     if value is None:
         return ()
@@ -152,7 +152,7 @@ class FormMember(NamedTuple):
 class Refused(NamedTuple):
     """A field that nothing here can honour, with what to do instead.
 
-    The values `neutral` ask for nothing, and so do null, false and whatever is empty.
+    The values `neutral` ask for nothing, and so do null, false and empty values.
     """
 
     advice: str
@@ -275,7 +275,7 @@ def check_names(call: str, document: Mapping[str, Any], known: frozenset[str]) -
 
 
 def sampling(document: Mapping[str, Any], longest: str) -> dict[str, object]:
-    """The sampling parameters in the names of the contract, without `n` and `logprobs`.
+    """Return the sampling parameters in the names of the contract, without `n` and `logprobs`.
 
     `longest` names a field that means ``max_tokens`` and goes before it. Raises `RequestFieldError`.
     """

@@ -109,7 +109,7 @@ def _add_call(messages: list[Mapping[str, Any]], where: str, item: Mapping[str, 
 
 
 def _text(where: str, content: object) -> str:
-    """A text, or the texts of parts, one below the other."""
+    """Return a text, or the texts of parts, one below the other."""
     if isinstance(content, str):
         return content
     if content is None:
@@ -241,7 +241,7 @@ class ItemWriter:
         return events
 
     def end(self, choice: TextChoice) -> bytes:
-        """Nothing: the last events follow with the usage."""
+        """Return nothing: the last events follow with the usage."""
         return b""
 
     def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:

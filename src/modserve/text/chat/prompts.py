@@ -1,4 +1,4 @@
-"""From a conversation to the text that a model gets."""
+"""Conversion of a conversation to the prompt of a model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ class TextModel:
         self.folder = folder
         self.template: ChatTemplate | None = None
         self.complete = contract.takes_messages
-        """Its template, if it has one, has been read."""
+        """True if the template, if there is one, has been read."""
 
     def read_template(self) -> None:
         """Reads files: for a thread. Raises as `template_files.read_template`."""
@@ -56,7 +56,7 @@ class TextModel:
             raise field_error("stop", f"'stop' and 'min_tokens' exclude each other: model '{name}' has no input 'stop'")
 
     def untemplated_prompt(self, chat: ChatRequest) -> str | None:
-        """The prompt, if that takes no template; one that there is has been compiled.
+        """Return the prompt, if that takes no template; one that there is has been compiled.
 
         Raises as `check`, and INVALID_ARG where a template is needed.
         """
@@ -75,7 +75,7 @@ class TextModel:
 
 
 def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A conversation for a function without a template: the text of the only message, or a line for each."""
+    """Return a conversation for a function without a template: the text of the only message, or a line for each."""
     if len(messages) == 1:
         return str(messages[0]["content"] or "")
     lines = [f"{message['role']}: {message['content'] or ''}" for message in messages]
@@ -95,7 +95,7 @@ def up_to(prompt: str, message: str) -> str:
 
 
 def variables_of(chat: ChatRequest) -> bytes:
-    """What a template sees, as JSON."""
+    """Return the variables of a template, as JSON."""
     variables = {
         "messages": chat.messages,
         "tools": list(chat.tools.tools) or None,

@@ -32,7 +32,7 @@ def read_messages(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _message(where: str, message: object) -> Mapping[str, Any]:
-    """A message as templates have it: its content is one text, arguments of calls are objects."""
+    """Return a message as templates have it: its content is one text, arguments of calls are objects."""
     if not isinstance(message, dict):
         raise fields.wrong_type(where, "an object", message)
     role = message.get("role")
@@ -82,7 +82,7 @@ def _past_call(where: str, call: object) -> Mapping[str, Any]:
 def past_call(where: str, call: Mapping[str, Any], function: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     """A call that a model has made before: `call` with the name and the arguments of `function`, which is at `place`.
 
-    Templates take an object for the arguments. Whatever else a model wrote, or did not write to its end, becomes the
+    Templates take an object for the arguments. Any other text of a model, or one without its end, becomes the
     member `INVALID` of one: the conversation goes on, and the model sees it. Raises `RequestFieldError`.
     """
     name, arguments = function.get("name"), function.get("arguments")
@@ -100,7 +100,7 @@ def past_call(where: str, call: Mapping[str, Any], function: Mapping[str, Any], 
 
 _MOST_PROMPTS: Final = 256
 _USUAL_MAX_TOKENS: Final = 16
-"""Of completions, as in OpenAI's API; how long chats are is up to the model."""
+"""Default for completions, as in OpenAI's API; the length of chats is up to the model."""
 
 CONTINUE: Final = "continue_final_message"
 
@@ -196,7 +196,7 @@ class CompletionRequest:
 
 
 def read_chat(document: Mapping[str, Any]) -> ChatRequest:
-    """The request of ``chat/completions``. Raises `RequestFieldError`."""
+    """Return the request of ``chat/completions``. Raises `RequestFieldError`."""
     fields.check_names(fields.CHAT, document, _CHAT_FIELDS)
     logprobs = fields.whole_number(document, "top_logprobs", 0, 20)
     if fields.boolean(document, "logprobs"):
@@ -216,7 +216,7 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
 
 
 def _continued(document: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """The text of the last message, if that is to be continued (vLLM's ``continue_final_message``)."""
+    """Return the text of the last message, if that is to be continued (vLLM's ``continue_final_message``)."""
     if not fields.boolean(document, CONTINUE):
         return ""
     if document.get("add_generation_prompt"):
@@ -240,7 +240,7 @@ def template_arguments(document: Mapping[str, Any], effort: object, field: str) 
 
 
 def read_completion(document: Mapping[str, Any]) -> CompletionRequest:
-    """The request of ``completions``. Raises `RequestFieldError`."""
+    """Return the request of ``completions``. Raises `RequestFieldError`."""
     fields.check_names(fields.COMPLETIONS, document, _COMPLETION_FIELDS)
     if document.get("max_tokens") is None and document.get("max_completion_tokens") is None:
         document = {**document, "max_tokens": _USUAL_MAX_TOKENS}
@@ -305,7 +305,7 @@ def structure(
     field: str = "response_format",
     nested: str = "json_schema",
 ) -> TextForm:
-    """The form that one field of the request holds the text to: a required call, a format, or vLLM's own fields.
+    """Return the form that one field of the request holds the text to: a required call, a format, or vLLM's own fields.
 
     `format` is the value of `field` where that is not a member of the request; its member `nested` has the schema, if
     that is not the format itself.
@@ -328,7 +328,7 @@ def structure(
 
 
 def _format(format: Mapping[str, Any] | None, field: str, nested: str) -> Mapping[str, object]:
-    """A format as the contract's `structured_outputs`; empty for plain text."""
+    """Return a format as the contract's `structured_outputs`; empty for plain text."""
     kind = "text" if format is None else format.get("type")
     if format is None:
         return {}

@@ -64,12 +64,12 @@ def _bytes(token: Mapping[str, Any]) -> bytes:
 
 
 def _token(token: Mapping[str, Any]) -> str:
-    r"""The text of a token; in that of a part of a character, bytes are escaped, such as ``\xf0\x9f``."""
+    r"""Return the text of a token; in that of a part of a character, bytes are escaped, such as ``\xf0\x9f``."""
     return _bytes(token).decode(errors="backslashreplace")
 
 
 def _marked(token: Mapping[str, Any]) -> str:
-    """The same as ``completions`` has it, which gives no bytes beside it."""
+    """Return a token in the form of ``completions``, which has no separate bytes."""
     text = _token(token)
     return text if text.encode() == _bytes(token) else f"bytes:{text}"
 
@@ -88,7 +88,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Whole:
-    """All of a choice, for a client that waits for it."""
+    """Complete choice, for a client that waits for all of it."""
 
     def __init__(self, choice: TextChoice) -> None:
         self.choice = choice
@@ -120,22 +120,22 @@ class OpenAIWriter(Protocol):
 
     @property
     def keeps_text(self) -> bool:
-        """Whether a stream takes memory for all of its text."""
+        """True if a stream takes memory for all of its text."""
 
     def delta(self, choice: TextChoice, delta: Delta) -> bytes:
-        """What a piece adds to a choice; empty if that is nothing."""
+        """Write the addition of a piece to a choice; empty if there is none."""
 
     def end(self, choice: TextChoice) -> bytes:
         """A choice is over."""
 
     def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
-        """All choices are over: the end of a stream."""
+        """Write the end of a stream: all choices are over."""
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""
 
     def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
-        """The document of a request that does not stream."""
+        """Return the document of a request that does not stream."""
 
 
 class _Events:

@@ -1,4 +1,4 @@
-"""Where a text ends that comes in pieces, by the stop sequences of its request."""
+"""Detection of the end of a text that arrives in pieces, by the stop sequences of its request."""
 
 import codecs
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class TextEnd:
         self._keep = keep
         self._held = ""
         self.reached = False
-        """A stop sequence has come: the rest is nobody's."""
+        """True once a stop sequence has come: the rest is dropped."""
 
     def feed(self, piece: bytes, final: bool = False) -> str:
-        """What is certainly part of the text by now."""
+        """Add a piece and return the text that is certain by now."""
         if self.reached:
             return ""
         text = self._decode(piece, final)
@@ -42,7 +42,7 @@ class TextEnd:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the end of `text` are a beginning of `mark`, which is not all in it."""
+    """Return the number of characters at the end of `text` that begin `mark`, which is not all in it."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:size]):
             return size

@@ -1,6 +1,6 @@
 """Chat templates: a conversation as the prompt that a model was trained on, by a template of Jinja2.
 
-A template comes with a model, from whoever made that. It therefore runs in a process of its own, `template_program`,
+A template comes with a model, from the model's author. It therefore runs in a process of its own, `template_program`,
 which the system ends when it takes too long, and which can be lost: the next conversation gets a new one.
 
 The place of a model's chat template: in its configuration, or in the files that Hugging Face's tokenizers have.
@@ -31,9 +31,9 @@ from modserve.core.pip_command import pip_install
 from .errors import TemplateError
 
 MOST_SECONDS: Final = 2.0
-"""Of CPU time for one conversation, and for compiling."""
+"""Seconds of CPU time for one conversation, and for compiling."""
 MOST_MEMORY: Final = 512 * 1024 * 1024
-"""Of the address space of the process."""
+"""Bytes of the process's address space."""
 MOST_PROMPT: Final = 16 * 1024 * 1024
 MOST_SOURCE: Final = 1024 * 1024
 
@@ -63,7 +63,7 @@ class ChatTemplate:
         self._turn = asyncio.Lock()
         self._process: _Process | None = None
         self._fault: ModserveError | None = None
-        """Why it can never be compiled."""
+        """Reason why the template can never be compiled."""
         self.takes_tools = False
         """Known once it is compiled."""
 
@@ -73,7 +73,7 @@ class ChatTemplate:
             await self._started()
 
     async def render(self, variables: bytes) -> str:
-        """The prompt for the variables of a conversation, which are a JSON object.
+        """Return the prompt for the variables of a conversation, which are a JSON object.
 
         Raises INVALID_ARG if the template refuses the conversation or fails on it, INTERNAL for a template that reaches
         out or exceeds a limit.
@@ -160,7 +160,7 @@ class _Process:
         return self._process is not None and self._process.poll() is None
 
     async def respond(self, message: bytes) -> tuple[str, str]:
-        """The kind of the response, and its text. ``limit`` or ``lost``: why the process has ended instead."""
+        """Return the kind of the response, and its text. ``limit`` or ``lost``: why the process has ended instead."""
         assert self._process is not None, "else nobody had this object: this is a bug"
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, len(message).to_bytes(4) + message)
@@ -186,7 +186,7 @@ class _Process:
 
 
 def read_template(model: str, parameters: Mapping[str, str], folder: Path | None) -> ChatTemplate | None:
-    """The template of a model; None if it has none. Reads files.
+    """Return the template of a model; None if it has none. Reads files.
 
     Raises INTERNAL for files that cannot be used, and as `ChatTemplate`.
     """

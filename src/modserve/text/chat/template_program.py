@@ -2,7 +2,7 @@
 
     python template_program.py SECONDS MEMORY SIZE < socket
 
-A template is a program of whoever made the model. Jinja2's sandbox keeps it from changing its arguments and from
+A template is a program by the model's author. Jinja2's sandbox keeps it from changing its arguments and from
 reaching internals, but nothing in an interpreter bounds what it computes. So this process ends by a signal once a
 message has taken SECONDS of CPU time, and with the status ENOMEM once it would have more than MEMORY bytes. A prompt
 has at most SIZE bytes.
@@ -116,7 +116,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As ``transformers`` has it, which escapes nothing for HTML."""
+    """Write JSON like ``transformers``, without escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -133,7 +133,7 @@ def _failure(kind: str, detail: str) -> bytes:
 
 
 def _read(stream: BufferedRWPair) -> bytes:
-    """The next message; empty once the server has gone."""
+    """Return the next message; empty once the server has gone."""
     return stream.read(int.from_bytes(stream.read(4)))
 
 

@@ -39,7 +39,7 @@ _BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProper
 
 
 class ToolChoice:
-    """Which of the tools the model may, or has to, call. `only` is the one function to call. Immutable."""
+    """Tools that the model may, or has to, call. `only` is the one function to call. Immutable."""
 
     __slots__ = ("only", "parallel", "required", "tools")
 
@@ -53,12 +53,12 @@ class ToolChoice:
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Any]]:
-        """For each function, the schema of its parameters."""
+        """Schema of the parameters of each function."""
         return {tool["function"]["name"]: tool["function"].get("parameters") or _NONE for tool in self.tools}
 
     @property
     def schema(self) -> Mapping[str, Any] | None:
-        """What the text has to be so that it is a call; None if it may be anything."""
+        """Schema of a text that is a call; None if the text may be anything."""
         functions = self.parameters
         if self.only:
             return {"type": "object", **functions[self.only]}
@@ -111,7 +111,7 @@ def read_tools(document: Mapping[str, Any]) -> ToolChoice:
 
 
 def read_flat_tools(document: Mapping[str, Any]) -> ToolChoice:
-    """The same of ``responses``."""
+    """Read the same fields of ``responses``."""
     tools = [_nested(f"tools[{index}]", tool) for index, tool in enumerate(_list(document))]
     return _choice(document, tools, "", "{'type': 'function', 'name': …}")
 
@@ -126,7 +126,7 @@ def _list(document: Mapping[str, Any]) -> list[Any]:
 
 
 def _choice(document: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], member: str, form: str) -> ToolChoice:
-    """Which of the checked `tools` to call. `member` of ``tool_choice`` has the name, or itself without one."""
+    """Return the choice among the checked `tools`. `member` of ``tool_choice`` has the name, or itself without one."""
     choice = document.get("tool_choice")
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -167,7 +167,7 @@ def _check_function(where: str, function: Mapping[str, Any]) -> None:
 
 
 def _nested(where: str, tool: object) -> Mapping[str, Any]:
-    """A tool of ``responses`` as templates have it."""
+    """Return a tool of ``responses`` as templates have it."""
     if not isinstance(tool, dict):
         raise fields.wrong_type(where, "an object", tool)
     if tool.get("type") != "function":
@@ -212,7 +212,7 @@ class Split:
 class ToolCalls:
     """Divides a text that comes in pieces into text and calls.
 
-    `parameters` has the schema for each of the tools that may be called: whatever names another one is text.
+    `parameters` has the schema for each of the tools that may be called: a call of another one is text.
     """
 
     __slots__ = ("_after_call", "_begun", "_held", "_in_string", "_parameters", "_said", "_searched", "_whole")
@@ -230,7 +230,7 @@ class ToolCalls:
         self._in_string = False
         """True if that much ends in a string."""
         self._whole = False
-        """All of the text may be calls: it is held to its end."""
+        """True if the whole text may be calls: it is held to its end."""
 
     def feed(self, text: str, final: bool = False) -> Split:
         """Return the findings on the text by now; with `final`, on all of it."""
@@ -316,7 +316,7 @@ class ToolCalls:
         return 0
 
     def _marked(self, text: str) -> list[ToolCall]:
-        """The calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
+        """Return the calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
         inner = text.removeprefix(OPEN).removesuffix(CLOSE).strip()
         if inner.startswith(_FUNCTION):
             return self._function(inner)
@@ -324,7 +324,7 @@ class ToolCalls:
         return [] if rest else calls
 
     def _sequence(self, text: str) -> tuple[list[ToolCall], str]:
-        """The calls that follow each other, and the text behind them; all of it where there is none."""
+        """Return the calls that follow each other, and the text behind them; all of it where there is none."""
         calls: list[ToolCall] = []
         end = 0
         while True:
@@ -369,7 +369,7 @@ class ToolCalls:
         return calls
 
     def _function(self, text: str) -> list[ToolCall]:
-        """The call in Qwen3-Coder's form; none if it is anything else."""
+        """Return the call in Qwen3-Coder's form; none if it is anything else."""
         name, _, body = text.removeprefix(_FUNCTION).partition(">")
         schema = self._parameters.get(name.strip())
         if schema is None or not body.endswith(_FUNCTION_END):
@@ -395,7 +395,7 @@ def _end_of_text(text: str) -> int:
 
 
 def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
-    """The value of a parameter, which is written without quotes: by its type, where the schema has one."""
+    """Return the value of a parameter, which is written without quotes: by its type, where the schema has one."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or name not in properties:
         return text
@@ -409,7 +409,7 @@ def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
 
 
 def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
-    """The types that a schema names, also those of its alternatives."""
+    """Return the types that a schema names, also those of its alternatives."""
     described = _resolved(schema, root)
     alternatives = described.get("anyOf", described.get("oneOf"))
     types: list[object] = []
@@ -420,7 +420,7 @@ def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema, or what it refers to in `root`; empty if it is none."""
+    """Return a schema, or what it refers to in `root`; empty if it is none."""
     place = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(place, str) and place.startswith("#/"):
         schema = root
