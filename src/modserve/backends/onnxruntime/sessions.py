@@ -110,7 +110,7 @@ class ModelFile:
 
 
 def _copy(content: Pieces, original: memoryview, stack: ExitStack) -> str | bytes:
-    """Return the path of a temporary file with this content, or small content itself, or content with weights beside it."""
+    """Return the path of a temporary file with this content, or the content: where small, or with weights beside it."""
     if len(original) < _LARGE or has_external_weights(original):
         return b"".join(content)
     try:
