@@ -23,8 +23,10 @@ _WAITS = 4
 """Number of such executions; more among `_WINDOW` on the event loop return the instance to its thread."""
 _FRESH_NS = 1_000_000
 _WINDOW = 32
+_STALL_NS = 10_000_000
+"""Execution time on the event loop that is felt by other models, whatever has caused it."""
 _FIRST_PAUSE = 1024
-"""Executions on the thread before it is tried again, the first time. It doubles with each time."""
+"""Executions on the thread before it is tried again, the first time. It doubles if the next time comes soon."""
 _LONGEST_PAUSE = 1 << 20
 _MOST_BYTES = 64 * 1024
 
@@ -48,10 +50,12 @@ class InlineRule:
 
     The second-longest of the latest `_WINDOW` executions decides. On the thread that is the processor's time, since
     waiting for the interpreter makes the other look longer; the shortest one must be quick by the clock as well, or it
-    is an engine that sleeps. What still turns out to be long on the event loop goes back, each time for twice as long.
+    is an engine that sleeps. What still turns out to be long on the event loop goes back: for twice as long each time, and
+    for half as long if it has stayed on the event loop for two pauses. So neighbours on the same machine, which take the
+    processor away now and then and make any execution look long, do not send an engine to its thread for good.
     """
 
-    __slots__ = ("_least_ns", "_long", "_next_pause", "_pause", "_seen", "_waits", "on_loop")
+    __slots__ = ("_last_pause", "_least_ns", "_long", "_pause", "_seen", "_stayed", "_waits", "on_loop")
 
     def __init__(self) -> None:
         self.on_loop = False
@@ -60,7 +64,8 @@ class InlineRule:
         self._waits = 0
         self._least_ns = _WAIT_NS
         self._pause = 0
-        self._next_pause = _FIRST_PAUSE
+        self._last_pause = 0
+        self._stayed = 0
 
     def ran_on_thread(self, ns: int, cpu_ns: int) -> None:
         """Record an execution on the instance's thread of `ns`, and `cpu_ns` of CPU time."""
@@ -78,6 +83,7 @@ class InlineRule:
     def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
         """Record an execution on the event loop's thread of `ns`, and at least `cpu_ns` of CPU time."""
         self._seen += 1
+        self._stayed += 1
         if ns > LONG_NS:
             waited = cpu_ns < ns // 2 and ns <= _WAIT_NS
             if waited:
@@ -85,13 +91,21 @@ class InlineRule:
             else:
                 self._long += 1
             if self._long > 1 or self._waits > _WAITS or (ns > _TOO_LONG_NS and not waited):
-                self.on_loop = False
-                self._pause = self._next_pause
-                self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-                self._restart()
+                self._leave_loop(ns)
                 return
         if self._seen == _WINDOW:
             self._restart()
+
+    def _leave_loop(self, ns: int) -> None:
+        last = self._last_pause
+        if self._stayed >= 2 * last and ns < _STALL_NS:
+            self._last_pause = max(_FIRST_PAUSE, last // 2)
+        else:
+            self._last_pause = min(max(_FIRST_PAUSE, 2 * last), _LONGEST_PAUSE)
+        self._pause = self._last_pause
+        self._stayed = 0
+        self.on_loop = False
+        self._restart()
 
     def _restart(self) -> None:
         self._seen = self._long = self._waits = 0
