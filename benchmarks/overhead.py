@@ -185,7 +185,7 @@ def triton(template: str, repository: Path, seconds: float = 60.0) -> Iterator[S
     )
     try:
         while process.poll() is None and not (ready := _ready(ports[0])) and time.perf_counter() < began + seconds:
-            time.sleep(0.05)
+            time.sleep(0.01)
         if process.poll() is not None or not ready:
             yield None
         else:

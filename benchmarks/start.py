@@ -5,6 +5,8 @@
     python benchmarks/start.py --modules 30                     # and the modules that take most
     python benchmarks/start.py --write                          # into docs/performance/tables.md
 
+Where TRITON_SERVER_CMD has a command that starts Triton, as in overhead.py, its starts take turns with ours.
+
 Linux only. Three kinds of starts take turns: plain ones for the totals, some under ``python -X importtime``, and some
 in which resident memory is read before and after each module. What modules import counts for the imported ones. Tracing
 slows imports down, most of all small modules: compare rows, and take totals from the plain starts.
@@ -211,6 +213,17 @@ def heaviest(starts: Starts, count: int) -> list[str]:
     return [f"{name:60} {ms.get(name, 0):7.1f} ms {mb.get(name, 0):7.2f} MB" for name in names[:count]]
 
 
+def tritons_start(repository: Path) -> list[overhead.ServerProcess]:
+    """A start of Triton's; none without TRITON_SERVER_CMD. Raises SystemExit if it does not become ready."""
+    template = os.environ.get("TRITON_SERVER_CMD")
+    if not template:
+        return []
+    with overhead.triton(template, repository) as found:
+        if found is None:
+            raise SystemExit("TRITON_SERVER_CMD: the server did not become ready")
+        return [found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a folder with another modserve, which is measured beside")
@@ -220,6 +233,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.before and not (arguments.before / "modserve").is_dir():
         raise SystemExit(f"--before: {arguments.before} has no package modserve")
+    tritons: list[overhead.ServerProcess] = []
     sources = [Starts(None), *([Starts(arguments.before)] if arguments.before else [])]
     with tempfile.TemporaryDirectory() as directory:
         repository = Path(directory)
@@ -228,9 +242,20 @@ def main() -> None:
             for each in sources if run % 2 == 0 else reversed(sources):
                 for step in (each.plain, each.timed, each.weighed):
                     step(repository)
+            tritons += tritons_start(repository)
             if run == 0:
+                tritons.clear()
                 sources = [Starts(each.folder) for each in sources]
     lines = [f"{platform.machine()}, Python {platform.python_version()}.", "", *table(sources)]
+    if tritons:
+        seconds, size = (
+            statistics.median(getattr(each, name) for each in tritons) for name in ("start_seconds", "ready_rss_mb")
+        )
+        times = statistics.median(sources[0].ready_s) / seconds
+        lines += [
+            "",
+            f"Triton in the same turns: READY after {seconds:.2f} s with {size:.1f} MB; ours {times:.1f} times that.",
+        ]
     print("\n".join([*lines, "", *heaviest(sources[0], arguments.modules)]))
     if arguments.write:
         overhead.put_into_report("start.py", "\n".join(lines))

@@ -25,7 +25,9 @@ _FRESH_NS = 1_000_000
 _WINDOW = 32
 _STALL_NS = 10_000_000
 """Execution time on the event loop that is felt by other models, whatever has caused it."""
-_FIRST_PAUSE = 1024
+_RELIABLE = 2048
+"""Executions on the event loop after which a long one is an exception rather than the engine's habit."""
+_FIRST_PAUSE = 64
 """Executions on the thread before it is tried again, the first time. It doubles if the next time comes soon."""
 _LONGEST_PAUSE = 1 << 20
 _MOST_BYTES = 64 * 1024
@@ -50,9 +52,10 @@ class InlineRule:
 
     The second-longest of the latest `_WINDOW` executions decides. On the thread that is the processor's time, since
     waiting for the interpreter makes the other look longer; the shortest one must be quick by the clock as well, or it
-    is an engine that sleeps. What still turns out to be long on the event loop goes back: for twice as long each time, and
-    for half as long if it has stayed on the event loop for two pauses. So neighbours on the same machine, which take the
-    processor away now and then and make any execution look long, do not send an engine to its thread for good.
+    is an engine that sleeps. An execution that is long on the event loop sends the engine back to its thread: for twice
+    as long each time, or for half as long after a reliable stay of two pauses and `_RELIABLE` executions. So neighbours
+    on the same machine, which take the processor away now and then and make any execution look long, do not send an
+    engine to its thread for good: there its batches cost twice the CPU, and wait for the interpreter.
     """
 
     __slots__ = ("_last_pause", "_least_ns", "_long", "_pause", "_seen", "_stayed", "_waits", "on_loop")
@@ -98,7 +101,7 @@ class InlineRule:
 
     def _leave_loop(self, ns: int) -> None:
         last = self._last_pause
-        if self._stayed >= 2 * last and ns < _STALL_NS:
+        if self._stayed >= max(2 * last, _RELIABLE) and ns < _STALL_NS:
             self._last_pause = max(_FIRST_PAUSE, last // 2)
         else:
             self._last_pause = min(max(_FIRST_PAUSE, 2 * last), _LONGEST_PAUSE)
