@@ -106,11 +106,12 @@ class ServerProcess:
 
 
 def _family(pid: int) -> list[int]:
-    """The process and all below it."""
+    """The process and all below it, but for those that end meanwhile."""
     found = [pid]
     for each in found:
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, task.read_text().split())
+        with suppress(FileNotFoundError):
+            for task in Path(f"/proc/{each}/task").glob("*/children"):
+                found += map(int, task.read_text().split())
     return found
 
 
