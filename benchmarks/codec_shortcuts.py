@@ -24,12 +24,10 @@ from modserve.form import form
 from modserve.frontends.http.wire.head_reader import HeadReader
 from modserve.frontends.http.wire.reader import END, Reader
 from modserve.pb import inference as pb
-from modserve.protocol import response_form
 from modserve.protocol.grpc import infer_message
 from modserve.protocol.grpc.request_reader import RequestReader
 from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http.infer_request import decode_request
-from modserve.protocol.http.infer_response import JsonTexts, encode_response
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.settings import HttpSettings
 
@@ -91,7 +89,7 @@ def http_heads() -> Iterator[ShortCut]:
 
 
 def http_json() -> Iterator[ShortCut]:
-    heads, texts = JsonHeads(), JsonTexts()
+    heads = JsonHeads()
     binary, numbers = json_body(True), json_body(False)
 
     def decode(text: bytes, length: int | None, remembered: JsonHeads | None) -> None:
@@ -100,10 +98,6 @@ def http_json() -> Iterator[ShortCut]:
     def decode_next(texts: Iterator[bytes], binary: bool, remembered: JsonHeads | None) -> None:
         text = next(texts)
         decode(text + bytes(128) if binary else text, len(text) if binary else None, remembered)
-
-    def encode(remembered: JsonTexts | None, look: response_form.ResponseForm) -> None:
-        pieces = None if remembered is None else remembered.look_up(_RESPONSE, look)
-        encode_response(_RESPONSE, look, remembered, pieces)
 
     spread = {"sequence_id": 1, "sequence_start": True, "sequence_end": False, "priority": 1, "timeout": 1000}
     outputs = b',"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":%b}},{"name":"OUTPUT1"}]'
@@ -126,16 +120,6 @@ def http_json() -> Iterator[ShortCut]:
         }.items():
             read = partial(decode_next, cycle(variants), kind == "binary")
             yield ShortCut(f"json_heads: {kind}, {name}", partial(read, heads), partial(read, None))
-    yield ShortCut(
-        "infer_response: the JSON of binary outputs",
-        lambda: encode(texts, response_form.BINARY),
-        lambda: encode(None, response_form.BINARY),
-    )
-    yield ShortCut(
-        "infer_response: the JSON of JSON outputs",
-        lambda: encode(texts, response_form.JSON),
-        lambda: encode(None, response_form.JSON),
-    )
 
 
 def grpc() -> Iterator[ShortCut]:

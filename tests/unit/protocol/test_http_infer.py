@@ -18,7 +18,6 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
-from modserve.protocol.http.infer_response import JsonTexts
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.response_form import ResponseForm
 from modserve.testing import config
@@ -626,54 +625,8 @@ TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
 
 
 def encode(outputs: dict[str, Tensor], response_form: ResponseForm, **more: Any) -> tuple[bytes, int | None]:
-    """What the first response like this one is, and those that find it remembered."""
-    response, texts = InferenceResponse("m", 2, outputs, **more), JsonTexts()
-    written: set[tuple[bytes, int | None]] = set()
-    for _ in range(2):
-        body = infer_response.encode_response(response, response_form, texts, texts.look_up(response, response_form))
-        written.add((b"".join(body.parts), body.header_length))
-    (only,) = written
-    return only
-
-
-def test_json_of_responses_is_remembered_but_for_id_and_data() -> None:
-    texts = JsonTexts()
-    for id, value in (("", 1), ("a", 2), ('"', 3)):
-        response = InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([value], np.int32))}, id)
-        body = infer_response.encode_response(response, ResponseForm(), texts, texts.look_up(response, ResponseForm()))
-        document = json.loads(b"".join(body.parts))
-        assert (document.get("id", ""), document["outputs"][0]["data"]) == (id, [value])
-    assert len(texts.known) == 1
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        (InferenceResponse("n", 2, {"OUT": SUM}), ResponseForm()),
-        (InferenceResponse("m", 3, {"OUT": SUM}), ResponseForm()),
-        (InferenceResponse("m", 2, {"OUTS": SUM}), ResponseForm()),
-        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([[1, 2]], np.int64))}), ResponseForm()),
-        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([1, 2], np.int32))}), ResponseForm()),
-        (InferenceResponse("m", 2, {"OUT": SUM}, parameters={"a": 1}), ResponseForm()),
-        (InferenceResponse("m", 2, {"OUT": TEXT}), ResponseForm()),
-        (InferenceResponse("m", 2, {"OUT": SUM}), ResponseForm(all_binary=True)),
-        (InferenceResponse("m", 2, {"OUT": SUM}), ResponseForm(binary=frozenset({"OUT"}))),
-    ],
-    ids=["model", "version", "name", "datatype", "shape", "parameters", "texts", "all binary", "binary"],
-)
-def test_responses_that_are_not_like_each_other(other: tuple[InferenceResponse, ResponseForm]) -> None:
-    texts = JsonTexts()
-    infer_response.encode_response(InferenceResponse("m", 2, {"OUT": SUM}), ResponseForm(), texts)
-    assert texts.look_up(*other) is None
-
-
-def test_json_of_responses_that_is_remembered_is_bounded() -> None:
-    texts = JsonTexts()
-    for version in range(1025):
-        infer_response.encode_response(InferenceResponse("m", version, {"OUT": SUM}), ResponseForm(), texts)
-    assert len(texts.known) == 1
-    infer_response.encode_response(InferenceResponse("m" * 5000, 1, {"OUT": SUM}), ResponseForm(), texts)
-    assert len(texts.known) == 1
+    body = infer_response.encode_response(InferenceResponse("m", 2, outputs, **more), response_form)
+    return b"".join(body.parts), body.header_length
 
 
 def test_no_bytes_of_binary_data_need_no_header_length() -> None:

@@ -19,7 +19,7 @@ from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
-from modserve.protocol.http.infer_response import Body, JsonTexts, Pieces
+from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.json_heads import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.response_form import ResponseForm
@@ -41,7 +41,6 @@ class CallContext:
         self.max_json = options.max_json
         self.server_timing = options.server_timing
         self.heads = JsonHeads()
-        self.texts = JsonTexts()
 
 
 class InferCall(InferenceCall):
@@ -136,13 +135,10 @@ class InferCall(InferenceCall):
 
     def _respond(self, response: InferenceResponse) -> None:
         context, response_form, encoding = self._context, self.response_form, self._encoding
-        pieces = (
-            None if response_form.places or response_form.classes else context.texts.look_up(response, response_form)
-        )
-        if pieces is None and is_long_response(response, response_form, context.limits):
+        if is_long_response(response, response_form, context.limits):
             self._write_on_thread(partial(self._write_long, response))
             return
-        body = self._write(response, context.texts, pieces)
+        body = self._write(response)
         if encoding is None:
             self._finish(body)
         elif sum(map(len, body.parts)) > context.limits.compressed:
@@ -150,14 +146,13 @@ class InferCall(InferenceCall):
         else:
             self._finish(_compressed(body, encoding))
 
-    def _write(self, response: InferenceResponse, texts: JsonTexts | None, pieces: Pieces | None) -> Body:
-        """Write the response. `texts` remembers short responses: no others may be like those that it knows."""
-        body = infer_response.encode_response(self.render(response), self.response_form, texts, pieces)
+    def _write(self, response: InferenceResponse) -> Body:
+        body = infer_response.encode_response(self.render(response), self.response_form)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 
     def _write_long(self, response: InferenceResponse) -> Body:
         """Write the whole response, on a thread."""
-        return _compressed(self._write(response, None, None), self._encoding)
+        return _compressed(self._write(response), self._encoding)
 
     def _write_on_thread(self, write: Callable[[], Body]) -> None:
         self._writing = True

@@ -29,9 +29,6 @@ _LONG = 64 * 1024
 _GAP = b"\0"
 """Placeholder for data; no other JSON has this byte."""
 _DATA: Final = orjson.Fragment(_GAP)
-_REMEMBERED: Final = 1024
-_MEMORABLE: Final = 4096
-"""Bytes of the longest JSON without data that is remembered."""
 
 
 @dataclass(init=False, slots=True, eq=False)
@@ -60,65 +57,9 @@ Pieces: TypeAlias = tuple[bytes, ...]
 """The JSON of a response without its data: what stands before, between and behind the data of its JSON outputs."""
 
 
-class JsonTexts:
-    """The JSON of responses without its data, which repeats from response to response and is not written again.
-
-    Saves 0.7 µs of the 15 of a request, and 0.5 of 20 for outputs in JSON (`benchmarks/codec_shortcuts.py`).
-    What it holds is bounded. Usable on any thread: two that write the same JSON at a time come to the same.
-    """
-
-    __slots__ = ("known",)
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[object, ...], Pieces] = {}
-
-    def look_up(self, response: InferenceResponse, response_form: ResponseForm) -> Pieces | None:
-        """Return the cached `_pieces` of a response like this one, if there are any."""
-        look = None if response.parameters else _look(response, response_form)
-        return None if look is None else self.known.get(look)
-
-    def remember(self, response: InferenceResponse, response_form: ResponseForm, pieces: Pieces) -> None:
-        """Cache the pieces for responses like this one, which is short."""
-        look = (
-            None
-            if response.parameters or response_form.places or response_form.classes
-            else _look(response, response_form)
-        )
-        if look is None or sum(map(len, pieces)) > _MEMORABLE:
-            return
-        if len(self.known) >= _REMEMBERED:
-            self.known.clear()
-        self.known[look] = pieces
-
-
-def _look(response: InferenceResponse, response_form: ResponseForm) -> tuple[object, ...] | None:
-    """Return all that determines the JSON of a response without parameters, except its id and data; None if too much.
-
-    The sizes of tensors of BYTES do not follow from their shapes.
-    """
-    look: list[object] = [response.model_name, response.model_version, response_form.all_binary, response_form.binary]
-    for name, tensor in response.outputs.items():
-        datatype = tensor.datatype
-        if not datatype.size:
-            return None
-        look += (name, datatype.name, tensor.shape)
-    return tuple(look)
-
-
-def encode_response(
-    response: InferenceResponse,
-    response_form: ResponseForm,
-    texts: JsonTexts | None = None,
-    pieces: Pieces | None = None,
-) -> Body:
-    """Encode a response; the JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
-
-    `pieces` are those of `JsonTexts.look_up`. Without them `texts` remembers these, for responses like this one.
-    """
-    if pieces is None:
-        pieces = _pieces(response, response_form)
-        if texts is not None:
-            texts.remember(response, response_form, pieces)
+def encode_response(response: InferenceResponse, response_form: ResponseForm) -> Body:
+    """Encode a response; the JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry."""
+    pieces = _pieces(response, response_form)
     first = pieces[0] if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), pieces[0][1:])
     binary: list[Buffer] = []
     parts: list[Buffer] = [first]
