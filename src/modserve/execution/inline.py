@@ -53,9 +53,10 @@ class InlineRule:
     The second-longest of the latest `_WINDOW` executions decides. On the thread that is the processor's time, since
     waiting for the interpreter makes the other look longer; the shortest one must be quick by the clock as well, or it
     is an engine that sleeps. An execution that is long on the event loop sends the engine back to its thread: for twice
-    as long each time, or for half as long after a reliable stay of two pauses and `_RELIABLE` executions. So neighbours
-    on the same machine, which take the processor away now and then and make any execution look long, do not send an
-    engine to its thread for good: there its batches cost twice the CPU, and wait for the interpreter.
+    as long each time; after a reliable stay of two pauses and `_RELIABLE` executions for half as long, and at last for
+    one window. So neighbours on the same machine, which take the processor away now and then and make any execution
+    look long, do not send an engine to its thread for good: there its batches cost twice the CPU, and wait for the
+    interpreter.
     """
 
     __slots__ = ("_last_pause", "_least_ns", "_long", "_pause", "_seen", "_stayed", "_waits", "on_loop")
@@ -102,7 +103,7 @@ class InlineRule:
     def _leave_loop(self, ns: int) -> None:
         last = self._last_pause
         if self._stayed >= max(2 * last, _RELIABLE) and ns < _STALL_NS:
-            self._last_pause = max(_FIRST_PAUSE, last // 2)
+            self._last_pause = last // 2 if last > _FIRST_PAUSE else 0
         else:
             self._last_pause = min(max(_FIRST_PAUSE, 2 * last), _LONGEST_PAUSE)
         self._pause = self._last_pause

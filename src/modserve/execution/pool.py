@@ -147,7 +147,10 @@ class InstancePool(InstanceSet):
             return
         # The scheduler goes on by itself when this returns: it need not be told of the free slot.
         if job.error is None:
-            self._free.append(slot)
+            if rule.on_loop:  # first again: on another instance's thread, a batch waits for the interpreter
+                self._free.appendleft(slot)
+            else:
+                self._free.append(slot)
         else:
             self._set_free(slot, job)
         settlement = self._settlement

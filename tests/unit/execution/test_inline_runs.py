@@ -335,8 +335,13 @@ async def test_each_instance_is_judged_by_its_own_executions() -> None:
     here = threading.get_ident()
     pool.run([1])
     pool.run([1])
-    await pool.until_settled(3)
-    assert [[thread == here for thread in engine.threads] for engine in pool.engines] == [[True, False], [True]]
+    assert [[thread == here for thread in engine.threads] for engine in pool.engines] == [[True], [True, True]]
+    held = pool.pool.reserve()
+    pool.run([1])
+    await pool.until_settled(4)
+    assert [[thread == here for thread in engine.threads] for engine in pool.engines] == [[True, False], [True, True]]
+    assert held is not None
+    pool.pool.release(held)
     await asyncio.to_thread(pool.pool.close)
 
 
