@@ -42,14 +42,13 @@ TEXTS = (
     "A cat sleeps on the windowsill.",
 )
 
-TUNED = """
+ENCODER = """
 backend: "identity"
 max_batch_size: 32
 input [ { name: "TOKENS" data_type: TYPE_INT32 dims: [ -1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] } ]
 parameters { key: "execute_delay_ms" value: { string_value: "4" } }
-dynamic_batching { }
-parameters { key: "scheduling.p99_goal_microseconds" value: { string_value: "40000" } }
+dynamic_batching { max_queue_delay_microseconds: 20000 }
 """
 PICTURES = """
 backend: "identity"
@@ -67,7 +66,7 @@ max_batch_size: 4
 def write_models(folder: Path) -> None:
     for name in ("digits", "digits_pipeline", "digits_resize", "simple"):
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
-    for name, config in (("text_encoder", TUNED), ("photos", PICTURES), ("detector", REFUSED)):
+    for name, config in (("text_encoder", ENCODER), ("photos", PICTURES), ("detector", REFUSED)):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
     (folder / "detector" / "1" / "model.plan").touch()

@@ -165,17 +165,6 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="The share of the batches' elements that only filled them up.",
         ),
         Panel(
-            "Latency goals",
-            {
-                "{{model}}: goal": "max by (model) (modserve_tuner_p99_goal_seconds{M})",
-                "{{model}}: p99": "max by (model) (modserve_tuner_p99_seconds{M})",
-            },
-            "s",
-            text="Of models that tune themselves.",
-        ),
-        Panel("Queue delay by the tuner", {"{{model}}": "max by (model) (modserve_tuner_delay_seconds{M})"}, "s"),
-        Panel("Batch size by the tuner", {"{{model}}": "max by (model) (modserve_tuner_batch_size{M})"}),
-        Panel(
             "Oldest execution",
             {"{{model}}": "max by (model) (modserve_oldest_execution_seconds{M})"},
             "s",

@@ -18,7 +18,6 @@ from wire import http
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("desktop")]
 
-GOAL = 'parameters { key: "scheduling.p99_goal_microseconds" value: { string_value: "20000" } }'
 BACKEND = "no_such_engine_with_a_long_name"
 
 
@@ -26,7 +25,6 @@ BACKEND = "no_such_engine_with_a_long_name"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("models")
     write_identity(repository, "texts", "BYTES")
-    write_identity(repository, "tuned", extra=f"dynamic_batching {{ }} {GOAL}")
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "config.pbtxt").write_text(f'backend: "{BACKEND}"\n')
     options = ["--model-control-mode=explicit", "--load-model=*"]
@@ -57,7 +55,7 @@ def test_no_rule_of_axe_is_broken(server: Server, browser: webdriver.Chrome) -> 
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))
     until(lambda: browser.find_element(By.ID, "log").is_displayed())
     assert violations_in_every_look(browser) == []
-    for model in ("broken", "texts", "tuned"):
+    for model in ("broken", "texts"):
         opened(browser, server, model, "" if model == "broken" else "1")
         if model != "broken":
             sent(browser)
@@ -68,7 +66,7 @@ def test_no_rule_of_axe_is_broken(server: Server, browser: webdriver.Chrome) -> 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pointer_is_seen_to_be_over_a_button(server: Server, browser: webdriver.Chrome, scheme: str) -> None:
     look(browser, scheme, DESKTOP)
-    opened(browser, server, "tuned")
+    opened(browser, server, "texts")
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail .request button[type=submit]"))
     send = browser.find_element(By.CSS_SELECTOR, "#detail .request button[type=submit]")
     usual = send.value_of_css_property("background-color")
@@ -80,12 +78,12 @@ def test_the_pointer_is_seen_to_be_over_a_button(server: Server, browser: webdri
 @pytest.mark.parametrize("width", [320, 390, 600, 768, 1024, 1216, 1280])
 def test_nothing_scrolls_sideways(server: Server, browser: webdriver.Chrome, width: int) -> None:
     screen(browser, width, 900)
-    opened(browser, server, "tuned")
+    opened(browser, server, "texts")
     until(lambda: browser.find_elements(By.CSS_SELECTOR, "#failure-rows tr"))
     unfold(browser)
     script = "return [document.documentElement, ...document.querySelectorAll('.wide')].map((each) => "
     script += "each.scrollWidth - each.clientWidth)"
-    assert browser.execute_script(script) == [0] * 6
+    assert browser.execute_script(script) == [0] * 5
     assert browser.find_element(By.CSS_SELECTOR, ".fewer").is_displayed() is (width < 1248)
 
 

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 NAMES = (HOSTILE, "__proto__", "\"'`${1}&lt;", "‮drowssap", "a b%2f?#&=+", "x" * 200)
 KEY = "s3cret"
-TUNED = 'parameters { key: "scheduling.p99_goal_microseconds" value: { string_value: "20000" } }'
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_identity(repository, name)
     write_identity(repository, "texts", "BYTES")
     write_identity(repository, "cached", extra="response_cache { enable: true }")
-    write_identity(repository, "tuned", extra=f"dynamic_batching {{ }} {TUNED}")
     write_accumulator(repository, "sum", "direct { }", "max_sequence_idle_microseconds: 600000000")
     write_identity(repository, "waiting")
     pictures = repository / "pictures"
@@ -59,9 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServerProcess]:
     options = ["--model-control-mode=explicit", "--cache-config=local,size=1000000", "--console=true"]
-    options += [
-        f"--load-model={name}" for name in (*NAMES, "texts", "cached", "tuned", "sum", "pictures", "broken", "simple")
-    ]
+    options += [f"--load-model={name}" for name in (*NAMES, "texts", "cached", "sum", "pictures", "broken", "simple")]
     with serving(EXAMPLES, repository, options=options, errors=["broken"]) as running:
         yield running
 
@@ -99,7 +95,7 @@ def test_requests_are_seen_as_they_come_and_nobody_else_is_asked(
         seen = cell.text not in ("0", "–")
     assert seen
     assert text_of(browser, "#live") == "connected"
-    assert text_of(browser, "#phase") in ("server ready", "server not ready: 1 of 13 versions")
+    assert text_of(browser, "#phase") in ("server ready", "server not ready: 1 of 12 versions")
     tile = browser.find_element(By.CSS_SELECTOR, "#tiles .chart path.line.a").get_attribute("d") or ""
     assert tile.startswith("M"), "the chart has a line"
     addresses = asked_of(browser)
@@ -208,13 +204,6 @@ def test_caches_and_sequences_are_shown(server: ServerProcess, browser: webdrive
     assert re.search(r"Parts of the mean time queue \S+ ms input \S+ ms infer \S+ ms output \S+ ms", parts)
     add(sequence_end=True)
     until(lambda: "open sequences 0" in facts_of(browser))
-
-
-def test_a_tuner_is_shown_with_its_decisions(server: ServerProcess, browser: webdriver.Chrome) -> None:
-    opened(browser, server, "tuned")
-    until(lambda: "p99 goal 20 ms" in text_of(browser, "#detail").replace("\n", " "))
-    infer(server, "tuned", 320)
-    until(lambda: browser.find_elements(By.CSS_SELECTOR, "#detail table tbody tr"))
 
 
 def test_the_log_is_changed(server: ServerProcess, browser: webdriver.Chrome) -> None:

@@ -30,7 +30,6 @@ FAULTS = {
 ROUTING = '{"labels": {"new": 2}, "split": {"1": 1}, "shadow": {"version": 2, "share": 1}}'
 MODELS = {
     "cached": {"extra": "response_cache { enable: true }"},
-    "tuned": {"extra": "dynamic_batching { }", "parameters": {"scheduling.p99_goal_microseconds": "20000"}},
     "padded": {
         "extra": "dynamic_batching { }",
         "parameters": {"padding.axis.INPUT0": "0", "padding.unpad.OUTPUT0": "0"},

@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 
 from modserve.core.residency import residency
 from modserve.core.servable import Servable, engine_report, resident_bytes
-from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.histogram import Histogram
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FIRST_RESPONSE, RESPONSE_INTERVAL, ModelStatistics
@@ -76,12 +75,6 @@ _GAUGES: tuple[_Single, ...] = (
     ("nv_inference_pending_request_count", "Requests that wait in the queue", lambda s: s.pending),
     ("nv_model_load_duration_secs", "Time of loading the version in seconds", lambda s: s.load_ns / _NS),
 )
-_TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
-    ("modserve_tuner_p99_goal_seconds", "Goal for the 99th percentile of the latency", lambda t: t.goal_ns / _NS),
-    ("modserve_tuner_p99_seconds", "Recent 99th percentile of the latency", lambda t: t.p99_ns / _NS),
-    ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns / _NS),
-    ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
-)
 
 
 def _size(model: Servable) -> int | None:
@@ -94,7 +87,6 @@ _GROUPS: tuple[tuple[str, Callable[[Servable], Any], tuple[tuple[str, str, Calla
     ("counter", lambda model: model.statistics if model.config.cached else None, _CACHE_COUNTERS),
     ("counter", lambda model: model.statistics if model.statistics.instances else None, _RESTARTS),
     ("gauge", lambda model: model.statistics, _GAUGES),
-    ("gauge", lambda model: model.statistics.tuner, _TUNER),
     ("gauge", _size, server_metrics.SIZES),
     ("gauge", residency, server_metrics.GAUGES),
     ("counter", residency, server_metrics.COUNTERS),

@@ -9,7 +9,7 @@ from modserve.core.configuration.merging import PaddingPolicy
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
-from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
 from . import batching
 from .admission import Gate
@@ -41,7 +41,7 @@ def adapts(config: ModelConfig) -> bool:
         return False
     if padding is not None and (padding.policy is PaddingPolicy.MEASURED or learns_ranges(config)):
         return True
-    return bool(policy.p99_goal_ns) or policy.measured_sizes
+    return policy.measured_sizes
 
 
 def learns_ranges(config: ModelConfig) -> bool:
@@ -62,8 +62,10 @@ class BatchPolicy:
         self._config = config
         self._run_times = RunTimes()
         self.bounds = DynamicBatching() if policy is None else policy
-        self.rule: Rule = batching.direct if policy is None else self.dynamic(policy, config.max_batch_size)
-        self.tuner: TunerStatistics | None = None
+        self.rule: Rule = batching.direct
+        if policy is not None:
+            cost = batching.element_cost(config)
+            self.rule = batching.dynamic(policy, config.max_batch_size, self._run_times, cost)
         self.choice: ChoiceStatistics | None = None
         self.padded: Callable[[int], int] | None = None
         """Function from a request's own length to the length that counts, for rules that choose by length."""
@@ -96,7 +98,3 @@ class BatchPolicy:
         limit = 0 if self._config.dynamic_batching is None else max(1, self._config.max_batch_size)
         admission = self._config.admission
         return Gate(admission, run_times.at_best, lambda now_ns: slots.remaining_ns(now_ns, run_times), limit)
-
-    def dynamic(self, policy: DynamicBatching, max_batch_size: int) -> Rule:
-        """Return the dynamic batcher's rule, by the run times so far."""
-        return batching.dynamic(policy, max_batch_size, self._run_times, batching.element_cost(self._config))

@@ -35,10 +35,6 @@ LARGEST = frozenset(
         "modserve_request_longest_seconds",
         "modserve_routing_rolled_back",
         "modserve_routing_share",
-        "modserve_tuner_batch_size",
-        "modserve_tuner_delay_seconds",
-        "modserve_tuner_p99_goal_seconds",
-        "modserve_tuner_p99_seconds",
         "modserve_engine_installed_info",
         "nv_cpu_memory_total_bytes",
         "nv_cpu_memory_used_bytes",
@@ -241,12 +237,12 @@ _NAMES: Final = ("name", "version", "revision", "batch_size", "type", "id")
 """Fields by which a row of a list is known."""
 
 _RULES: Mapping[str, str] = {
-    **dict.fromkeys((*_NAMES, "at_ms", "decisions", "delay_us", "goal_us", "size_bounds", "weight"), "first"),
+    **dict.fromkeys((*_NAMES, "at_ms", "size_bounds", "weight"), "first"),
     **dict.fromkeys(("byte_size", "in_flight", "instances", "lost", "memory", "pending", "sequences"), "held"),
     **dict.fromkeys(("rss", "request_memory", "request_memory_limit", "model_memory", "model_memory_limit"), "held"),
     **dict.fromkeys(("serving", "share", "waiting", "workers"), "held"),
     **dict.fromkeys(("last_inference", "longest", "starts"), "latest"),
-    **dict.fromkeys(("by_token", "load_ms", "p99_us"), "largest"),
+    **dict.fromkeys(("by_token", "load_ms"), "largest"),
     **dict.fromkeys(("engine", "phase", "reason", "state"), "worst"),
     "kv_cache": "joined",
     "ready": "least",

@@ -10,7 +10,6 @@ import pytest
 from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import invalid
-from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
 from modserve.core.statistics.summary import Sketch
 from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
@@ -87,18 +86,12 @@ def test_what_is_read_of_a_model_that_has_worked(server: LocalServer, loader: Pu
     statistics = loader.loaded[ModelId("simple", 3)].statistics
     statistics.success.count, statistics.pending, statistics.instances, statistics.instances_lost = 7, 2, 4, 1
     statistics.close_reasons["full"] = 3
-    decision = TunerDecision(5, "slower", 9_000_000, 12.5, 400_000, 8)
-    statistics.tuner = TunerStatistics(20_000_000, 400_000, 8, 9_000_000)
-    statistics.tuner.decisions.extend([decision._replace(at_ms=number) for number in range(64)])
     reading = CounterReader(server).read()
     row = model(reading)
-    counts, tuner = row["counts"], row["tuner"]
+    counts = row["counts"]
     assert counts is not None
     assert (counts["success"], counts["pending"], counts["closed"]) == (7, 2, {"full": 3})
     assert (row["instances"], row["lost"], row["memory"]) == (4, 1, -1)
-    assert tuner is not None
-    assert (tuner["goal_us"], tuner["delay_us"]) == (20_000, 400)
-    assert [each[0] for each in tuner["decisions"]] == list(range(63, 51, -1))
     assert json.loads(encoded(reading)) == json.loads(json.dumps(reading)), "values that JSON has"
 
 
@@ -225,16 +218,6 @@ def test_of_states_the_one_that_is_not_ready_is_shown(reading: Counters) -> None
     assert model(total)["state"] == "LOADING"
     assert model(total)["counts"] == model(reading)["counts"]
     assert total["server"]["ready"] is False
-
-
-def test_of_tuners_the_slowest_is_shown(reading: Counters) -> None:
-    readings = []
-    for p99 in (5, 9):
-        readings.append(deepcopy(reading))
-        model(readings[-1])["tuner"] = {"goal_us": 7, "p99_us": p99, "delay_us": 1, "batch_size": 2, "decisions": []}
-    tuner = model(added(readings))["tuner"]
-    assert tuner is not None
-    assert tuner["p99_us"] == 9
 
 
 def test_workers_are_said_with_the_figures(reading: Counters) -> None:

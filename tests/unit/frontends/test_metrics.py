@@ -17,7 +17,6 @@ from modserve.core.lifecycle import UNLOADED, IndexEntry, LifecycleState
 from modserve.core.requests.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Oldest, Servable
-from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.statistics.model_statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
@@ -150,18 +149,6 @@ def test_why_batches_did_not_grow() -> None:
     ]
 
 
-def test_where_tuners_stand() -> None:
-    servable = loaded(config("simple"))
-    servable.statistics.tuner = tuner = TunerStatistics(15 * MS, 2 * MS, 32)
-    tuner.p99_ns = 12 * MS
-    text = page(servable, loaded(config("untuned")))
-    for name, value in (("p99_goal_seconds", 0.015), ("p99_seconds", 0.012), ("delay_seconds", 0.002)):
-        (sample,) = families(text)[f"modserve_tuner_{name}"].samples
-        assert sample.labels == {"model": "simple", "version": "1"}
-        assert sample.value == pytest.approx(value)
-    assert lines(text, "modserve_tuner_batch_size") == ['modserve_tuner_batch_size{model="simple",version="1"} 32.0']
-
-
 def test_waiting_requests() -> None:
     servable = loaded(config("simple"))
     servable.statistics.pending = 7
@@ -232,7 +219,7 @@ def test_a_page_without_models() -> None:
 
 def test_what_has_no_samples_is_not_mentioned() -> None:
     text = page(used(config("simple")))
-    for prefix in ("nv_cache_", "modserve_tuner_", "modserve_batch_elements"):
+    for prefix in ("nv_cache_", "modserve_batch_elements"):
         assert prefix not in text
     assert all(family.samples for family in families(text).values())
     assert "nv_" not in page()

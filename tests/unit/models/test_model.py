@@ -369,7 +369,7 @@ async def test_outputs_that_were_not_asked_for_are_not_asked_of_the_engine() -> 
     await bench.model.close()
 
 
-# Deadlines, predictions and the tuner
+# Deadlines and predictions
 
 
 @pytest.mark.parametrize(
@@ -393,23 +393,6 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
     assert await bench.finish() == [3]
     await bench.model.drain()
-
-
-@pytest.mark.parametrize(
-    "bench",
-    [config(dynamic_batching=DynamicBatching(p99_goal_ns=10**9)), config(dynamic_batching=BATCHING)],
-    indirect=True,
-    ids=["tuned", "not tuned"],
-)
-async def test_a_tuned_model_has_a_tuner(bench: Bench) -> None:
-    tuner = bench.model.statistics.tuner
-    tuned = bench.model.config.dynamic_batching is not BATCHING
-    assert (tuner is not None) == tuned
-    bench.submit(1, 2)
-    assert await bench.finish() == [1, 2]
-    await bench.model.drain()
-    if tuner is not None:
-        assert (tuner.goal_ns, tuner.delay_ns, tuner.batch_size) == (10**9, 0, 8)
 
 
 class LosingBench(Bench):

@@ -6,7 +6,6 @@ from typing import cast
 from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.servable import Servable
-from modserve.core.statistics.adaptive_statistics import TunerDecision, TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.protocol.control import statistics
@@ -62,32 +61,5 @@ def test_batches() -> None:
                 "waited_us": 2000,
                 "compute_us": 4000,
             },
-        ],
-    }
-
-
-def test_the_tuner() -> None:
-    counts = ModelStatistics()
-    counts.tuner = tuner = TunerStatistics(15 * MS, 6 * MS, 32)
-    tuner.p99_ns = 14 * MS
-    tuner.decisions += [
-        TunerDecision(1, "first", 9 * MS, 100.04, 3 * MS, 64),
-        TunerDecision(2, "second", 14 * MS, 200, 6 * MS, 32),
-    ]
-    assert found(counts)["tuner"] == {
-        "p99_goal_us": 15_000,
-        "p99_us": 14_000,
-        "delay_us": 6_000,
-        "batch_size": 32,
-        "decisions": [
-            {
-                "at_ms": 2,
-                "reason": "second",
-                "p99_us": 14_000,
-                "per_second": 200,
-                "delay_us": 6_000,
-                "batch_size": 32,
-            },
-            {"at_ms": 1, "reason": "first", "p99_us": 9_000, "per_second": 100, "delay_us": 3_000, "batch_size": 64},
         ],
     }

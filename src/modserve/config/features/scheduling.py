@@ -15,8 +15,6 @@ _NS_PER_US = 1000
 _BATCHING: Final = "dynamic_batching"
 _ADMISSION = "scheduling.admission"
 _AGEING = "scheduling.ageing_microseconds"
-_P99_GOAL = "scheduling.p99_goal_microseconds"
-_MAX_DELAY = "scheduling.max_delay_microseconds"
 _LATENCY_GOAL = "scheduling.latency_goal_microseconds"
 
 BATCHER: Mapping[str, ParameterSetting] = {
@@ -26,8 +24,6 @@ BATCHER: Mapping[str, ParameterSetting] = {
     "scheduling.batch_sizes": ParameterSetting("batch_sizes", ascending),
     "scheduling.max_batch_elements": ParameterSetting("max_batch_elements", whole_number(1)),
     "scheduling.grow_batches": ParameterSetting("measured_sizes", choice(measured=True, always=False)),
-    _P99_GOAL: ParameterSetting("p99_goal_ns", whole_number(1, scale=1000)),
-    _MAX_DELAY: ParameterSetting("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
 }
 """The fields of `core.configuration.model_config.DynamicBatching`."""
 ADMISSION: Mapping[str, ParameterSetting] = {
@@ -151,17 +147,13 @@ def _faults(key: str, text: str, message: pb.ModelConfig) -> Iterator[str]:
 
 def _goal_faults(message: pb.ModelConfig) -> Faults:
     """Requests that wait for others until the latency goal is over cannot meet it."""
-    admission, batcher = values(message, ADMISSION), values(message, BATCHER)
+    admission = values(message, ADMISSION)
     goal_us = admission.get("latency_goal_ns", 0) // 1000
     if not goal_us or not admission.get("by_deadline"):
         return
-    goal = f"parameter '{_LATENCY_GOAL}', which is {goal_us}"
     delay_us = message.dynamic_batching.max_queue_delay_microseconds
-    tuned_us = batcher.get("p99_goal_ns", 0) // 1000  # the tuner then chooses the delay
-    if tuned_us and goal_us < min(tuned_us, batcher.get("tuned_delay_limit_ns", tuned_us * 1000) // 1000):
-        expected = f"no more than {goal}, or a '{_MAX_DELAY}' below that: requests may wait longer for others"
-        yield ("parameters", _P99_GOAL), f"parameter '{_P99_GOAL}' is {tuned_us}, expected {expected}"
-    elif not tuned_us and delay_us >= goal_us:
+    if delay_us >= goal_us:
+        goal = f"parameter '{_LATENCY_GOAL}', which is {goal_us}"
         text = f"is {delay_us}, expected less than {goal}: requests may wait as long for others"
         yield (_BATCHING, "max_queue_delay_microseconds"), f"max_queue_delay_microseconds {text}"
 

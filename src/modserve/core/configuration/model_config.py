@@ -121,11 +121,6 @@ class DynamicBatching:
     """A request counts as a level more urgent for each such time it has waited; 0 = never."""
     separate_by: tuple[str, ...] = ()
     """Request parameters: only requests with equal values of them share a batch."""
-    p99_goal_ns: int = 0
-    """Goal for the 99th percentile of the time from queueing to the end of execution. The delay and the batch size are
-    then found by trial; 0 = they are those configured here."""
-    tuned_delay_limit_ns: int = 0
-    """The longest delay that may be tried; 0 = the goal is the only limit."""
     batch_sizes: tuple[int, ...] = ()
     """The only sizes that are executed, ascending: rows are added up to the next one. Empty: any size."""
     max_batch_elements: int = 0
@@ -133,7 +128,7 @@ class DynamicBatching:
 
     measured_sizes: bool = False
     """True to stop the growth of batches at the size above which, by measured run times, they gain nothing. For models
-    without padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
+    without padding; False: batches are as large as they can be."""
 
     def policy(self, level: int) -> QueuePolicy:
         return self.level_policies.get(level, self.default_policy)

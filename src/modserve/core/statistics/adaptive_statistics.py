@@ -1,38 +1,6 @@
 """Results of batching that learns from its own traffic, for people."""
 
-from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-RECENT_DECISIONS = 64
-
-
-class TunerDecision(NamedTuple):
-    """Decision of a tuner from the requests of one window, for people."""
-
-    at_ms: int
-    """Unix time."""
-    reason: str
-    p99_ns: int
-    """The latency that 99 of 100 of them stayed below, from queueing to the end of their execution."""
-    per_second: float
-    """Batch items executed."""
-    delay_ns: int
-    """The queue delay from then on."""
-    batch_size: int
-    """The size that batches are dispatched at from then on."""
-
-
-@dataclass(slots=True, eq=False)
-class TunerStatistics:
-    """Current state of a model's tuner, and its latest decisions."""
-
-    goal_ns: int
-    delay_ns: int
-    batch_size: int
-    p99_ns: int = 0
-    """0 before the first decision."""
-    decisions: deque[TunerDecision] = field(default_factory=lambda: deque(maxlen=RECENT_DECISIONS))
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 from ..errors import Code, ModserveError
 from ..requests.inflight import Inflight
 from ..requests.timing import ExecutionTiming
-from .adaptive_statistics import ChoiceStatistics, TunerStatistics
+from .adaptive_statistics import ChoiceStatistics
 from .histogram import Histogram
 from .summary import LatencySummaries
 
@@ -166,8 +166,6 @@ class ModelStatistics:
         """Padding elements in all batches."""
         self._recent: deque[tuple[int, int, int, ExecutionTiming]] = deque(maxlen=RECENT_BATCHES)
         """Latest executions: end in Unix milliseconds, requests, waiting time of the first one, and timing."""
-        self.tuner: TunerStatistics | None = None
-        """Tuner statistics, only for models with self-tuning batching."""
         self.choice: ChoiceStatistics | None = None
         """Choice statistics, only for models that choose batches by measured run times."""
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)

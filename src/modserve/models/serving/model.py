@@ -121,7 +121,7 @@ class Model:
         policy = queue_config.policy
         assert policy is not None, "a model without sequences has one: this is a bug"
         policy.use(self.pool)
-        self.statistics.tuner, self.statistics.choice = policy.tuner, policy.choice
+        self.statistics.choice = policy.choice
         return QueuedScheduler(
             policy.rule,
             self._limited or self.pool,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from modserve.core.servable import Servable, resident_bytes
-from modserve.core.statistics.adaptive_statistics import ChoiceStatistics, TunerStatistics
+from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 from modserve.core.statistics.model_statistics import Duration
 from modserve.core.tenants import TenantReport
 from modserve.pb import inference as pb
@@ -31,9 +31,8 @@ def json(response: pb.ModelStatisticsResponse) -> JsonObject:
 
 
 def batches_json(servable: Servable) -> JsonObject:
-    """Return the batch close reasons, latest batches and tuner decisions, newest first: an extension of ours."""
+    """Return why batches were closed, the latest ones, newest first, and choices by run times: an extension of ours."""
     statistics = servable.statistics
-    tuner = {} if statistics.tuner is None else {"tuner": _tuner(statistics.tuner)}
     choice = {} if statistics.choice is None else {"choice": _choice(statistics.choice)}
     return {
         "name": servable.id.name,
@@ -51,7 +50,6 @@ def batches_json(servable: Servable) -> JsonObject:
             }
             for batch in reversed(statistics.recent)
         ],
-        **tuner,
         **choice,
     }
 
@@ -63,26 +61,6 @@ def _choice(choice: ChoiceStatistics) -> JsonObject:
         "trials_share": round(choice.trial_ns / max(1, choice.run_ns), 4),
         "utilisation": round(choice.utilisation, 2),
         "costs": [{"rows": rows, "length": length, "us": round(ns / 1000)} for rows, length, ns in choice.costs],
-    }
-
-
-def _tuner(tuner: TunerStatistics) -> JsonObject:
-    return {
-        "p99_goal_us": tuner.goal_ns // 1000,
-        "p99_us": tuner.p99_ns // 1000,
-        "delay_us": tuner.delay_ns // 1000,
-        "batch_size": tuner.batch_size,
-        "decisions": [
-            {
-                "at_ms": decision.at_ms,
-                "reason": decision.reason,
-                "p99_us": decision.p99_ns // 1000,
-                "per_second": round(decision.per_second, 1),
-                "delay_us": decision.delay_ns // 1000,
-                "batch_size": decision.batch_size,
-            }
-            for decision in reversed(tuner.decisions)
-        ],
     }
 
 

@@ -1,1 +1,1 @@
-"""Learning from a model's own traffic: run times, queue delays and ranges of lengths."""
+"""Learning from a model's own traffic: run times and ranges of lengths."""

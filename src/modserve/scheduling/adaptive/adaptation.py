@@ -1,7 +1,6 @@
 """The interface of this package: how one model forms batches by what it has learnt from its own traffic."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from modserve.core.configuration.merging import PaddingPolicy
 from modserve.core.configuration.model_config import ModelConfig
@@ -12,22 +11,13 @@ from ..batch_policy import BatchPolicy, Slots, learns_ranges
 from .costs import LengthBuckets
 from .measured import Measured
 from .sizes import BatchSizes
-from .tuner import LatencyTuner
 
 
 class Adaptation(BatchPolicy):
-    """A rule that executions may change: by a tuner, by what chooses who runs together, or by ranges of lengths."""
+    """A rule that executions may change: by what chooses who runs together, or by ranges of lengths."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self._tuner: LatencyTuner | None = None
-        policy = self.bounds
-        if policy.p99_goal_ns:
-            self._tuner = LatencyTuner(policy, config.max_batch_size, self._run_times, self.dynamic)
-            self.rule, self.tuner = self._tuner.rule, self._tuner.statistics
-            # The delay may become this long, and batches as large as the model takes.
-            self.bounds = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
-            self._least_ns = 0
         self._chooser = chooser = self._make_chooser(config)
         if chooser is not None:
             self.rule, self.choice = chooser.rule, chooser.statistics
@@ -44,8 +34,6 @@ class Adaptation(BatchPolicy):
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         super().observe(timing, members)
-        if self._tuner is not None:
-            self._tuner.observe(timing, members)
         if self._chooser is not None:
             self._chooser.observe(timing, members)
 
@@ -57,21 +45,12 @@ class Adaptation(BatchPolicy):
 
     def _make_chooser(self, config: ModelConfig) -> Measured | BatchSizes | None:
         """Make the chooser of batches by run times for when the rule says so, if the configuration permits it."""
-        padding, tuner = config.padding, self._tuner
-        most = config.max_batch_size
-        if most < 2:
+        padding = config.padding
+        if config.max_batch_size < 2:
             return None
         if padding is not None:
-            if padding.policy is not PaddingPolicy.MEASURED:
-                return None
-            # A tuner aims at a latency: to be below it is worth nothing.
-            largest = (lambda: most) if tuner is None else (lambda: tuner.statistics.batch_size)
-            return Measured(config, self.rule, largest, patient=tuner is not None)
-        return (
-            BatchSizes(config, self.rule)
-            if self.bounds.measured_sizes and tuner is None and not _ragged(config)
-            else None
-        )
+            return Measured(config, self.rule) if padding.policy is PaddingPolicy.MEASURED else None
+        return BatchSizes(config, self.rule) if self.bounds.measured_sizes and not _ragged(config) else None
 
 
 def _ragged(config: ModelConfig) -> bool:

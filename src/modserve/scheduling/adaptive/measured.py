@@ -26,7 +26,7 @@ from ..batching import FAR_NS, Decision, Dispatch, Reason, Rule, Together, WaitU
 from .costs import Costs
 from .grouping import best_groups, counts_tried
 from .trials import SURE, Trials
-from .tuner import Utilisation
+from .utilisation import Utilisation
 
 _LESSONS = 1, 4
 """The most rows of a batch, by how many have been observed. Larger ones delay everyone where batches gain nothing."""
@@ -39,13 +39,9 @@ _SIDE = 32
 
 
 class Measured:
-    """Chooses among the requests of a `batching.Together` with `lengths`, when `ready` says that it is time.
+    """Chooses among the requests of a `batching.Together` with `lengths`, when `ready` says that it is time."""
 
-    `largest` returns the most rows that a batch may have at the moment. With `patient` only the rate counts and not how
-    soon a request is done.
-    """
-
-    def __init__(self, config: ModelConfig, ready: Rule, largest: Callable[[], int], *, patient: bool) -> None:
+    def __init__(self, config: ModelConfig, ready: Rule) -> None:
         most = max(1, config.max_batch_size)
         policy = config.dynamic_batching
         padding = config.padding or Padding({})
@@ -54,9 +50,7 @@ class Measured:
         self._batch_sizes = config.batch_sizes
         self._most = most
         self._ready = ready
-        self._largest = largest
-        self._patient = patient
-        self._delays = patient or (policy is not None and policy.max_queue_delay_ns > 0)
+        self._delays = policy is not None and policy.max_queue_delay_ns > 0
         self._costs = Costs(most)
         self._counts = counts_tried(most)
         self._tables: dict[int, list[float]] = {}
@@ -116,7 +110,7 @@ class Measured:
             batches["alone"] += 1
             if self._costs.count:
                 size = together.size
-                weight = 1e6 if self._patient else self.load.weight(size, self._most)
+                weight = self.load.weight(size, self._most)
                 length = self._length(next(iter(together)).length)
                 self._trials.earn(self._times(length)[size] * (weight + 0.5 * size))
             return decision
@@ -134,7 +128,7 @@ class Measured:
         if len(members) < together.count:
             if self._delays and lengths.due_arrival < head.arrival:
                 lengths.due_arrival = max([inflight.arrival for inflight in together])
-            full = sum([inflight.batch_size for inflight in members]) >= self._largest()
+            full = sum([inflight.batch_size for inflight in members]) >= self._most
             reason = Reason.FULL if full else Reason.NO_GAIN
         return Dispatch(len(members), reason, members)
 
@@ -152,7 +146,7 @@ class Measured:
 
     def _choose(self, together: Together, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
         """Choose the members of the next batch, in the order of their lengths."""
-        largest = self._largest()
+        largest = self._most
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
         if self._costs.count < len(_LESSONS) and not self._delays:
             begin, end = self._widest(near, their_lengths, place, min(largest, _LESSONS[self._costs.count]))
@@ -161,7 +155,7 @@ class Measured:
             begin, end = self._widest(near, their_lengths, place, largest)
             return near[begin:end]
         largest = min(largest, self.load.share(together.size, self._times(self._length(head.length))[: largest + 1]))
-        weight = 1e6 if self._patient else self.load.weight(together.size, largest)
+        weight = self.load.weight(together.size, largest)
         window = _Window(
             their_lengths,
             [inflight.batch_size for inflight in near],

@@ -18,7 +18,7 @@ from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 from ..batching import Decision, Dispatch, Reason, Rule, Together, WaitUntil
 from .costs import Costs
 from .trials import SURE, Trials
-from .tuner import Utilisation
+from .utilisation import Utilisation
 
 _SHORTEST_NS = 300_000
 """A model that takes less for one row is left alone: what surrounds its executions costs as much."""

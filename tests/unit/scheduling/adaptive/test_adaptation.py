@@ -29,7 +29,6 @@ MEASURED = DynamicBatching(measured_sizes=True)
         (config(dynamic_batching=MEASURED), True),
         (config(dynamic_batching=LARGEST, padding=Padding({})), True),
         (config(dynamic_batching=replace(LARGEST, max_queue_delay_ns=1)), True),
-        (config(dynamic_batching=DynamicBatching(p99_goal_ns=MS)), True),
         (config(dynamic_batching=DynamicBatching(default_policy=QueuePolicy(max_queue_size=1))), True),
         (config(dynamic_batching=DynamicBatching(level_policies={2: QueuePolicy(max_queue_size=1)})), True),
         (config(admission=Admission(by_deadline=True)), True),
@@ -43,7 +42,6 @@ MEASURED = DynamicBatching(measured_sizes=True)
         "by size",
         "by length",
         "delay",
-        "goal",
         "queue size",
         "queue size of a level",
         "admission",
@@ -62,13 +60,7 @@ def test_only_models_that_predict_learn_from_short_executions(given: ModelConfig
 def test_models_without_a_batcher_run_each_request_alone() -> None:
     assert not adapts(config())
     policy = BatchPolicy(config())
-    assert (policy.rule, policy.bounds, policy.tuner) == (direct, DynamicBatching(), None)
-
-
-def test_a_tuned_model_is_bounded_by_its_goal() -> None:
-    adaptation = Adaptation(config(dynamic_batching=DynamicBatching((4,), p99_goal_ns=MS)))
-    assert (adaptation.bounds.max_queue_delay_ns, adaptation.bounds.preferred_batch_sizes) == (MS, ())
-    assert adaptation.tuner is not None
+    assert (policy.rule, policy.bounds, policy.choice) == (direct, DynamicBatching(), None)
 
 
 def test_the_gate_predicts_by_what_was_observed() -> None:

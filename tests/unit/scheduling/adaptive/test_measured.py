@@ -215,7 +215,7 @@ def measured(**more: object) -> Measured:
     """Which knows that time is in proportion to rows times length."""
     policy = DynamicBatching((4,), **more)  # type: ignore[arg-type]
     model = replace(configured("measured", most=4), dynamic_batching=policy)
-    rule = Measured(model, dynamic(policy, 4), lambda: 4, patient=False)
+    rule = Measured(model, dynamic(policy, 4))
     for number in range(200):
         rows, length = 1 + number % 4, 8 * (1 + number % 16)
         timing = ExecutionTiming(rows, "full")
@@ -254,7 +254,7 @@ def test_a_limit_of_elements_counts_the_rows_that_run(sizes: tuple[int, ...], ex
     """Batches cost the same whatever their size: the more, the better. But five requests may run as eight rows of 8."""
     policy = DynamicBatching((8,), max_batch_elements=40, batch_sizes=sizes)
     model = replace(configured("measured", most=8), dynamic_batching=policy)
-    rule = Measured(model, dynamic(policy, 8, cost=element_cost(model)), lambda: 8, patient=True)
+    rule = Measured(model, dynamic(policy, 8, cost=element_cost(model)))
     for number in range(60):
         timing = ExecutionTiming((1, 4, 8)[number % 3], "full")
         timing.compute_end_ns = 8 * MS
@@ -265,7 +265,7 @@ def test_a_limit_of_elements_counts_the_rows_that_run(sizes: tuple[int, ...], ex
 
 
 def test_nothing_is_known_at_first() -> None:
-    rule = Measured(configured("measured", most=4), dynamic(DynamicBatching((4,)), 4), lambda: 4, patient=False)
+    rule = Measured(configured("measured", most=4), dynamic(DynamicBatching((4,)), 4))
     queue = queue_of(24, 96, 8, 16, 25)
     assert decided(rule, queue) == ([24], Reason.NO_GAIN), "the first batch tells what one costs"
     timing = ExecutionTiming(1, "")

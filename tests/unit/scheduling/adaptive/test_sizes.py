@@ -7,7 +7,7 @@ from simulated_lengths import MS, POLICIES, Cost, Simulation, configured
 
 from modserve.core.configuration.model_config import DynamicBatching, ModelConfig
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
-from modserve.scheduling.adaptive.tuner import Utilisation
+from modserve.scheduling.adaptive.utilisation import Utilisation
 from modserve.testing import config
 
 COSTS: dict[str, Cost] = {

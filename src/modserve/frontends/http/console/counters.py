@@ -7,7 +7,6 @@ from typing import NamedTuple, TypedDict
 
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, engine_report, engine_title, resident_bytes
-from modserve.core.statistics.adaptive_statistics import TunerStatistics
 from modserve.core.statistics.model_statistics import ModelStatistics
 from modserve.frontends.http import probes
 from modserve.server import Server
@@ -16,19 +15,8 @@ from .figures import Durations, durations
 from .streams import EngineFigures, StreamCounters, engine_figures, stream_counters
 from .tenants import TenantCounters, tenant_counters
 
-_DECISIONS = 12
-"""The latest ones of a tuner."""
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-
-
-class Tuner(TypedDict):
-    goal_us: int
-    p99_us: int
-    delay_us: int
-    batch_size: int
-    decisions: list[tuple[int, str, int, float, int, int]]
-    """The latest first: Unix milliseconds, reason, p99 in µs, items a second, delay in µs, batch size."""
 
 
 class RequestCounters(TypedDict):
@@ -75,7 +63,6 @@ class ModelCounters(TypedDict):
     memory: int
     """Bytes that it holds; -1 if they have not been measured."""
     counts: RequestCounters | None
-    tuner: Tuner | None
 
 
 class ServerCounters(TypedDict):
@@ -187,13 +174,12 @@ def _resident() -> int:
 
 
 def _model(entry: IndexEntry, known: _Known | None, of_engine: EngineFigures | None) -> ModelCounters:
-    engine, instances, lost, memory, counts, tuner = "", 0, 0, -1, None, None
+    engine, instances, lost, memory, counts = "", 0, 0, -1, None
     if known is not None:
         statistics = known.statistics
         engine, instances, lost = known.engine, statistics.instances, statistics.instances_lost
         memory = resident_bytes(known.servable)
         counts = _counts(known, of_engine)
-        tuner = None if statistics.tuner is None else _tuner(statistics.tuner)
     return {
         "name": entry.name,
         "version": "" if entry.version is None else str(entry.version),
@@ -205,7 +191,6 @@ def _model(entry: IndexEntry, known: _Known | None, of_engine: EngineFigures | N
         "lost": lost,
         "memory": memory,
         "counts": counts,
-        "tuner": tuner,
     }
 
 
@@ -236,18 +221,4 @@ def _counts(known: _Known, of_engine: EngineFigures | None) -> RequestCounters:
         "cache": [statistics.cache_hit.count, statistics.cache_miss.count] if config.cached else [],
         "restarts": statistics.instance_restarts,
         "stream": stream_counters(statistics, config.decoupled, of_engine),
-    }
-
-
-def _tuner(tuner: TunerStatistics) -> Tuner:
-    latest = list(tuner.decisions)[: -_DECISIONS - 1 : -1]
-    return {
-        "goal_us": tuner.goal_ns // 1000,
-        "p99_us": tuner.p99_ns // 1000,
-        "delay_us": tuner.delay_ns // 1000,
-        "batch_size": tuner.batch_size,
-        "decisions": [
-            (each.at_ms, each.reason, each.p99_ns // 1000, each.per_second, each.delay_ns // 1000, each.batch_size)
-            for each in latest
-        ],
     }

@@ -1,4 +1,4 @@
-// One model: its charts, why its batches are as large as they are, its tuner, and what may be done with it.
+// One model: its charts, why its batches are as large as they are, and what may be done with it.
 
 let chosen = null; // { name, version } of the model that is open
 let detail = null; // the parts of its section
@@ -71,8 +71,6 @@ function openDetail() {
   const [parts, closed, sizes, failures] = [bars(), bars(), bars(), bars()];
   const advice = element("p", { class: "soft" });
   const facts = element("dl", { class: "facts" });
-  const decisions = element("tbody");
-  const tunerFacts = element("dl", { class: "facts" });
   const engine = element("pre", { tabindex: "0", "aria-label": "Engine details" });
   const engineBlock = element("details", {}, element("summary", {}, "Engine details"), engine);
   engineBlock.addEventListener("toggle", () => { if (engineBlock.open) { showEngine(engine, row); } });
@@ -82,17 +80,13 @@ function openDetail() {
     closed: [block("Why batches were closed", closed), closed],
     sizes: [block("Batch sizes", sizes), sizes],
     failures: [block("Failures by reason", failures), failures],
-    tuner: [block("Tuner", tunerFacts, element("details", { open: !narrow.matches }, element("summary", {}, "Latest decisions"),
-      element("div", { class: "wide" }, element("table", {}, element("thead", {}, element("tr", {},
-        ...["time", "reason", "p99", "items/s", "delay", "batch size"].map((name) => element("th", { scope: "col" }, name)))),
-      decisions)))), tunerFacts, decisions],
     before: {}, tiles: element("div", { class: "tiles" }),
   };
   section.replaceChildren(
     element("div", { class: "head" }, title, state, close), reason, facts, actions, outcome,
     textPlace(row), detail.tiles,
     element("div", { class: "columns" }, detail.parts[0], detail.closed[0], detail.sizes[0], detail.failures[0]),
-    detail.tuner[0], engineBlock, requestForm(row));
+    engineBlock, requestForm(row));
   addActions(row, actions, outcome);
   section.hidden = false;
   refreshDetail();
@@ -181,7 +175,6 @@ function refreshDetail() {
   detail.tiles.hidden = !row.total && !row.history.length;
   drawCharts(row);
   refreshBars(row);
-  refreshTuner(row);
 }
 
 // A model that is loaded on demand may turn out to be a language model.
@@ -222,22 +215,4 @@ function refreshBars(row) {
     place.hidden = !counts.length;
     writeBars(list, counts, each, show);
   }
-}
-
-function refreshTuner(row) {
-  const [place, facts, decisions] = detail.tuner;
-  place.hidden = !row.tuner;
-  if (!row.tuner) {
-    return;
-  }
-  const micro = (value) => milliseconds(value / 1000);
-  writeFacts(facts, [["p99 goal", micro(row.tuner.goal_us)], ["p99", micro(row.tuner.p99_us)],
-    ["queue delay", micro(row.tuner.delay_us)], ["batch size", number(row.tuner.batch_size)]]);
-  if (detail.decisions === row.tuner) {
-    return;
-  }
-  detail.decisions = row.tuner;
-  decisions.replaceChildren(...row.tuner.decisions.map(([at, reason, p99, perSecond, delay, size]) => element("tr", {},
-    ...[new Date(at).toLocaleTimeString(), reason, micro(p99), number(perSecond), micro(delay), number(size)]
-      .map((text) => element("td", {}, text)))));
 }

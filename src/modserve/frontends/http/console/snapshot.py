@@ -17,7 +17,7 @@ from .figures import quantiles, rate, recent, sketch_of
 from .streams import is_quiet, stream_row
 from .tenants import tenant_rows
 
-_AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory", "tuner")
+_AS_READ: Final = ("name", "version", "state", "reason", "load_ms", "engine", "instances", "lost", "memory")
 """Values of a model that are shown as they were read."""
 _QUIET: Mapping[str, Any] = {
     "requests": 0.0,
