@@ -259,7 +259,7 @@ def run(
     def on_refused(error: PortError) -> None:
         _log.error("%s", port_conflict.advice(error, [word for word in words if word != _UNSUPERVISED]))
 
-    with standard_streams.unblocked(), asyncio.Runner(loop_factory=process_event_loop) as runner:
+    with standard_streams.unblock(), asyncio.Runner(loop_factory=process_event_loop) as runner:
         if worker is None:
             return runner.run(
                 serve(

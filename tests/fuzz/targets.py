@@ -336,7 +336,7 @@ def _written(writer: OpenAIWriter, request: text_requests.TextRequest, tools: To
                 writer.delta(choice, delta)
         if streams:
             writer.end(choice)
-            writer.done([choice], usage_of([choice], 1))
+            writer.finish([choice], usage_of([choice], 1))
         else:
             writer.whole([whole], usage_of([choice], 1))
 

@@ -16,7 +16,7 @@ from modserve.access.authority import Authority
 from modserve.access.caller import CALLER, Caller
 from modserve.access.calls import CallNeed, Reach
 from modserve.access.credentials import API_KEY
-from modserve.access.key_file import digest, shown_time
+from modserve.access.key_file import digest, format_time
 from modserve.access.watched_file import WatchedFile
 from modserve.core.errors import Code, ModserveError, PermissionDeniedError, UnauthenticatedError
 from modserve.core.tenants import Tenant
@@ -87,7 +87,7 @@ class KeyFile:
         if kind == "rotate":
             self._former[name] = self.secrets[name]
             self.secrets[name] = f"the secret of {name}, number {len(self.documents)}"
-            row["previous"] = {"sha256": row["sha256"], "expires": shown_time(self.now() + 10)}
+            row["previous"] = {"sha256": row["sha256"], "expires": format_time(self.now() + 10)}
             row["sha256"] = digest(self.secrets[name])
         elif kind in _LIMITS:
             document["tenants"][name] = _LIMITS[kind]
@@ -95,7 +95,7 @@ class KeyFile:
             row |= {
                 "revoke": {"revoked": True},
                 "restore": {"revoked": False, "expires": None, "scopes": _ALL},
-                "expire": {"expires": shown_time(self.now() + 5)},
+                "expire": {"expires": format_time(self.now() + 5)},
                 "narrow": {"scopes": {"plain": ["infer"], "str*": ["infer"]}},
                 "read": {"scopes": {"*": ["read"]}},
             }[kind]
@@ -182,7 +182,7 @@ class KeyFile:
                 if previous is None or previous["sha256"] != hashed:
                     continue
                 ends.append(previous["expires"])
-            if row.get("revoked") or any(end is not None and end <= shown_time(self.now()) for end in ends):
+            if row.get("revoked") or any(end is not None and end <= format_time(self.now()) for end in ends):
                 return "unknown"
             kinds = {
                 kind

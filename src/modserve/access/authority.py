@@ -32,7 +32,7 @@ from . import certificates
 from .calls import CallNeed, Reach
 from .credentials import CERTIFICATE, Credentials, secret_of
 from .identity import KINDS, Identity
-from .key_file import SHORTEST, AccessFile, Key, digest, shown_time
+from .key_file import SHORTEST, AccessFile, Key, digest, format_time
 from .tokens import TokenVerifier
 from .watched_file import WatchedFile
 
@@ -59,7 +59,7 @@ class SlowDown:
     def __len__(self) -> int:
         return len(self._levels)
 
-    def failed(self, address: str, now: float) -> float:
+    def on_failure(self, address: str, now: float) -> float:
         """An attempt from the address has failed at `now`, by a clock that never goes back; seconds to wait."""
         before, then = self._levels.pop(address, (0.0, now))
         level = max(0.0, before - (now - then) * _FORGIVEN) + 1.0
@@ -174,14 +174,14 @@ class Authority:
     def resolve(self, credentials: Credentials) -> Identity:
         """Return the caller, like `recognise`; a token must have been verified. Raises `UnauthenticatedError`."""
         self._known.pop(credentials, None)
-        identity = self._certified(credentials) or self._by_secret(secret_of(credentials))
+        identity = self._identify_certificate(credentials) or self._by_secret(secret_of(credentials))
         if len(self._known) >= _REMEMBERED:
             for old in list(islice(self._known, _REMEMBERED // 8)):
                 del self._known[old]
         self._known[credentials] = identity
         return identity
 
-    def _certified(self, credentials: Credentials) -> Identity | None:
+    def _identify_certificate(self, credentials: Credentials) -> Identity | None:
         if not credentials or credentials[0][0] != CERTIFICATE:
             return None
         names = [name.decode() for _, name in credentials]
@@ -193,7 +193,7 @@ class Authority:
     def _by_secret(self, secret: bytes) -> Identity:
         key = self._keys.get(digest(secret))
         if key is None:
-            identity = self._tokens.verified(secret)
+            identity = self._tokens.find_verified(secret)
             if identity is None:
                 raise UnauthenticatedError(_UNKNOWN, _INVALID)
             return identity
@@ -201,7 +201,9 @@ class Authority:
         if key.revoked:
             raise UnauthenticatedError(f"the key '{identity.name}' was revoked", _INVALID)
         if self.expired(identity):
-            raise UnauthenticatedError(f"the key '{identity.name}' expired at {shown_time(identity.expires)}", _INVALID)
+            raise UnauthenticatedError(
+                f"the key '{identity.name}' expired at {format_time(identity.expires)}", _INVALID
+            )
         return identity
 
     def close(self) -> None:
@@ -240,7 +242,7 @@ class Authority:
             self._next_warning = now + _WARNING_SECONDS
             _log.warning("%d calls without a valid key were refused, the last one from %s", self._failures, address)
             self._failures = 0
-        seconds = self._slow_down.failed(address, now)
+        seconds = self._slow_down.on_failure(address, now)
         if seconds > 0 and self._waiting < _WAITING:
             self._waiting += 1
             try:

@@ -94,7 +94,7 @@ def refusal(identity: Identity | None, kind: CallKind, model: str) -> ModserveEr
     """Return the error for a call that may not concern the model. A model the caller must not see is unknown."""
     if identity is None or not identity.sees(model):
         return unknown_model(model)
-    return _denied(identity, kind, f"model '{model}'", model)
+    return _make_denial(identity, kind, f"model '{model}'", model)
 
 
 def enter(authority: Authority, credentials: Credentials, identity: Identity | None, need: CallNeed) -> None:
@@ -105,7 +105,7 @@ def enter(authority: Authority, credentials: Credentials, identity: Identity | N
         if identity is None:
             raise UnauthenticatedError(NO_KEY)
         if need.reach in (Reach.MODEL, Reach.LIST) and not identity.may(need.kind):
-            raise _denied(identity, need.kind, "any model", "")
+            raise _make_denial(identity, need.kind, "any model", "")
     CALLER.set(Caller(authority, credentials, identity, need.kind))
 
 
@@ -113,10 +113,10 @@ def _check_server(identity: Identity | None, kind: CallKind) -> None:
     if identity is None:
         raise UnauthenticatedError(NO_KEY)
     if not identity.may_everywhere(kind):
-        raise _denied(identity, kind, "all models", "*")
+        raise _make_denial(identity, kind, "all models", "*")
 
 
-def _denied(identity: Identity, kind: CallKind, of: str, model: str) -> PermissionDeniedError:
+def _make_denial(identity: Identity, kind: CallKind, of: str, model: str) -> PermissionDeniedError:
     scope = f"{kind}:{model}" if model else kind
     safe = "".join(each if each.isascii() and each.isprintable() and each not in '"\\' else "?" for each in scope)
     return PermissionDeniedError(

@@ -273,13 +273,13 @@ def read_time(value: Any, place: str) -> float:
         raise invalid(f"{place}: 'expires' is {value!r}, expected a time such as 2030-01-31T12:00:00Z")
     try:
         seconds = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
-        shown_time(seconds)
+        format_time(seconds)
     except (OverflowError, ValueError):
         raise invalid(f"{place}: 'expires' is {str(value)!r}, expected a time between the years 1 and 9999") from None
     return seconds
 
 
-def shown_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return the time as the file has it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -346,7 +346,7 @@ def add(document: Document, name: str, scopes: Mapping[str, list[str]], tenant: 
         row["tenant"] = tenant
     row["scopes"] = dict(scopes)
     if expires is not None:
-        row["expires"] = shown_time(expires)
+        row["expires"] = format_time(expires)
     rows.append(row)
     return secret
 
@@ -369,7 +369,7 @@ def rotate(document: Document, name: str, previous_until: float | None) -> str:
     secret = new_secret()
     row.pop("previous", None)
     if previous_until is not None:
-        row["previous"] = {"sha256": row.get("sha256"), "expires": shown_time(previous_until)}
+        row["previous"] = {"sha256": row.get("sha256"), "expires": format_time(previous_until)}
     row["sha256"] = digest(secret)
     return secret
 
@@ -380,7 +380,7 @@ def rows_of(document: Document) -> list[tuple[str, str, str, str, str]]:
     for row in _rows(document):
         scopes = "; ".join(f"{pattern}={','.join(words)}" for pattern, words in row.get("scopes", {}).items())
         end = read_time(row.get("expires"), str(row.get("name")))
-        until = shown_time(end) if end < float("inf") else "never"
+        until = format_time(end) if end < float("inf") else "never"
         shown.append((str(row.get("name")), str(row.get("tenant", row.get("name"))), scopes, until, _state(row, end)))
     return shown
 
@@ -430,7 +430,7 @@ def change(path: Path, work: Change) -> str:
 
     target = Path(os.path.realpath(path))
     try:
-        with _locked(target.parent):
+        with _lock(target.parent):
             document = load(target)
             outcome = work(document)
             as_json = target.suffix == ".json"
@@ -450,7 +450,7 @@ def _json(document: Document) -> str:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

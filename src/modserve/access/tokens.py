@@ -252,32 +252,32 @@ class TokenVerifier:
         """True if the secret may be a token of one of the issuers."""
         return self._executor is not None and secret.count(b".") == 2
 
-    def verified(self, secret: bytes) -> Identity | None:
+    def find_verified(self, secret: bytes) -> Identity | None:
         """Return the identity of a token that was verified before; None otherwise."""
         if not self._verified:
             return None
         identity = self._verified.get(hashlib.sha256(secret).digest())
         if identity is not None and identity.expires <= self._clock():
-            raise _refused("the token has expired")
+            raise _make_refusal("the token has expired")
         return identity
 
     async def verify(self, secret: bytes) -> None:
-        """Verify a token, so that it is `verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
+        """Verify a token, for `find_verified`. Raises `UnauthenticatedError`, and OVERLOADED if too many wait."""
         if self._waiting >= _WAITING:
             raise OverloadedError(f"{_WAITING} tokens wait to be verified; try again later", _RETRY_NS, too_many=True)
         self._waiting += 1
         try:
-            header, claims = _unverified(secret)
+            header, claims = _read_unverified(secret)
             issuer = self._issuers.get(claims) if isinstance(claims, str) else None
             if issuer is None:
-                raise _refused(f"the token's issuer is {_shown(claims)}, which this server does not know")
+                raise _make_refusal(f"the token's issuer is {_format_claim(claims)}, which this server does not know")
             algorithm, kid = header.get("alg"), header.get("kid", "")
             if algorithm not in issuer.algorithms:
                 allowed = ", ".join(issuer.algorithms)
-                raise _refused(f"the token's algorithm is {_shown(algorithm)}, expected one of {allowed}")
+                raise _make_refusal(f"the token's algorithm is {_format_claim(algorithm)}, expected one of {allowed}")
             key = await self._key_sets[issuer.issuer].key(str(kid))
             if key is None:
-                raise _refused(f"the token's key is {_shown(kid)}, which its issuer does not have")
+                raise _make_refusal(f"the token's key is {_format_claim(kid)}, which its issuer does not have")
             loop = asyncio.get_running_loop()
             identity = await loop.run_in_executor(self._executor, _identify, secret, issuer, algorithm, key)
         finally:
@@ -288,14 +288,14 @@ class TokenVerifier:
         self._verified[hashlib.sha256(secret).digest()] = identity
 
 
-def _unverified(secret: bytes) -> tuple[dict[str, Any], object]:
+def _read_unverified(secret: bytes) -> tuple[dict[str, Any], object]:
     """Return the header and the issuer that the token claims: enough to find the key. Raises `UnauthenticatedError`."""
     import jwt
 
     try:
         parts = jwt.decode_complete(secret, options={"verify_signature": False})
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused("the key is neither known nor a token") from None
+        raise _make_refusal("the key is neither known nor a token") from None
     return parts["header"], parts["payload"].get("iss")
 
 
@@ -305,7 +305,7 @@ def _identify(secret: bytes, issuer: Issuer, algorithm: str, key: PublicKey) -> 
 
     try:
         if key.algorithm and key.algorithm != algorithm:
-            raise _refused(f"the token's algorithm is {algorithm}, its key is for {key.algorithm}")
+            raise _make_refusal(f"the token's algorithm is {algorithm}, its key is for {key.algorithm}")
         claims = jwt.decode(
             secret,
             key.key,
@@ -316,13 +316,13 @@ def _identify(secret: bytes, issuer: Issuer, algorithm: str, key: PublicKey) -> 
             options={"require": ["exp", "iss", "aud"]},
         )
     except (jwt.PyJWTError, TypeError, ValueError) as error:
-        raise _refused(f"the token is not valid: {str(error)[:_SHOWN]}") from None
+        raise _make_refusal(f"the token is not valid: {str(error)[:_SHOWN]}") from None
     return issuer.identity(claims)
 
 
-def _refused(message: str) -> UnauthenticatedError:
+def _make_refusal(message: str) -> UnauthenticatedError:
     return UnauthenticatedError(message, _INVALID)
 
 
-def _shown(value: object) -> str:
+def _format_claim(value: object) -> str:
     return "missing" if value is None else repr(value)[:_SHOWN]

@@ -65,7 +65,7 @@ NO_BATCHING = (
 )
 
 
-def written(config: pb.ModelConfig, file: StandaloneModel, default_filename: str) -> str:
+def format_config(config: pb.ModelConfig, file: StandaloneModel, default_filename: str) -> str:
     """Return the text of a complete configuration. `default_filename` is the backend's default file."""
     return "\n".join(_lines(config, file, default_filename)) + "\n"
 
@@ -201,13 +201,13 @@ def make(file: StandaloneModel, max_batch_size: int | None = None) -> WrittenCon
     with repository_of(file) as directory, ThreadPoolExecutor(1) as executor:
         registry = BackendRegistry()
         loader = Loader(registry, LoaderOptions(cores=1), executor)
-        message, config = asyncio.run(_completed(loader, directory, file, max_batch_size or 0))
+        message, config = asyncio.run(_complete(loader, directory, file, max_batch_size or 0))
     if max_batch_size == 0 and message.max_batch_size:
         _take_whole_shapes(message)
-    return WrittenConfig(written(message, file, registry.get(message.backend).default_model_filename), config)
+    return WrittenConfig(format_config(message, file, registry.get(message.backend).default_model_filename), config)
 
 
-async def _completed(
+async def _complete(
     loader: Loader, directory: Path, file: StandaloneModel, max_batch_size: int
 ) -> tuple[pb.ModelConfig, ModelConfig]:
     """Load a file, and return the configuration that a server would make of it."""

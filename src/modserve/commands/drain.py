@@ -11,7 +11,7 @@ from .destination import destinations
 from .remote_server import RemoteServer
 from .server_set import Outcome, connect_all, failure_text, failure_verb
 from .syntax import UsageError, add_destination, parser
-from .terminal import duration, indented, table
+from .terminal import duration, indent_lines, table
 
 PARSER = parser(
     "drain",
@@ -60,7 +60,7 @@ def lines(outcomes: Sequence[Outcome[Any]]) -> Iterator[str]:
     for text, each in zip(body, outcomes, strict=True):
         yield text
         if each.error is not None:
-            yield from indented(failure_text(each.error, each.url))
+            yield from indent_lines(failure_text(each.error, each.url))
 
 
 def _text(report: Any) -> str:

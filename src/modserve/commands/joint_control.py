@@ -15,7 +15,7 @@ from .model_state import ModelState, go_back, is_back, last_state, state_of
 from .remote_server import RemoteServer
 from .server_set import Outcome, ServerSet, failure_text
 from .syntax import print_error
-from .terminal import Interruption, duration, indented, table
+from .terminal import Interruption, duration, indent_lines, table
 
 _WAITS = "waiting for calls in progress, then all servers go back; Ctrl-C again leaves them as they are"
 Call: TypeAlias = Callable[[RemoteServer], None]
@@ -47,7 +47,7 @@ class JointReport:
         yield rule
         for text, row in zip(body, self.rows, strict=True):
             yield text
-            yield from indented(row.reason)
+            yield from indent_lines(row.reason)
 
 
 def on_all(
@@ -56,11 +56,11 @@ def on_all(
     """Call all servers. `verb`: loaded or unloaded. With `must_exist`, servers without the model refuse the call."""
     states = servers.call(lambda server: _state(server, model, must_exist))
     if any((interruption.happened, *(each.error is not None for each in states))):
-        return JointReport([_unchanged(each) for each in states], False, True)
+        return JointReport([_make_unchanged_row(each) for each in states], False, True)
     before = {each.url: each.value for each in states}
     calls = servers.call(call)
     if not interruption.happened and all(each.error is None for each in calls):
-        return JointReport(_done(servers, model, verb, calls), True, True)
+        return JointReport(_list_results(servers, model, verb, calls), True, True)
     unsure = {each.url for each in calls if isinstance(each.error, UnreachableError)}
     ends = servers.call(lambda server: go_back(server, model, before[server.url], unsure=server.url in unsure))
     last = servers.call(lambda server: last_state(server, model))
@@ -71,7 +71,7 @@ def on_all(
     return JointReport(rows, False, clean)
 
 
-def _done(servers: ServerSet, model: str, verb: str, calls: Sequence[Outcome[None]]) -> list[ServerRow]:
+def _list_results(servers: ServerSet, model: str, verb: str, calls: Sequence[Outcome[None]]) -> list[ServerRow]:
     states = servers.call(lambda server: last_state(server, model))
     return [
         ServerRow(each.url, f"{verb} after {duration(each.seconds)}", state.value)
@@ -107,7 +107,7 @@ def _state(server: RemoteServer, model: str, must_exist: bool) -> ModelState:
     return state
 
 
-def _unchanged(each: Outcome[ModelState]) -> ServerRow:
+def _make_unchanged_row(each: Outcome[ModelState]) -> ServerRow:
     if each.error is None:
         return ServerRow(each.url, "not called", str(each.value))
     refused = isinstance(each.error, RefusedError)

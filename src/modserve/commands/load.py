@@ -14,7 +14,7 @@ from modserve.core.errors import invalid
 from . import joint_control
 from .destination import destinations
 from .errors import RefusedError
-from .models import chosen
+from .models import choose_rows
 from .remote_server import RemoteServer
 from .server_set import connect_all
 from .status_report import index
@@ -81,7 +81,7 @@ def _name_others(server: RemoteServer, name: str, error: RefusedError) -> None:
     except RefusedError:
         return
     if "explicit model load" not in error.message:
-        chosen(rows, [name])
+        choose_rows(rows, [name])
 
 
 def parameters(config: str, files: Sequence[str]) -> dict[str, str | bytes]:

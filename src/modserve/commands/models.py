@@ -17,7 +17,7 @@ from .remote_server import RemoteServer
 from .server_set import ServerSet, connect_all
 from .status_report import IndexRow, VersionUsage, engine, index, usage
 from .syntax import add_destination, add_json, add_watch, parser
-from .terminal import again, count, duration, indented, table, takes_colours
+from .terminal import again, count, duration, indent_lines, table, takes_colours
 
 PARSER = parser(
     "models",
@@ -50,7 +50,7 @@ def _draw(options: Namespace) -> tuple[int, str]:
 
 
 def _draw_one(server: RemoteServer, options: Namespace) -> tuple[int, str]:
-    rows = chosen(index(server), options.names)
+    rows = choose_rows(index(server), options.names)
     used = _usage(server)
     engines = {row.key: engine(server, row) for row in rows if row.state == "READY"}
     tensors = {name: _tensors(server, name) for name in options.names}
@@ -58,7 +58,7 @@ def _draw_one(server: RemoteServer, options: Namespace) -> tuple[int, str]:
         return 0, json.dumps(document(rows, used, engines, tensors), indent=2, ensure_ascii=False)
     out = list(lines(rows, used, engines, colours=takes_colours()))
     for name, body in tensors.items():
-        out += ["", *described(name, body), *reasons(name, engines), *times(name, used)]
+        out += ["", *describe_model(name, body), *reasons(name, engines), *times(name, used)]
     return 0, "\n".join(out)
 
 
@@ -68,8 +68,8 @@ def _draw_all(servers: ServerSet, options: Namespace) -> tuple[int, str]:
     outcomes = servers.call(lambda server: several_indexes.ServerIndex(index(server), _usage(server)))
     code = int(any(each.error is not None for each in outcomes))
     if not code:
-        chosen([row for each in outcomes for row in each.value.rows], options.names)
-    merged = several_indexes.merged(outcomes, options.names)
+        choose_rows([row for each in outcomes for row in each.value.rows], options.names)
+    merged = several_indexes.merge(outcomes, options.names)
     if options.json:
         return code, json.dumps(several_indexes.document(outcomes, merged), indent=2, ensure_ascii=False)
     return code, "\n".join(several_indexes.lines(outcomes, merged, colours=takes_colours()))
@@ -82,7 +82,7 @@ def _usage(server: RemoteServer) -> Mapping[tuple[str, str], VersionUsage]:
         return {}
 
 
-def chosen(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
+def choose_rows(rows: Sequence[IndexRow], names: Sequence[str]) -> list[IndexRow]:
     """Return the rows of these models, all if none is named. Raises RefusedError for an unknown name."""
     known = sorted({row.model for row in rows})
     for name in names:
@@ -137,10 +137,10 @@ def lines(
     yield rule
     for text, row in zip(body, rows, strict=True):
         yield text
-        yield from indented(row.reason)
+        yield from indent_lines(row.reason)
 
 
-def described(name: str, body: Mapping[str, Any]) -> Iterator[str]:
+def describe_model(name: str, body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the inputs and outputs of a model, from its metadata, and how to call it."""
     if not body:
         yield f"{name} is not ready: its inputs and outputs are unknown."

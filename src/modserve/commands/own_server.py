@@ -78,7 +78,7 @@ def _wait_until_ready(
                 raise invalid(f"the model does not load: {log.reason()}")
             if time.monotonic() > deadline:
                 raise invalid("the model does not become ready in time")
-            log.changed(0.05)
+            log.wait_for_change(0.05)
     finally:
         server.close()
 
@@ -110,7 +110,7 @@ class _Log:
             self._ended = True
             self._condition.notify_all()
 
-    def changed(self, seconds: float) -> None:
+    def wait_for_change(self, seconds: float) -> None:
         """Wait for another line."""
         with self._condition:
             if not self._ended:

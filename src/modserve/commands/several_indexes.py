@@ -6,7 +6,7 @@ from typing import Any
 
 from .server_set import Outcome, failure_text, failure_verb
 from .status_report import IndexRow, VersionUsage
-from .terminal import count, duration, indented, plural, table
+from .terminal import count, duration, indent_lines, plural, table
 
 Key = tuple[str, str]
 _ABSENT = "not there"
@@ -40,7 +40,7 @@ class VersionStates:
         return len(set(self.states.values())) == 1
 
 
-def merged(servers: Sequence[Outcome[ServerIndex]], names: Sequence[str] = ()) -> list[VersionStates]:
+def merge(servers: Sequence[Outcome[ServerIndex]], names: Sequence[str] = ()) -> list[VersionStates]:
     """Merge the servers' rows by model and version. A model loaded on any server has no row without a version."""
     indexes = {each.url: {row.key: row for row in each.value.rows} for each in servers if each.error is None}
     keys = {key for rows in indexes.values() for key in rows if not names or key[0] in names}
@@ -89,11 +89,11 @@ def lines(
         for text, each in zip(body, merged, strict=True):
             yield text
             if not each.same:
-                yield from indented("\n".join(f"{url}: {state}" for url, state in each.states.items()))
+                yield from indent_lines("\n".join(f"{url}: {state}" for url, state in each.states.items()))
     for server in servers:
         if server.error is not None:
             yield f"\n{server.url} {failure_verb(server.error)}:"
-            yield from indented(failure_text(server.error, server.url))
+            yield from indent_lines(failure_text(server.error, server.url))
     different = len({each.model for each in merged if not each.same})
     reached = sum(server.error is None for server in servers)
     end = f"{plural(different, 'model')} differ{'s' * (different == 1)}" if different else "no model differs"

@@ -6,8 +6,8 @@ from typing import Any
 
 from . import status_report
 from .server_set import Outcome, failure_text, failure_verb
-from .status_report import ServerStatus, VersionUsage, hint, troubled
-from .terminal import count, duration, indented, plural, table
+from .status_report import ServerStatus, VersionUsage, find_troubled, hint
+from .terminal import count, duration, indent_lines, plural, table
 
 _HEAD = ("server", "state", "versions", "requests", "failed", "mean")
 
@@ -28,11 +28,11 @@ def lines(servers: Sequence[Outcome[ServerStatus]], *, colours: bool = False) ->
     for each in servers:
         if each.error is not None:
             yield f"\n{each.url} {failure_verb(each.error)}:"
-            yield from indented(failure_text(each.error, each.url))
+            yield from indent_lines(failure_text(each.error, each.url))
             continue
-        for row in each.value.health.reasons or troubled(each.value):
+        for row in each.value.health.reasons or find_troubled(each.value):
             yield f"\n{each.url}: {row.model} {row.version or '-'} is {row.state or 'not loaded'}"
-            yield from indented(row.reason)
+            yield from indent_lines(row.reason)
         yield from (f"\n{each.url}: not shown: {text}{hint(text)}" for text in each.value.unknown)
 
 

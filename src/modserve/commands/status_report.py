@@ -13,7 +13,7 @@ from modserve.core.servable import engine_title
 
 from .errors import RefusedError
 from .remote_server import RemoteServer, advice_on
-from .terminal import COLOURS, PLAIN, count, duration, indented, pairs
+from .terminal import COLOURS, PLAIN, count, duration, indent_lines, pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +182,10 @@ def lines(status: ServerStatus, url: str, *, colours: bool = False) -> Iterator[
     yield f"{url}: {' '.join(filter(None, (status.name, status.version)))}, {word}{phase}"
     yield ""
     yield from pairs(list(_rows(status)))
-    for row in status.health.reasons or troubled(status):
+    for row in status.health.reasons or find_troubled(status):
         yield ""
         yield f"{row.model} {row.version or '-'} is {row.state or 'not loaded'}"
-        yield from indented(row.reason)
+        yield from indent_lines(row.reason)
     for text in status.unknown:
         yield f"\nnot shown: {text}{hint(text)}"
 
@@ -217,7 +217,7 @@ def hint(text: str) -> str:
     return f" ({advice})" if advice else ""
 
 
-def troubled(status: ServerStatus) -> list[IndexRow]:
+def find_troubled(status: ServerStatus) -> list[IndexRow]:
     """Return the versions that are not READY and have a reason."""
     return [row for row in status.versions if row.state != "READY" and row.reason not in ("", "unloaded")]
 

@@ -64,10 +64,10 @@ class Parser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 raise UsageError(f"unexpected argument: {rest[0]}")
             hint = did_you_mean(name, self.options())
-            raise UsageError(f"unknown option '{name}'{hint or f'; those of this command: {self._listed()}'}")
+            raise UsageError(f"unknown option '{name}'{hint or f'; those of this command: {self._list_options()}'}")
         return options
 
-    def _listed(self) -> str:
+    def _list_options(self) -> str:
         return ", ".join(each for each in self.options() if each.startswith("--"))
 
 
@@ -76,12 +76,12 @@ def parser(command: str, text: str, examples: str = "", codes: str = "", usage: 
 
     One with a `usage` takes the options of ``modserve serve`` as well.
     """
-    parts = ["\n".join(_wrapped(f"exit codes: {codes}"))] if codes else []
+    parts = ["\n".join(_wrap(f"exit codes: {codes}"))] if codes else []
     parts += [f"examples:\n{examples}"] if examples else []
     made = Parser(
         f"modserve {command}",
         usage and f"modserve {command} {usage} [options of 'modserve serve']",
-        description="\n".join(_wrapped(text)),
+        description="\n".join(_wrap(text)),
         epilog="\n\n".join(parts) or None,
         formatter_class=_Formatter,
         add_help=False,
@@ -93,7 +93,7 @@ def parser(command: str, text: str, examples: str = "", codes: str = "", usage: 
     return made
 
 
-def _wrapped(text: str) -> Iterator[str]:
+def _wrap(text: str) -> Iterator[str]:
     for line in text.splitlines():
         yield from textwrap.wrap(line, _WIDTH, break_on_hyphens=False, break_long_words=False) or [""]
 
@@ -161,13 +161,13 @@ def number_type(expected: str, accepts: Callable[[float], bool]) -> Callable[[st
 def reading(read: Callable[[str], T]) -> Callable[[str], T]:
     """Adapt `read` to argparse: its ValueError, which says what it expects, becomes an ArgumentTypeError."""
 
-    def wrapped(text: str) -> T:
+    def read_argument(text: str) -> T:
         try:
             return read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"expected {error}, got: {text}") from None
 
-    return wrapped
+    return read_argument
 
 
 def add_shape(group: argparse._ActionsContainer) -> None:
@@ -176,13 +176,13 @@ def add_shape(group: argparse._ActionsContainer) -> None:
         group,
         "--shape NAME:SIZES",
         "Shape of an input with variable dimensions, without the batch: image:3,224,224.",
-        type=reading(_named_shape),
+        type=reading(_read_named_shape),
         action="append",
         default=[],
     )
 
 
-def _named_shape(text: str) -> tuple[str, tuple[int, ...]]:
+def _read_named_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """Read ``name:3,224,224``, or with ``x`` between the sizes."""
     name, _, sizes = text.rpartition(":")
     parts = sizes.replace("x", ",").split(",")

@@ -66,7 +66,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{name.ljust(width)}  {value}".rstrip()
 
 
-def indented(text: str) -> Iterator[str]:
+def indent_lines(text: str) -> Iterator[str]:
     """Yield the lines of a reason, indented."""
     yield from (f"    {printable(line)}" for line in text.splitlines())
 

@@ -10,7 +10,7 @@ from modserve.core.lifecycle import LifecycleState
 
 from . import joint_control
 from .destination import destinations
-from .models import chosen
+from .models import choose_rows
 from .remote_server import RemoteServer
 from .server_set import connect_all
 from .status_report import IndexRow, index
@@ -46,16 +46,16 @@ def work(options: Namespace) -> int:
 
 def _unload(server: RemoteServer, name: str, options: Namespace) -> str:
     before = index(server)
-    chosen(before, [name])  # servers accept unknown names
+    choose_rows(before, [name])  # servers accept unknown names
     server.call(UNLOAD, name, parameters={"unload_dependents": options.dependents})
-    gone = unloaded_with(name, before, index(server), dependents=options.dependents)
+    gone = find_unloaded(name, before, index(server), dependents=options.dependents)
     if not gone:
         return f"{name}: unloaded"
     why = "" if options.dependents else f", which need{'s' * (len(gone) == 1)} it"
     return f"{name}: unloaded, and with it {', '.join(gone)}{why}"
 
 
-def unloaded_with(
+def find_unloaded(
     name: str, before: Sequence[IndexRow], after: Sequence[IndexRow], *, dependents: bool = False
 ) -> list[str]:
     """Return the other models that an unload call removed, from the index before and after it.

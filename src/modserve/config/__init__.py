@@ -132,7 +132,7 @@ def finish(
     if description is not None:
         if auto_complete:
             complete.apply_traits(message, description, problems)
-            description = features.texts.sized(description, files)
+            description = features.texts.enlarge_batch(description, files)
         description = complete.with_batch_dimension(message, description)
         if auto_complete:
             fits = complete.complete(message, description, problems)

@@ -69,7 +69,7 @@ class Draft:
             filenames = directory.version_filenames(self.source.path.parent)
         return message, directory.identify(message, self.name, filenames, self.backends, measured=self.measured)
 
-    def placed(self, error: ModserveError, *fields: str | FieldPath) -> ConfigurationError:
+    def locate_error(self, error: ModserveError, *fields: str | FieldPath) -> ConfigurationError:
         """Return a failure as a problem of the first of some fields that is written, or of the whole configuration."""
         places = (self.source.locate((field,) if isinstance(field, str) else field) for field in fields)
         problem = Problem(error.message, next(filter(None, places), None))

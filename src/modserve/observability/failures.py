@@ -15,7 +15,7 @@ from modserve.core.requests.origin import NOWHERE, Origin, Proxies
 from modserve.core.runtime.failures import guarded
 from modserve.core.runtime.log_limit import LogLimit
 
-from .logging import MOST_MESSAGE, MOST_NAME, address_text, escaped, quoted
+from .logging import MOST_MESSAGE, MOST_NAME, address_text, escape, quote
 
 MOST_FAILURES = 100
 """Different failures that are kept; the one that came longest ago makes room."""
@@ -61,10 +61,10 @@ class RecentFailures:
         self.total += 1
         texts = (
             protocol,
-            _shown(model, _MOST_NAME),
-            "" if version is None else _shown(str(version), _MOST_NAME),
+            _make_printable(model, _MOST_NAME),
+            "" if version is None else _make_printable(str(version), _MOST_NAME),
             str(status),
-            _shown(message, _MOST_MESSAGE),
+            _make_printable(message, _MOST_MESSAGE),
         )
         failure = self._failures.get(texts)
         now_ms = int(self._clock() * 1000)
@@ -76,14 +76,14 @@ class RecentFailures:
             self._failures.move_to_end(texts)
         failure.count += 1
         failure.last_ms = now_ms
-        failure.request_id = _shown(request_id, _MOST_NAME)
+        failure.request_id = _make_printable(request_id, _MOST_NAME)
 
     def latest(self) -> list[RecentFailure]:
         """Entries that are kept, the latest first."""
         return list(reversed(self._failures.values()))
 
 
-def _shown(text: str, most: int) -> str:
+def _make_printable(text: str, most: int) -> str:
     """Return the text with everything escaped that people cannot see, but for line breaks; long ones are cut."""
     cut = text[:most]
     if not cut.isprintable():
@@ -150,11 +150,11 @@ class FailureLog:
             return
         parts = [f"{protocol} request failed"]
         if model:
-            parts.append(f"model {quoted(model)}")
+            parts.append(f"model {quote(model)}")
         if version not in (None, ""):
-            parts.append(f"version {escaped(str(version), MOST_NAME)}")
+            parts.append(f"version {escape(str(version), MOST_NAME)}")
         if id:
-            parts.append(f"request id {quoted(id)}")
+            parts.append(f"request id {quote(id)}")
         parts.append(f"status {status}")
         values = {"protocol": protocol, "model": model[:MOST_NAME], "version": str(version or "")[:MOST_NAME]}
         values |= {"id": id[:MOST_NAME], "request_id": request_id, "status": str(status)}
@@ -167,7 +167,7 @@ class FailureLog:
         values |= {"client": ids["client"], "trace_id": ids["trace"]}
         extra = {"fields": {**values, "error": message[:MOST_MESSAGE]}}
         known_as = ", ".join(f"{name} {value}" for name, value in ids.items() if value)
-        text = f"{escaped(message, MOST_MESSAGE)} [{known_as}]" if known_as else escaped(message, MOST_MESSAGE)
+        text = f"{escape(message, MOST_MESSAGE)} [{known_as}]" if known_as else escape(message, MOST_MESSAGE)
         _log.info("%s: %s", ", ".join(parts), text, extra=extra)
 
     def _log_left_out(self) -> None:

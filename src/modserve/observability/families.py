@@ -30,7 +30,7 @@ class Labels:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.of = labels
-        self._pairs = sorted((name, f'{name}="{escaped_value(value)}"') for name, value in labels.items())
+        self._pairs = sorted((name, f'{name}="{escape_value(value)}"') for name, value in labels.items())
         self.text = ",".join(pair for _, pair in self._pairs)
         self._around: dict[str, tuple[str, str]] = {}
 
@@ -41,7 +41,7 @@ class Labels:
             before = ",".join(pair for other, pair in self._pairs if other < name)
             behind = ",".join(pair for other, pair in self._pairs if other > name)
             around = self._around[name] = (f"{before}," if before else "") + f'{name}="', f",{behind}" if behind else ""
-        return f'{around[0]}{escaped_value(value)}"{around[1]}'
+        return f'{around[0]}{escape_value(value)}"{around[1]}'
 
 
 Rows: TypeAlias = Iterable[tuple[str, float]]
@@ -76,7 +76,7 @@ def family(name: str, kind: str, text: str, rows: Rows) -> Family:
     return Family(name, kind, text).add(rows)
 
 
-def labelled(labels: Mapping[str, str]) -> str:
+def format_labels(labels: Mapping[str, str]) -> str:
     return Labels(labels).text
 
 
@@ -144,12 +144,12 @@ def number(value: float) -> str:
     return f"{mantissa}e+{len(whole) - 1:02d}"
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
-def escaped_value(text: str) -> str:
-    return escaped(text).replace('"', r"\"")
+def escape_value(text: str) -> str:
+    return escape(text).replace('"', r"\"")
 
 
 # The page
@@ -157,10 +157,10 @@ def escaped_value(text: str) -> str:
 
 def render(collectors: Iterable[Collector], openmetrics: bool = False) -> bytes:
     """Return the page of what these collectors have to say."""
-    return page(collected(collectors), openmetrics)
+    return page(collect_families(collectors), openmetrics)
 
 
-def collected(collectors: Iterable[Collector]) -> Iterator[Family]:
+def collect_families(collectors: Iterable[Collector]) -> Iterator[Family]:
     for collect in collectors:
         try:  # one that fails takes nothing but its own families from the page
             yield from collect()
@@ -181,7 +181,7 @@ def page(families: Iterable[Family], openmetrics: bool = False) -> bytes:
         if not samples:
             continue
         name, kind = _head(each, openmetrics)
-        lines.append(f"# HELP {name} {(escaped_value if openmetrics else escaped)(each.text)}")
+        lines.append(f"# HELP {name} {(escape_value if openmetrics else escape)(each.text)}")
         lines.append(f"# TYPE {name} {kind}")
         lines += samples
     lines.append("# EOF\n" if openmetrics else "")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from .families import Family, family, labelled
+from .families import Family, family, format_labels
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class GpuCollector:
                 gpu = nvml.nvmlDeviceGetHandleByIndex(index)
                 uuid = nvml.nvmlDeviceGetUUID(gpu)
                 name = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-                self._gpus.append((labelled({"gpu_uuid": name}), gpu))
+                self._gpus.append((format_labels({"gpu_uuid": name}), gpu))
             self._nvml = nvml
         except Exception as error:  # the library has an exception of its own for each code
             _log.debug("no metrics of GPUs: %s", error)

@@ -111,10 +111,10 @@ class LoadMeter:
             max(busiest, self._cpu),
             self._rate * self._workers,
             self._errors * self._workers,
-            self._named(servables),
+            self._collect_named(servables),
         )
 
-    def _named(self, servables: Sequence[Servable]) -> dict[str, float]:
+    def _collect_named(self, servables: Sequence[Servable]) -> dict[str, float]:
         named: dict[str, float] = {}
         caches = [
             (labels.get("model", ""), value)

@@ -31,7 +31,7 @@ MOST_MESSAGE: Final = 1000
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 
-def escaped(text: str, most: int = 0) -> str:
+def escape(text: str, most: int = 0) -> str:
     """The text on one line, with everything escaped that is not printable: line separators, bidirectional marks, ...
 
     Longer than `most` characters, it is cut; 0: it never is.
@@ -42,7 +42,7 @@ def escaped(text: str, most: int = 0) -> str:
     return shown if not most or len(text) <= most else f"{shown}..."
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a name or id in quotes, on one line, and not for long."""
     return repr(text) if len(text) <= MOST_NAME else f"{text[:MOST_NAME]!r}..."
 
@@ -52,9 +52,9 @@ def colourless(text: str) -> str:
     return _COLOUR.sub("", text) if "\x1b" in text else text
 
 
-def indented(text: str) -> str:
+def indent(text: str) -> str:
     """The text on several lines, all but the first of them indented: none looks like the beginning of a record."""
-    return "\n    ".join(map(escaped, text.replace("\r\n", "\n").split("\n")))
+    return "\n    ".join(map(escape, text.replace("\r\n", "\n").split("\n")))
 
 
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
@@ -87,12 +87,12 @@ class Iso8601(logging.Formatter):
 
     def __init__(self, multiline: bool = False) -> None:
         super().__init__()
-        self._whole: Callable[[str], str] = indented if multiline else escaped
+        self._whole: Callable[[str], str] = indent if multiline else escape
 
     def format(self, record: logging.LogRecord) -> str:
         text = colourless(_with_traceback(record))
         stamp = f"{moment(record.created)[:-4]}Z"
-        return f"{stamp} {record.levelname:7} {escaped(record.name)}: {self._whole(text)}"
+        return f"{stamp} {record.levelname:7} {escape(record.name)}: {self._whole(text)}"
 
 
 class Default(logging.Formatter):
@@ -103,7 +103,7 @@ class Default(logging.Formatter):
         micros = int(record.created % 1 * 1_000_000)
         place = f"{record.filename}:{record.lineno}"
         text = json_string(colourless(_with_traceback(record)))
-        return f"{_LETTERS.get(record.levelno, 'I')}{stamp}.{micros:06d} {record.process} {escaped(place)}] {text}"
+        return f"{_LETTERS.get(record.levelno, 'I')}{stamp}.{micros:06d} {record.process} {escape(place)}] {text}"
 
 
 class Json(logging.Formatter):

@@ -12,7 +12,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 
-from .logging import MOST_MESSAGE, escaped, quoted
+from .logging import MOST_MESSAGE, escape, quote
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class PathLog:
             self._trace.submitted(inputs, start_ns, queue_start_ns)
         self._start_ns, self._queued_ns = start_ns, queue_start_ns
         size = sum(tensor.size for tensor in inputs.values())
-        id = f", id {quoted(self.request_id)}" if self.request_id else ""
+        id = f", id {quote(self.request_id)}" if self.request_id else ""
         after = "begun" if self._step else "received"
         text = (
             f"{after} with {size} bytes of tensors{id}, accepted and queued after {_micros(queue_start_ns - start_ns)}"
@@ -74,12 +74,12 @@ class PathLog:
             self._model = ModelId(self._model.name, outcome.model_version)
             came = f"a response of {outcome.size} bytes"
         elif isinstance(outcome, ModserveError):
-            came = f"failed: {escaped(outcome.message, MOST_MESSAGE)}"
+            came = f"failed: {escape(outcome.message, MOST_MESSAGE)}"
         else:
             came = "no more responses"
         if final:
             took = _micros(time.monotonic_ns() - self._start_ns)
-            self._say(f"{_executed(timing, self._queued_ns)}; settled {took} after it was received: {came}")
+            self._say(f"{_describe_execution(timing, self._queued_ns)}; settled {took} after it was received: {came}")
         else:
             self._say(came)
 
@@ -110,7 +110,7 @@ class PathLog:
         _log.debug(said, self._known_as, name, version, text, extra={"fields": fields})
 
 
-def _executed(timing: ExecutionTiming | None, queued_ns: int) -> str:
+def _describe_execution(timing: ExecutionTiming | None, queued_ns: int) -> str:
     if timing is None or not timing.compute_start_ns:
         return "not executed here"
     end_ns = timing.compute_end_ns or time.monotonic_ns()

@@ -12,7 +12,7 @@ from modserve.core.statistics.model_statistics import FIRST_RESPONSE, RESPONSE_I
 from modserve.core.statistics.summary import FINE_FAMILY, LONGEST_FAMILY, LatencySummaries, Summary, middle_of
 
 from . import families, server_metrics
-from .families import Collector, Family, Labels, family, histogram_family, labelled, summary_family
+from .families import Collector, Family, Labels, family, format_labels, histogram_family, summary_family
 from .server_metrics import ProcessCollector, ServerFigures, server_families
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -265,10 +265,10 @@ _ENGINE_LABELS = {
 def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[Family]:
     """Yield the engine of each model, and where it was chosen by measuring, the times of the candidates."""
     reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
-    rows = [(labelled({**labels, **_named(report)}), 1) for labels, report in reports]
+    rows = [(format_labels({**labels, **_read_engine_labels(report)}), 1) for labels, report in reports]
     yield family("modserve_engine_info", "gauge", "Always 1; the labels name the engine of a model", rows)
     candidates = [
-        (labelled({**labels, **_named(each)}), each)
+        (format_labels({**labels, **_read_engine_labels(each)}), each)
         for labels, report in reports
         for each in _objects(report.get("candidates"))
     ]
@@ -278,7 +278,7 @@ def _engines(models: Sequence[tuple[Mapping[str, str], Servable]]) -> Iterator[F
         yield family(f"modserve_engine_candidate_{key}", "gauge", text, measured)
 
 
-def _named(report: Mapping[str, object]) -> dict[str, str]:
+def _read_engine_labels(report: Mapping[str, object]) -> dict[str, str]:
     return {label: str(report[member]) for label, member in _ENGINE_LABELS.items() if report.get(member) is not None}
 
 
@@ -312,11 +312,11 @@ GENERATION = frozenset(
 def engine_families(store: MetricStore) -> Iterator[Family]:
     """Yield the metric families that engines have made."""
     for name, text, kind, rows in store.read():
-        histograms = [(labelled(labels), value) for labels, value in rows if isinstance(value, Histogram)]
+        histograms = [(format_labels(labels), value) for labels, value in rows if isinstance(value, Histogram)]
         if kind == "histogram":
             yield histogram_family(name, text, 1, histograms)
         else:
-            values = [(labelled(labels), value) for labels, value in rows if isinstance(value, float)]
+            values = [(format_labels(labels), value) for labels, value in rows if isinstance(value, float)]
             yield family(name, kind, text, values)
 
 

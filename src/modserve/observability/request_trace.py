@@ -47,7 +47,7 @@ class TraceOwner(Protocol):
     batches: Batches
     ids: Iterator[int]
 
-    def ended(self, setting: TraceSampler, trace: "Trace") -> None: ...
+    def on_end(self, setting: TraceSampler, trace: "Trace") -> None: ...
 
 
 class Trace:
@@ -159,7 +159,7 @@ class Trace:
             if self.spans is not None:
                 self._owner.batches.leave(self.spans)
             if self._parent is None:
-                self._owner.ended(self._setting, self)
+                self._owner.on_end(self._setting, self)
 
     def render(self) -> bytes:
         """Write the trace's records and those of its children. For any thread, once the trace has ended."""

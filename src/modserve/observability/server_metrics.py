@@ -19,7 +19,7 @@ from modserve.core.statistics.histogram import Histogram
 from modserve.core.tenants import TenantReport
 from modserve.core.version import ModelId
 
-from .families import Family, family, histogram_family, labelled
+from .families import Family, family, format_labels, histogram_family
 from .routing_families import routing_families
 from .span_figures import SpanFigures, span_families
 
@@ -291,32 +291,32 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     if figures.form:
         build["form"] = figures.form
     text = "Always 1; the labels name the server"
-    yield family("modserve_build_info", "gauge", text, [(labelled(build), 1)])
+    yield family("modserve_build_info", "gauge", text, [(format_labels(build), 1)])
     engines = [
         {"backend": backend, "engine": name, "engine_version": version} for backend, name, version in figures.engines
     ]
     text = "Always 1; the labels name the installed engines"
-    yield family("modserve_engine_installed_info", "gauge", text, [(labelled(each), 1) for each in engines])
+    yield family("modserve_engine_installed_info", "gauge", text, [(format_labels(each), 1) for each in engines])
     yield family("modserve_ready", "gauge", "1 when the server accepts inference", [("", figures.ready)])
     text = "0: serving, 1: unready before a stop, 2: ports are closing, 3: finishing requests, 4: drained"
     yield family("modserve_drain_phase", "gauge", text, [("", figures.drain_phase)])
     text = "Always 1; the label is a model version's state"
-    yield family("modserve_model_state", "gauge", text, [(labelled(_state(entry)), 1) for entry in figures.index])
-    failed = [(labelled(_version(*key)), count) for key, count in sorted(figures.failed_loads.items(), key=str)]
+    yield family("modserve_model_state", "gauge", text, [(format_labels(_state(entry)), 1) for entry in figures.index])
+    failed = [(format_labels(_version(*key)), count) for key, count in sorted(figures.failed_loads.items(), key=str)]
     yield family("modserve_model_load_failures_total", "counter", "Loads of a model version that failed", failed)
     names = sorted({entry.name for entry in figures.index} | figures.in_flight.keys())
-    rows = [(labelled({"model": name}), figures.in_flight.get(name, 0)) for name in names]
+    rows = [(format_labels({"model": name}), figures.in_flight.get(name, 0)) for name in names]
     yield family("modserve_requests_in_flight", "gauge", "Requests accepted and not answered yet", rows)
-    by_model = [(labelled(_version(id.name, id.version)), each) for id, each in figures.oldest.items()]
+    by_model = [(format_labels(_version(id.name, id.version)), each) for id, each in figures.oldest.items()]
     for name, text, age_ns in _OLDEST:
         yield family(name, "gauge", text, [(labels, max(0, age_ns(each)) / 1e9) for labels, each in by_model])
-    rows = [(labelled({"protocol": protocol}), count) for protocol, count in figures.connections.items()]
+    rows = [(format_labels({"protocol": protocol}), count) for protocol, count in figures.connections.items()]
     yield family("modserve_connections", "gauge", "Open connections, by protocol", rows)
     for protocol, text in _RESPONSES.items():
         counts = figures.responses.get(protocol, {})
-        rows = [(labelled({"code": code}), count) for code, count in counts.items()]
+        rows = [(format_labels({"code": code}), count) for code, count in counts.items()]
         yield family(f"modserve_{protocol}_responses_total", "counter", text, rows)
-    rows = [(labelled({"reason": reason}), count) for reason, count in sorted(figures.endings.items())]
+    rows = [(format_labels({"reason": reason}), count) for reason, count in sorted(figures.endings.items())]
     text = "gRPC connections that the server closed early, by reason"
     yield family("modserve_grpc_connections_ended_total", "counter", text, rows)
     for name, kind, text, value in _MEMORY:
@@ -324,17 +324,17 @@ def server_families(figures: ServerFigures) -> Iterator[Family]:
     if figures.model_memory.limit:
         for name, text, read in OF_ALL:
             yield family(name, "gauge", text, [("", read(figures.model_memory))])
-    reads = [(labelled({"repository": place}), end) for place, end in figures.repository_reads.items()]
+    reads = [(format_labels({"repository": place}), end) for place, end in figures.repository_reads.items()]
     text = "When a model repository could be read last, in seconds since 1970"
     yield family("modserve_repository_read_timestamp_seconds", "gauge", text, reads)
     yield from _tenant_families(figures.tenants)
-    times = [(labelled({"tenant": name}), each) for name, each in sorted(figures.tenant_times.items())]
+    times = [(format_labels({"tenant": name}), each) for name, each in sorted(figures.tenant_times.items())]
     text = "Time that accepted requests took, whatever became of them"
     yield histogram_family("modserve_tenant_request_duration_seconds", text, 1e9, times)
     if figures.records is not None:
         yield from _record_families(figures.records)
     for name, kind, text, samples in (*routing_families(figures.routings), *span_families(figures.spans)):
-        yield family(name, kind, text, [(labelled(labels), count) for labels, count in samples])
+        yield family(name, kind, text, [(format_labels(labels), count) for labels, count in samples])
 
 
 _TENANTS: tuple[tuple[str, str, str, Callable[[TenantReport], float]], ...] = (
@@ -349,20 +349,20 @@ def _tenant_families(tenants: Sequence[TenantReport]) -> Iterator[Family]:
     if not tenants:
         return
     rows = [
-        (labelled({"tenant": each.name, "result": result}), count)
+        (format_labels({"tenant": each.name, "result": result}), count)
         for each in tenants
         for result, count in each.results.items()
     ]
     yield family("modserve_tenant_requests_total", "counter", "Requests by tenant and by what became of them", rows)
     for name, kind, text, value in _TENANTS:
-        yield family(name, kind, text, [(labelled({"tenant": each.name}), value(each)) for each in tenants])
+        yield family(name, kind, text, [(format_labels({"tenant": each.name}), value(each)) for each in tenants])
 
 
 def _record_families(records: RecordFigures) -> Iterator[Family]:
     text = "Sampled requests that were written to a file"
     yield family("modserve_recorded_requests_total", "counter", text, [("", records.recorded)])
     text = "Sampled requests that were not recorded, by reason"
-    rows = [(labelled({"reason": reason}), count) for reason, count in records.dropped.items()]
+    rows = [(format_labels({"reason": reason}), count) for reason, count in records.dropped.items()]
     yield family("modserve_record_dropped_total", "counter", text, rows)
     yield family("modserve_record_bytes", "gauge", "Bytes of the files of recorded requests", [("", records.size)])
 

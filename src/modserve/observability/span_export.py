@@ -216,12 +216,12 @@ class Spans:
         self._processor.on_end(
             ReadableSpan(
                 span.name,
-                _known(span.context),
-                None if span.parent is None else _known(span.parent, span.serves),
+                _to_api_context(span.context),
+                None if span.parent is None else _to_api_context(span.parent, span.serves),
                 self._resource,
                 span.attributes,
-                _limited([Event(event.name, None, event.ns) for event in span.events], self._limits.max_events),
-                _limited([api.Link(_known(each)) for each in span.links], self._limits.max_links),
+                _limit([Event(event.name, None, event.ns) for event in span.events], self._limits.max_events),
+                _limit([api.Link(_to_api_context(each)) for each in span.links], self._limits.max_links),
                 api.SpanKind.SERVER if span.serves else api.SpanKind.INTERNAL,
                 status=_OK if failure is None else api.Status(api.StatusCode.ERROR, failure.message),
                 start_time=span.start_ns,
@@ -234,12 +234,12 @@ class Spans:
 _OK = api.Status()
 
 
-def _limited(items: list[T], most: int | None) -> Sequence[T]:
+def _limit(items: list[T], most: int | None) -> Sequence[T]:
     """Return the last ones, up to the limit of a span, which also tells how many are left out."""
     return items if most is None or len(items) <= most else BoundedList.from_seq(most, items)
 
 
-def _known(span: SpanContext, remote: bool = False) -> api.SpanContext:
+def _to_api_context(span: SpanContext, remote: bool = False) -> api.SpanContext:
     state = TraceState.from_header([span.state]) if span.state else None
     return api.SpanContext(span.trace_id, span.span_id, remote, _SAMPLED if span.sampled else None, state)
 

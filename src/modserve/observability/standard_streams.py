@@ -15,7 +15,7 @@ _LONGEST_REST = 8192
 
 
 @contextmanager
-def unblocked() -> Iterator[None]:
+def unblock() -> Iterator[None]:
     """Let threads write what this process prints. What the reader does not take is left out."""
     former = sys.stdout, sys.stderr
     streams = _Unblocked("stdout", sys.stdout), _Unblocked("stderr", sys.stderr)

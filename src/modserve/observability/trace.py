@@ -20,7 +20,7 @@ from modserve.core.servable import Servable
 from .span_figures import SpanFigures
 from .span_ids import Batch, Batches, SpanIds
 from .trace_file import TraceFiles, TraceOutput, Writer
-from .trace_sampling import TraceSampler, changed, problem
+from .trace_sampling import TraceSampler, apply_change, problem
 
 if TYPE_CHECKING:  # a server imports them with the first request that is traced, or followed
     from .path_log import PathLog
@@ -121,10 +121,10 @@ class Tracer:
         if not change:
             return
         behind = self._settings[""].current if model else self._start
-        values_of = {model: changed(behind, self._settings.get(model), change)}
+        values_of = {model: apply_change(behind, self._settings.get(model), change)}
         if not model:
             others = {name: setting for name, setting in self._settings.items() if name}
-            values_of |= {name: changed(values_of[""][0], setting, {}) for name, setting in others.items()}
+            values_of |= {name: apply_change(values_of[""][0], setting, {}) for name, setting in others.items()}
         for name, (values, _) in values_of.items():
             reason = problem(values)
             if not reason and name == model and values.level and change.get("count") == 0:
@@ -153,7 +153,7 @@ class Tracer:
         trace.tenant = tenant
         return trace
 
-    def continued(self, servable: Servable, context: str) -> "Trace":
+    def continue_trace(self, servable: Servable, context: str) -> "Trace":
         """Return the trace of a request whose call is traced elsewhere; it ends with the request's final outcome."""
         setting, parent = self._of(servable.id.name), trace_context.from_json(context)
         assert parent is not None, "another worker has made it: this is a bug"
@@ -187,7 +187,7 @@ class Tracer:
         if self._spans is not None:
             self._spans.close()
 
-    def ended(self, setting: TraceSampler, trace: "Trace") -> None:
+    def on_end(self, setting: TraceSampler, trace: "Trace") -> None:
         """A trace of `setting` is complete."""
         if self._closed:
             return

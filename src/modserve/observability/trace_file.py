@@ -157,13 +157,13 @@ class TraceFiles:
             self._main = JsonArray(self._path)
         return self._main
 
-    def indexed(self) -> JsonArray:
+    def open_indexed(self) -> JsonArray:
         return JsonArray(self._next_path())
 
-    def unfinished(self) -> JsonArray:
+    def open_unfinished(self) -> JsonArray:
         """Return a new file for `complete` or `merge`."""
         if self._main is not None or self._unfinished is not None:
-            return self.indexed()
+            return self.open_indexed()
         self._unfinished = JsonArray(self._path)
         return self._unfinished
 
@@ -227,7 +227,7 @@ class TraceOutput:
             self._files.main().append((records,))
             return
         if self._array is None:
-            self._array = self._files.indexed() if self._keep else self._files.unfinished()
+            self._array = self._files.open_indexed() if self._keep else self._files.open_unfinished()
         self._array.append((records,))
 
     def finish(self) -> None:

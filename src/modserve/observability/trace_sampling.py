@@ -87,7 +87,7 @@ def problem(settings: TraceSettings) -> str:
     return "" if settings.file else "trace file name is not given"
 
 
-def changed(
+def apply_change(
     defaults: TraceSettings, setting: TraceSampler | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
     """Return the settings after a change, and their own fields; the other fields come from `defaults`."""

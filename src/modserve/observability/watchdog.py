@@ -21,7 +21,7 @@ from modserve.core.runtime.failures import count_failure, failures
 from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.statistics.histogram import Histogram
 
-from .families import Family, family, histogram_family, labelled
+from .families import Family, family, format_labels, histogram_family
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Watchdog:
         text = "Delay of due callbacks on the event loop"
         yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [("", self.lag)])
         text = "Failures of work that the server does again and again"
-        rows = [(labelled({"task": name}), count) for name, count in sorted(failures.items())]
+        rows = [(format_labels({"task": name}), count) for name, count in sorted(failures.items())]
         yield family("modserve_background_task_failures_total", "counter", text, rows)
 
     def _stamp(self) -> None:

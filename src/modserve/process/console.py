@@ -11,7 +11,7 @@ from modserve.backends.inventory import BackendEntry
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.runtime import unix_socket
-from modserve.observability.logging import escaped
+from modserve.observability.logging import escape
 from modserve.protocol import examples
 
 _MOST_ELEMENTS = 256
@@ -82,7 +82,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
     for entry in entries:
         version = "-" if entry.version is None else str(entry.version)
         load_time = f"{entry.load_ns / 1e9:.3f} s" if entry.load_ns else "-"
-        rows.append((escaped(entry.name), version, entry.state.value, load_time))
+        rows.append((escape(entry.name), version, entry.state.value, load_time))
     heading, rule, *lines = _aligned(rows)
     out = [heading, rule]
     for line, entry in zip(lines, entries, strict=True):
@@ -90,7 +90,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
         reasons = entry.reason.splitlines()
         if logged and reasons and len(entry.reason) > _MOST_REPEATED:
             reasons = [f"{reasons[0][:_MOST_REPEATED]} … (see above)"]
-        out += [f"    {escaped(text)}" for text in reasons]
+        out += [f"    {escape(text)}" for text in reasons]
     if failed and len(entries) > 1:
         out += ["", f"{failed} of {len(entries)} versions failed: they are listed first, with the reasons."]
     return "\n".join(out)

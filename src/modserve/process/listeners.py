@@ -19,7 +19,7 @@ from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.http.wire.listener import HttpListener
 from modserve.frontends.metrics import MetricsApplication, OpenMetrics
 from modserve.observability import prometheus
-from modserve.observability.families import Family, family, labelled
+from modserve.observability.families import Family, family, format_labels
 from modserve.observability.logging import Logs
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import posix
@@ -244,7 +244,7 @@ class Listeners:
             counts["audit"] = self._audit.dropped
         if server.tracer.figures is None:  # which say it of spans
             counts["trace"] = server.tracer.dropped
-        rows = [(labelled({"log": name}), count) for name, count in counts.items()]
+        rows = [(format_labels({"log": name}), count) for name, count in counts.items()]
         yield family("modserve_log_lines_dropped_total", "counter", "Lines of logs that were left out", rows)
 
     def _limits(self) -> Iterator[Family]:
@@ -364,7 +364,7 @@ class Listeners:
 
 
 def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Family:
-    return family(name, "gauge", text, [(labelled({label: of}), time_s) for of, time_s in times.items()])
+    return family(name, "gauge", text, [(format_labels({label: of}), time_s) for of, time_s in times.items()])
 
 
 def guarded_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:

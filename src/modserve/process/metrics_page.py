@@ -16,7 +16,7 @@ from modserve.core.servable import Servable, base, oldest, process_ids
 from modserve.core.statistics.metrics import MetricStore
 from modserve.form import form
 from modserve.observability import prometheus
-from modserve.observability.families import Collector, Family, collected, page
+from modserve.observability.families import Collector, Family, collect_families, page
 from modserve.observability.gpus import GpuCollector
 from modserve.observability.server_metrics import MachineCollector, ModelProcesses, ServerFigures
 from modserve.server.local import LocalServer
@@ -83,7 +83,7 @@ class MetricsPage:
             self._servables = self._server.ready_models()
             self._figures = self._read(*self._about)
             collectors = [*self.collectors, self._sketches] if fine else self.collectors
-            return await asyncio.to_thread(lambda: list(collected(collectors)))
+            return await asyncio.to_thread(lambda: list(collect_families(collectors)))
 
     async def text(self, openmetrics: bool = False, fine: bool = False) -> bytes:
         return await asyncio.to_thread(page, await self.families(fine), openmetrics)

@@ -23,7 +23,7 @@ def with_page(
 ) -> AsgiApp:
     """`app` with the page at its path; `tally` gets the samples of this `replica`."""
     own = MetricsPage(server, server.engine_metrics, settings, dict, dict)
-    label = families.labelled({"replica": replica})
+    label = families.format_labels({"replica": replica})
 
     async def samples(fine: bool) -> Families:
         made = await own.families(fine)

@@ -35,7 +35,7 @@ class RequestFieldError(ModserveError):
         return partial(RequestFieldError, code=self.code, summary=self.summary), (self.message, self.param, self.slug)
 
 
-def shown_names(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Return the names of models in a message: the first ones, and how many more there are."""
     shown = ", ".join(f"'{name}'" for name in names[:_LISTED])
     return f"{shown} and {len(names) - _LISTED} more" if len(names) > _LISTED else shown

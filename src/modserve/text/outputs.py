@@ -12,7 +12,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 
 from .description import TextDescription, no_text_model
-from .pooling import POOLINGS, Vectors, pool, shortened
+from .pooling import POOLINGS, Vectors, pool, shorten
 from .tokenizer import Tokens
 
 _IDS, _MASK, _TYPES, _POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
@@ -40,7 +40,7 @@ class TensorPlan:
             names = ", ".join(f"'{spec.name}'" for spec in config.inputs)
             known = ", ".join((_IDS, _MASK, _TYPES, _POSITIONS))
             raise no_text_model(config.name, f"its inputs are {names}, and a text has {known}")
-        self.output = _chosen(config, text)
+        self.output = _choose_output(config, text)
         self.pools = text.task is TextTask.EMBEDDING and len(self.output.dims) - (not config.batching) >= 2
         self._pooling = text.pooling if text.pooling else ("cls",)
         self._layers = text.layers if self.pools else ()
@@ -96,8 +96,8 @@ class TensorPlan:
             vector = pool(values, self._pooling, skip)
             for layer in self._layers:
                 vector = layer.apply(vector)
-            return shortened(vector, dimensions, normalize)
-        return shortened(values.astype(np.float32).reshape(-1), dimensions, normalize)
+            return shorten(vector, dimensions, normalize)
+        return shorten(values.astype(np.float32).reshape(-1), dimensions, normalize)
 
 
 def _role(config: ModelConfig, spec: TensorSpec) -> str:
@@ -110,7 +110,7 @@ def _role(config: ModelConfig, spec: TensorSpec) -> str:
     return spec.name if fits and spec.name in _ROLES else ""
 
 
-def _chosen(config: ModelConfig, text: TextDescription) -> TensorSpec:
+def _choose_output(config: ModelConfig, text: TextDescription) -> TensorSpec:
     outputs = config.outputs_by_name
     if text.output:
         if text.output not in outputs:
@@ -152,7 +152,7 @@ def scores(logits: NDArray[Any], activation: str) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def labelled(values: NDArray[Any], labels: Sequence[str]) -> list[dict[str, Any]]:
+def label_scores(values: NDArray[Any], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Return the scores of a text with their labels, the highest first."""
     flat = values.reshape(-1)
     order = np.argsort(-flat, kind="stable").tolist()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Vectors: TypeAlias = NDArray[np.float32]
 
 
-def _weighted_mean(tokens: Vectors) -> Any:
+def _weigh_by_place(tokens: Vectors) -> Any:
     """Each token by its place, the first being 1."""
     weights = np.arange(1, len(tokens) + 1, dtype=np.float32)
     return weights @ tokens / np.add.reduce(weights)
@@ -21,7 +21,7 @@ POOLINGS: Final[Mapping[str, Callable[[Vectors], Any]]] = {
     "max": lambda tokens: tokens.max(axis=0),
     "mean": lambda tokens: np.add.reduce(tokens, axis=0) / len(tokens),
     "mean_sqrt_len": lambda tokens: np.add.reduce(tokens, axis=0) / len(tokens) ** 0.5,
-    "weighted_mean": _weighted_mean,
+    "weighted_mean": _weigh_by_place,
     "last_token": lambda tokens: tokens[-1].copy(),
 }
 """Pooling functions by name: FP32 [tokens, width] → [width], a new array. There is at least one token."""
@@ -38,7 +38,7 @@ def pool(tokens: NDArray[Any], names: Sequence[str], skip: int = 0) -> Vectors:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def shortened(vector: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
+def shorten(vector: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
     """Return the first `dimensions` of a vector, or all for None; with `normalize` of length 1, unless all are zero."""
     if dimensions is not None:
         vector = vector[:dimensions]

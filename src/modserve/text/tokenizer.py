@@ -110,7 +110,7 @@ class Tokenizer:
     def _tokens(self, encoding: Any, text: Text, most: int, keep_end: bool, places: bool) -> Tokens:
         length, first = len(encoding), 0
         if length > most:
-            encoding, first = self._shortened(text, most, keep_end)
+            encoding, first = self._encode_truncated(text, most, keep_end)
         elif places:
             first = encoding.sequence_ids.count(0)
         types = encoding.type_ids if self._types_texts or isinstance(text, tuple) else ()
@@ -121,7 +121,7 @@ class Tokenizer:
             _places(encoding, first) if places else None,
         )
 
-    def _shortened(self, text: Text, most: int, keep_end: bool) -> tuple[Any, int]:
+    def _encode_truncated(self, text: Text, most: int, keep_end: bool) -> tuple[Any, int]:
         """Return the encoding of a text, or a pair, that is cut; and how many of its tokens are of the first text."""
         pair = text if isinstance(text, tuple) else (text,)
         parts = [self._tokenizer.encode(one, add_special_tokens=False) for one in pair]

@@ -264,7 +264,7 @@ class SequenceReceiver:
     def _submit_traced(
         self, context: str, servable: Servable, request: InferenceRequest, sink: ResponseSink, now_ns: int
     ) -> Inflight:
-        trace = self._server.tracer.continued(servable, context)
+        trace = self._server.tracer.continue_trace(servable, context)
         trace.tenant = "" if request.tenant is None else request.tenant.name
         try:
             return submit_traced(trace, servable, request, sink, now_ns)

@@ -124,7 +124,7 @@ async def test_nobody_waits_for_a_server_that_stops() -> None:
     for _ in range(10):
         with pytest.raises(UnauthenticatedError):
             await known.authenticate(bearer("msk_wrong"), CLIENT)
-    known._slow_down.failed = lambda address, now: 3600.0  # type: ignore[method-assign]
+    known._slow_down.on_failure = lambda address, now: 3600.0  # type: ignore[method-assign]
     waiting = [asyncio.create_task(known.authenticate(bearer("msk_wrong"), CLIENT)) for _ in range(3)]
     while len(known._pauses) < 3:  # each turn begins the tasks  # noqa: ASYNC110
         await asyncio.sleep(0)

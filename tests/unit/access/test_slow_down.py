@@ -7,8 +7,8 @@ from modserve.access.authority import FREE, LONGEST, SlowDown, address_of
 
 def test_the_first_failures_are_answered_at_once() -> None:
     rule = SlowDown()
-    assert [rule.failed("a", 100.0) for _ in range(int(FREE))] == [0.0] * int(FREE)
-    waits = [rule.failed("a", 100.0) for _ in range(200)]
+    assert [rule.on_failure("a", 100.0) for _ in range(int(FREE))] == [0.0] * int(FREE)
+    waits = [rule.on_failure("a", 100.0) for _ in range(200)]
     assert waits == sorted(waits)
     assert waits[0] == pytest.approx(0.05)
     assert waits[-1] == LONGEST
@@ -17,22 +17,22 @@ def test_the_first_failures_are_answered_at_once() -> None:
 def test_failures_are_forgotten() -> None:
     rule = SlowDown()
     for _ in range(30):
-        rule.failed("a", 100.0)
-    assert rule.failed("a", 110.0) == pytest.approx(0.55)
-    assert rule.failed("a", 200.0) == 0.0
+        rule.on_failure("a", 100.0)
+    assert rule.on_failure("a", 110.0) == pytest.approx(0.55)
+    assert rule.on_failure("a", 200.0) == 0.0
 
 
 def test_addresses_are_apart() -> None:
     rule = SlowDown()
     for _ in range(30):
-        rule.failed("a", 100.0)
-    assert rule.failed("b", 100.0) == 0.0
+        rule.on_failure("a", 100.0)
+    assert rule.on_failure("b", 100.0) == 0.0
 
 
 def test_any_number_of_addresses() -> None:
     rule = SlowDown()
     for number in range(20_000):
-        rule.failed(str(number), float(number))
+        rule.on_failure(str(number), float(number))
     assert len(rule) == 4096
 
 

@@ -218,17 +218,17 @@ def test_made_up_prompts_have_the_length_by_the_server(each: float, around: int)
     def counted(text: str) -> int:
         return round(len(text.split()) * each) + around
 
-    made, remark = text_session.made_up(200, counted)
+    made, remark = text_session.make_prompts(200, counted)
     assert remark == ""
     assert len(made) == text_session.COUNT == len(set(made))
     assert all(abs(counted(text) - 200) <= each for text in made)
 
 
 def test_made_up_prompts_that_cannot_be_so_short_or_are_not_counted() -> None:
-    made, remark = text_session.made_up(5, lambda text: len(text.split()) + 30)
+    made, remark = text_session.make_prompts(5, lambda text: len(text.split()) + 30)
     assert {len(text.split()) for text in made} == {1}
     assert remark == "the shortest prompt has about 31 tokens, with what the server puts around it"
-    made, remark = text_session.made_up(5, lambda text: 0)
+    made, remark = text_session.make_prompts(5, lambda text: 0)
     assert {len(text.split()) for text in made} == {5}
     assert "does not count" in remark
 

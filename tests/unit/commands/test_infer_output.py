@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from modserve.client.values import Result
-from modserve.commands.infer.output import document, lines, shown, targets, write
+from modserve.commands.infer.output import document, format_elements, lines, targets, write
 from modserve.commands.syntax import UsageError
 from modserve.core.errors import ModserveError
 from modserve.core.tensors import dtypes
@@ -32,10 +32,10 @@ def test_what_a_person_reads() -> None:
 
 
 def test_much_is_left_out() -> None:
-    assert "..." in shown(tensor(np.zeros(1000)))
-    assert shown(tensor([b"x"] * 103, dtypes.BYTES)).endswith("\n… and 3 more")
-    assert shown(tensor([])) == "empty"
-    assert shown(tensor([b"\xff", b"\x1b[31m", b"a\nb"], dtypes.BYTES)) == "b'\\xff'\nb'\\x1b[31m'\na\nb"
+    assert "..." in format_elements(tensor(np.zeros(1000)))
+    assert format_elements(tensor([b"x"] * 103, dtypes.BYTES)).endswith("\n… and 3 more")
+    assert format_elements(tensor([])) == "empty"
+    assert format_elements(tensor([b"\xff", b"\x1b[31m", b"a\nb"], dtypes.BYTES)) == "b'\\xff'\nb'\\x1b[31m'\na\nb"
 
 
 def test_for_programs() -> None:

@@ -18,7 +18,7 @@ from modserve.commands.rollout import command
 from modserve.commands.rollout.rule import RolloutRules
 from modserve.commands.rollout.show import document, lines
 from modserve.commands.rollout.steps import Rollout, RolloutPlan, RolloutReport
-from modserve.commands.rollout.watch import counted, watched_versions
+from modserve.commands.rollout.watch import choose_versions, count_since
 from modserve.commands.server_set import ServerSet
 from modserve.commands.syntax import UsageError
 from modserve.commands.terminal import Interruption
@@ -374,19 +374,19 @@ def snapshot(**versions: tuple[float, float]) -> TopSnapshot:
 
 def test_counts_since_the_beginning() -> None:
     begin, now = snapshot(v1=(10, 1), v2=(100, 0)), snapshot(v1=(30, 2), v2=(5, 0), v3=(7, 0))
-    one = counted(now, begin, "m", ["1"])
+    one = count_since(now, begin, "m", ["1"])
     assert (one.requests, one.failures, one.seconds, one.durations.total) == (20, 1, 20, 20)
-    assert counted(now, begin, "m", ["2"]).requests == 5  # loaded again
-    assert counted(now, begin, "m", ["3"]).requests == 7
-    assert counted(now, begin, "m", ["1", "2", "3", "4"]).requests == 32
-    assert counted(now, begin, "other", ["1"]).total == 0
+    assert count_since(now, begin, "m", ["2"]).requests == 5  # loaded again
+    assert count_since(now, begin, "m", ["3"]).requests == 7
+    assert count_since(now, begin, "m", ["1", "2", "3", "4"]).requests == 32
+    assert count_since(now, begin, "other", ["1"]).total == 0
 
 
 @pytest.mark.parametrize(
     ("before", "after", "versions"), [("1", "2", "2"), ("1", "12", "2"), ("1", "1", "1"), ("12", "2", "2")]
 )
 def test_which_versions_are_new(before: str, after: str, versions: str) -> None:
-    assert watched_versions(before, after) == frozenset(versions)
+    assert choose_versions(before, after) == frozenset(versions)
 
 
 # The command line

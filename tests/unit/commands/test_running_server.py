@@ -161,7 +161,7 @@ def test_inputs_and_outputs_of_a_model() -> None:
         "inputs": [{"name": "IN", "datatype": "FP32", "shape": ["-1", "16"]}],
         "outputs": [{"name": "OUT", "datatype": "BYTES", "shape": ["-1"]}],
     }
-    assert "\n".join(models.described("m", body)) == (
+    assert "\n".join(models.describe_model("m", body)) == (
         "m       name  type   shape\n"
         "------  ----  -----  --------\n"
         "input   IN    FP32   [-1, 16]\n"
@@ -169,8 +169,8 @@ def test_inputs_and_outputs_of_a_model() -> None:
         "\n"
         "modserve infer m IN=…"
     )
-    assert list(models.described("m", {})) == ["m is not ready: its inputs and outputs are unknown."]
-    assert list(models.described("m", {"name": "m"})) == ["m has no inputs and no outputs."]
+    assert list(models.describe_model("m", {})) == ["m is not ready: its inputs and outputs are unknown."]
+    assert list(models.describe_model("m", {"name": "m"})) == ["m has no inputs and no outputs."]
 
 
 def test_the_parts_of_the_time_of_a_model() -> None:
@@ -195,12 +195,12 @@ def test_why_a_model_has_its_engine() -> None:
 
 
 def test_models_by_name() -> None:
-    assert models.chosen([READY, FAILED], []) == [READY, FAILED]
-    assert models.chosen([READY, FAILED], ["broken"]) == [FAILED]
+    assert models.choose_rows([READY, FAILED], []) == [READY, FAILED]
+    assert models.choose_rows([READY, FAILED], ["broken"]) == [FAILED]
     with pytest.raises(RefusedError, match="model 'simpel' does not exist; did you mean 'simple'"):
-        models.chosen([READY], ["simpel"])
+        models.choose_rows([READY], ["simpel"])
     with pytest.raises(RefusedError, match="model 'x' does not exist; the server has no models"):
-        models.chosen([], ["x"])
+        models.choose_rows([], ["x"])
 
 
 # Loading
@@ -291,4 +291,4 @@ def test_again_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_nothing_that_a_terminal_acts_on() -> None:
     assert terminal.table(("a",), [("\x1b[31mred",)])[2] == "\N{REPLACEMENT CHARACTER}[31mred"
-    assert list(terminal.indented("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]
+    assert list(terminal.indent_lines("a\nb\r\x07")) == ["    a", "    b", "    \N{REPLACEMENT CHARACTER}"]

@@ -18,7 +18,7 @@ from modserve.commands.errors import RefusedError, UnreachableError
 from modserve.commands.infer import several
 from modserve.commands.infer.several import difference
 from modserve.commands.server_set import Outcome, ServerSet
-from modserve.commands.several_indexes import ServerIndex, merged
+from modserve.commands.several_indexes import ServerIndex, merge
 from modserve.commands.status_report import IndexRow, VersionUsage, server_status
 from modserve.core.tensors.tensor import Tensor
 
@@ -141,7 +141,7 @@ def test_indexes_that_differ() -> None:
         rows(("a", "1", "READY"), ("b", "", ""), ("c", "1", "READY"), ("d", "", "")),
         UnreachableError("refused"),
     )
-    table_rows = merged(servers)
+    table_rows = merge(servers)
     assert [(each.model, each.version, each.ready, each.same) for each in table_rows] == [
         ("a", "1", 3, True),
         ("b", "1", 1, False),
@@ -173,8 +173,8 @@ def test_indexes_that_differ() -> None:
     body = several_indexes.document(servers, table_rows)
     assert body["same"] is False
     assert body["servers"][3] == {"url": "http://s3", "error": "refused"}
-    assert merged(servers, ["a"])[0].model == "a"
-    assert len(merged(servers, ["a"])) == 1
+    assert merge(servers, ["a"])[0].model == "a"
+    assert len(merge(servers, ["a"])) == 1
 
 
 def test_servers_whose_calls_are_at_an_admin_port() -> None:
@@ -189,7 +189,7 @@ def test_servers_whose_calls_are_at_an_admin_port() -> None:
 
 def test_another_repository() -> None:
     servers = outcomes(rows(("a", "1", "READY")), rows(("b", "", "")))
-    assert [dict(each.states) for each in merged(servers)] == [
+    assert [dict(each.states) for each in merge(servers)] == [
         {"http://s0": "READY", "http://s1": "not there"},
         {"http://s0": "not there", "http://s1": "not loaded"},
     ]
@@ -197,12 +197,12 @@ def test_another_repository() -> None:
 
 def test_the_same_everywhere() -> None:
     servers = outcomes(rows(("a", "1", "READY")), rows(("a", "1", "READY")))
-    assert list(several_indexes.lines(servers, merged(servers)))[-1] == "\nno model differs between 2 servers"
+    assert list(several_indexes.lines(servers, merge(servers)))[-1] == "\nno model differs between 2 servers"
 
 
 def test_the_use_of_all() -> None:
     index = ServerIndex([IndexRow("a", "1", "READY", "")], {("a", "1"): VersionUsage(2, total_ns=4_000_000)})
-    [row] = merged(outcomes(index, index))
+    [row] = merge(outcomes(index, index))
     assert row.usage.requests == 4
     assert "a      1        2 of 2         4       0  2 ms" in list(
         several_indexes.lines(outcomes(index, index), [row])

@@ -20,9 +20,9 @@ from modserve.commands.tune.space import (
     Point,
     SearchLimits,
     Value,
-    applied,
+    apply,
     changes,
-    shown,
+    describe,
     space,
     why_not,
 )
@@ -147,7 +147,7 @@ def test_what_is_not_tuned(text: str, reason: str) -> None:
 
 def changed(**point: Value) -> pb.ModelConfig:
     _, present = space(config(), "onnxruntime", SearchLimits(4, 10, engines=True))
-    return applied(config(), {**present, **point}, present, "onnxruntime")
+    return apply(config(), {**present, **point}, present, "onnxruntime")
 
 
 def test_the_present_point_changes_nothing() -> None:
@@ -167,7 +167,7 @@ def test_what_a_point_changes() -> None:
 
 def test_points_in_words() -> None:
     point: Point = {"delay_us": OFF, "max_batch": 8, "instances": 1, "threads": 0}
-    assert shown(point) == "no dynamic batching, max_batch_size 8, 1 instance, default threads"
+    assert describe(point) == "no dynamic batching, max_batch_size 8, 1 instance, default threads"
     assert changes({**point, "instances": 2}, point) == ["2 instances (was: 1 instance)"]
 
 

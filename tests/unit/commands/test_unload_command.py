@@ -3,7 +3,7 @@
 import pytest
 
 from modserve.commands.status_report import IndexRow
-from modserve.commands.unload import unloaded_with
+from modserve.commands.unload import find_unloaded
 
 BEFORE = [IndexRow(name, "1", "READY", "") for name in ("step", "first", "second", "other")]
 NEEDS = "unloaded, for ensemble 'first' depends on 'step'"
@@ -29,15 +29,15 @@ def after(**states: str) -> list[IndexRow]:
     ids=["nothing", "two ensembles", "one with requests in flight", "another client's"],
 )
 def test_what_went_with_a_model(states: dict[str, str], gone: list[str]) -> None:
-    assert unloaded_with("step", BEFORE, after(step="UNAVAILABLE unloaded", **states)) == gone
+    assert find_unloaded("step", BEFORE, after(step="UNAVAILABLE unloaded", **states)) == gone
 
 
 def test_a_model_of_which_a_version_stays() -> None:
     two = [*BEFORE, IndexRow("first", "2", "READY", "")]
     now = [*after(step="UNAVAILABLE unloaded", first=f"UNAVAILABLE {NEEDS}"), IndexRow("first", "2", "READY", "")]
-    assert unloaded_with("step", two, now) == []
+    assert find_unloaded("step", two, now) == []
 
 
 def test_the_steps_of_an_ensemble() -> None:
     states = dict.fromkeys(("first", "step"), "UNAVAILABLE unloaded")
-    assert unloaded_with("first", BEFORE, after(**states), dependents=True) == ["step"]
+    assert find_unloaded("first", BEFORE, after(**states), dependents=True) == ["step"]

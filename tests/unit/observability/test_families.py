@@ -15,8 +15,8 @@ from modserve.core.statistics.histogram import Histogram
 from modserve.observability.families import (
     Labels,
     family,
+    format_labels,
     histogram_family,
-    labelled,
     number,
     render,
     summary_family,
@@ -35,7 +35,7 @@ def test_labels_have_their_places() -> None:
     assert labels.having("state", 'y"').endswith(',state="y\\"",version="1"')
     assert labels.having("zone", "z").endswith(',version="1",zone="z"')
     assert Labels({}).having("quantile", "0.5") == 'quantile="0.5"'
-    assert labelled({}) == ""
+    assert format_labels({}) == ""
 
 
 @pytest.mark.parametrize(

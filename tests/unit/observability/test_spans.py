@@ -393,7 +393,7 @@ def test_a_clients_trace_goes_on() -> None:
 def test_a_request_whose_call_is_in_another_worker() -> None:
     bench, elsewhere = Bench(), Bench()
     trace, _ = bench.call()
-    part = elsewhere.tracer.continued(Model(), trace.context)  # type: ignore[arg-type]
+    part = elsewhere.tracer.continue_trace(Model(), trace.context)  # type: ignore[arg-type]
     inflight = submit_traced(part, Model(), request(), RecordingSink(), 10)
     run([inflight])
     inflight.settle(InferenceResponse("m", 3, {}))

@@ -6,7 +6,7 @@ import sys
 CODE = """
 import multiprocessing
 import sys
-from modserve.observability.standard_streams import unblocked
+from modserve.observability.standard_streams import unblock
 
 
 def work():
@@ -14,7 +14,7 @@ def work():
     kept.writelines(["its ", "error\\n"])
 
 
-with unblocked():
+with unblock():
     kept = sys.stderr
     print("of the parent")
     child = multiprocessing.get_context("fork").Process(target=work)
@@ -33,9 +33,9 @@ def test_processes_that_a_model_forks_print_as_the_model_does() -> None:
 FLUSHED = """
 import os
 import sys
-from modserve.observability.standard_streams import unblocked
+from modserve.observability.standard_streams import unblock
 
-with unblocked():
+with unblock():
     print("the beginning, ", end="", flush=True)
     sys.stdout.writer.flush()
     os.write(1, b"something between, ")

@@ -16,7 +16,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Tensor
 from modserve.text.dense import DenseLayer
 from modserve.text.description import TextDescription, describe
-from modserve.text.outputs import TensorPlan, labelled, scores
+from modserve.text.outputs import TensorPlan, label_scores, scores
 from modserve.text.tokenizer import Tokens
 from text_folders import write_folder
 
@@ -194,5 +194,5 @@ def test_scores() -> None:
 
 
 def test_labels_are_in_the_order_of_their_scores() -> None:
-    by_score = labelled(np.array([0.2, 0.5, 0.5, 0.1], np.float32), ["a", "b", "c"])
+    by_score = label_scores(np.array([0.2, 0.5, 0.5, 0.1], np.float32), ["a", "b", "c"])
     assert [each["label"] for each in by_score] == ["b", "c", "a", "LABEL_3"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from modserve.text.pooling import POOLINGS, pool, shortened
+from modserve.text.pooling import POOLINGS, pool, shorten
 
 RNG = np.random.default_rng(3)
 TOKENS = RNG.normal(size=(7, 5)).astype(np.float32)
@@ -62,7 +62,7 @@ def test_the_result_does_not_keep_the_tokens() -> None:
 
 def test_normalised_and_shortened() -> None:
     vector = np.array([3.0, 4.0, 12.0], np.float32)
-    np.testing.assert_allclose(shortened(vector, None, True), vector / 13)
-    np.testing.assert_allclose(shortened(vector, 2, True), [0.6, 0.8], rtol=1e-6)
-    np.testing.assert_array_equal(shortened(vector, 2, False), [3.0, 4.0])
-    np.testing.assert_array_equal(shortened(np.zeros(3, np.float32), None, True), np.zeros(3))
+    np.testing.assert_allclose(shorten(vector, None, True), vector / 13)
+    np.testing.assert_allclose(shorten(vector, 2, True), [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_array_equal(shorten(vector, 2, False), [3.0, 4.0])
+    np.testing.assert_array_equal(shorten(np.zeros(3, np.float32), None, True), np.zeros(3))

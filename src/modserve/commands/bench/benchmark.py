@@ -132,7 +132,7 @@ async def _search(
             break
         report.results.append(result)
         report.met.append(met)
-        shown.tried(result, met, goal)
+        shown.show_trial(result, met, goal)
         report.best = result if met else None
     if interrupt.happened:
         within = [result for result, met in zip(report.results, report.met, strict=True) if met]

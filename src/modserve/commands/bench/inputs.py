@@ -88,11 +88,13 @@ def make(model: str, specs: Sequence[TargetInput], batches: bool, data: DataOpti
         streams = _documents(data.file)
         documents = itertools.chain.from_iterable(streams)
         samples = [_sample(rest, document, dict(data.shapes), data.file) for document in documents]
-        requests: list[Inputs] = [{**files, **_stacked(samples, start, rows)} for start in range(len(samples))]
+        requests: list[Inputs] = [{**files, **_stack(samples, start, rows)} for start in range(len(samples))]
         return Dataset(requests, remarks, [len(stream) for stream in streams])
     shaped = dict(data.shapes)
     made = {
-        spec.name: _made(model, spec, data, rows, remarks) for spec in rest if not spec.optional or spec.name in shaped
+        spec.name: _make_input(model, spec, data, rows, remarks)
+        for spec in rest
+        if not spec.optional or spec.name in shaped
     }
     everything = {**files, **made}
     return Dataset([{spec.name: everything[spec.name] for spec in specs if spec.name in everything}], remarks, [1])
@@ -105,7 +107,7 @@ def spec_of(specs: Sequence[TargetInput], name: str) -> TargetInput:
 # Generated data
 
 
-def _made(model: str, spec: TargetInput, data: DataOptions, rows: int | None, remarks: list[str]) -> Tensor:
+def _make_input(model: str, spec: TargetInput, data: DataOptions, rows: int | None, remarks: list[str]) -> Tensor:
     shape = dict(data.shapes).get(spec.name)
     if shape is None:
         shape = Sizes("", model).resolve(spec.name, spec.dims)
@@ -148,10 +150,10 @@ def _from_file(spec: TargetInput, path: Path, rows: int | None) -> Tensor:
         raise invalid(f"cannot read '{path}': {error.strerror}") from None
     except ValueError as error:
         raise invalid(f"'{path}' cannot be read as an array: {error}") from None
-    return _fitted(spec, array, rows, f"'{path}'")
+    return _fit(spec, array, rows, f"'{path}'")
 
 
-def _fitted(spec: TargetInput, array: Array, rows: int | None, where: str) -> Tensor:
+def _fit(spec: TargetInput, array: Array, rows: int | None, where: str) -> Tensor:
     if rows is not None and matches(spec.dims, array.shape):
         array = np.repeat(array[None], rows, axis=0)
     dims = spec.dims if rows is None else (-1, *spec.dims)
@@ -264,7 +266,7 @@ def _text(value: Any) -> bytes:
     return str(value).encode()
 
 
-def _stacked(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | None) -> Inputs:
+def _stack(samples: Sequence[Mapping[str, Tensor]], start: int, rows: int | None) -> Inputs:
     """Return the request from the sample at `start`; a batch takes as many samples as rows, wrapping around."""
     if rows is None:
         return samples[start]

@@ -114,11 +114,11 @@ class _LoadLoop:
             if self._sequences is not None and not self._sequences.under_way(slot):
                 self._ended += 1
             return
-        self._failed(error)
+        self._count_error(error)
         if self._sequences is not None:
             self._sequences.drop(slot)
 
-    def _failed(self, error: str) -> None:
+    def _count_error(self, error: str) -> None:
         if error not in self._errors and len(self._errors) >= MOST_ERRORS:
             error = "other errors"
         self._errors[error] += 1
@@ -260,7 +260,7 @@ class OpenLoop(_LoadLoop):
         try:
             self._add(await self._factory.open(self, min(len(self._slots), self._most - len(self._slots))))
         except OSError as error:
-            self._failed(f"cannot connect: {error.strerror or error}")
+            self._count_error(f"cannot connect: {error.strerror or error}")
         finally:
             self._opening = None
 

@@ -90,10 +90,10 @@ class LoadLevel:
     value: float
 
     def __str__(self) -> str:
-        return f"rate {rounded(self.value)}/s" if self.is_rate else f"concurrency {self.value:,.0f}"
+        return f"rate {round_rate(self.value)}/s" if self.is_rate else f"concurrency {self.value:,.0f}"
 
 
-def rounded(rate: float) -> str:
+def round_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from .. import terminal
-from .measures import STREAM_PERCENTILES, WINDOWS, LoadLevel, Measurement, MeasurementWindow, rounded
+from .measures import STREAM_PERCENTILES, WINDOWS, LoadLevel, Measurement, MeasurementWindow, round_rate
 from .profiler import LatencyGoal, MeasurementRules
 
 _SHOWN_ERRORS = 10
@@ -34,9 +34,9 @@ class Progress:
         if self._bar is None:
             print(f"{load}: {line}", file=self._stream, flush=True)
 
-    def tried(self, result: Measurement, met: bool, goal: LatencyGoal) -> None:
+    def show_trial(self, result: Measurement, met: bool, goal: LatencyGoal) -> None:
         """Show a measured rate of a search."""
-        line = tried_line(result, met, goal)
+        line = format_trial(result, met, goal)
         if self._bar is None:
             print(line, file=self._stream, flush=True)
         else:
@@ -76,14 +76,14 @@ def window_line(windows: Sequence[MeasurementWindow], rules: MeasurementRules) -
     return f"{line}, {failed:,} errors" if failed else line
 
 
-def tried_line(result: Measurement, met: bool, goal: LatencyGoal) -> str:
+def format_trial(result: Measurement, met: bool, goal: LatencyGoal) -> str:
     shown = f"p{goal.percentile:g} {milliseconds(result.percentiles[goal.percentile])} ms"
     why = ""
     if not met and result.failed:
         why = " (errors)"
     elif not met and not result.keeps_up:
         why = f" ({result.rate:,.0f}/s completed)"
-    return f"rate {rounded(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'met' if met else 'missed'}{why}"
+    return f"rate {round_rate(result.load.value)}/s: {shown}, goal {goal.ms:g} ms: {'met' if met else 'missed'}{why}"
 
 
 # The table
@@ -246,12 +246,12 @@ def verdict(results: Sequence[Measurement], met: Sequence[bool], goal: LatencyGo
     text = f"p{goal.percentile:g} of at most {goal.ms:g} ms"
     if best is None:
         lowest = min((each.load.value for each in results), default=0.0)
-        return f"\nNo rate meets {text}" + (f", not even {rounded(lowest)} requests/s." if lowest else ".")
+        return f"\nNo rate meets {text}" + (f", not even {round_rate(lowest)} requests/s." if lowest else ".")
     shown = f"p{goal.percentile:g} is {milliseconds(best.percentiles[goal.percentile])} ms there"
     missed = [each.load.value for each, fine in zip(results, met, strict=False) if not fine]
     above = min((rate for rate in missed if rate > best.load.value), default=0.0)
-    end = f"; {rounded(above)} does not" if above else ""
-    return f"\nThe highest rate that meets {text}: {rounded(best.load.value)} requests/s ({shown}){end}."
+    end = f"; {round_rate(above)} does not" if above else ""
+    return f"\nThe highest rate that meets {text}: {round_rate(best.load.value)} requests/s ({shown}){end}."
 
 
 def columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -34,7 +34,7 @@ COUNT = 256
 _TRIALS = (16, 64)
 
 
-def made_up(tokens: int, counted: Callable[[str], int]) -> tuple[list[str], str]:
+def make_prompts(tokens: int, counted: Callable[[str], int]) -> tuple[list[str], str]:
     """Return prompts of random words, and a remark about their length.
 
     `counted` sends a text and returns its tokens, with all that the server puts around it, or 0 if the server does not
@@ -107,7 +107,9 @@ def text_session(servers: Sequence[Destination], model: str, options: TextLoad) 
     try:
         counter = TextCounter(options.limits, streams=calls.streams, numbered=options.prompts is None)
         if options.prompts is None:
-            texts, remark = made_up(options.input_tokens, lambda text: _counted(remotes[0], calls, counter, text))
+            texts, remark = make_prompts(
+                options.input_tokens, lambda text: _count_tokens(remotes[0], calls, counter, text)
+            )
             words = f"{len(texts)} prompts of {options.input_tokens} tokens"
         else:
             texts, remark = read(options.prompts), ""
@@ -142,7 +144,7 @@ def _endpoint(server: Destination) -> Endpoint:
     return Endpoint(server.address, context)
 
 
-def _counted(remote: RemoteServer, calls: OpenAiCalls, counter: TextCounter, text: str) -> int:
+def _count_tokens(remote: RemoteServer, calls: OpenAiCalls, counter: TextCounter, text: str) -> int:
     """Return the tokens of a prompt, as counted by the server; 0 if it does not count."""
     fields: dict[str, Any] = {"max_tokens": 1, "stream": None, "stream_options": None} if calls.streams else {}
     body = OpenAiCalls(calls.kind, calls.model, 1, calls.extra).body([counter.tag().decode() + text], **fields)

@@ -18,7 +18,7 @@ from ..destination import Destination, openai_destination
 from ..errors import RefusedError
 from ..remote_server import RemoteServer, connect
 from ..syntax import INTERRUPTED, UsageError, add_destination, number_type, option, parser, reading
-from .completions import ChatResponse, check, suggested_sampling
+from .completions import ChatResponse, check, fetch_suggested_sampling
 from .conversation import Conversation, converse, note, readable
 
 _DESCRIPTION = """\
@@ -76,7 +76,7 @@ def work(options: Namespace) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters than a model
     sampling = {name: getattr(options, name) for name in ("max_tokens", "temperature")}
     with _model(options.model, place) as (server, model):
-        suggested = suggested_sampling(server, place.address.prefix, model)
+        suggested = fetch_suggested_sampling(server, place.address.prefix, model)
         conversation = Conversation(
             server,
             model,

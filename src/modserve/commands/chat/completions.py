@@ -84,7 +84,7 @@ def check(server: RemoteServer, prefix: str, model: str) -> None:
         server.page(_model_page(prefix, model))
 
 
-def suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
+def fetch_suggested_sampling(server: RemoteServer, prefix: str, model: str) -> dict[str, float]:
     """Return the sampling parameters that the server suggests for a model; empty if it suggests none."""
     with contextlib.suppress(RefusedError, ValueError, AttributeError):
         document = json.loads(server.page(_model_page(prefix, model)))

@@ -113,9 +113,9 @@ def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours:
 
     for model in report.models:
         for kind, colour, each in _all(model):
-            yield from map(as_written, _shown(kind, colour if colours else "", each))
+            yield from map(as_written, _format_finding(kind, colour if colours else "", each))
     for remark in report.remarks:
-        yield f"{_coloured('note:', CYAN if colours else '')} {as_written(printable(remark))}"
+        yield f"{_colour('note:', CYAN if colours else '')} {as_written(printable(remark))}"
     if report.models and (report.problems or report.notes):
         yield ""
     wrong = sum(bool(model.problems) for model in report.models)
@@ -124,11 +124,11 @@ def lines(report: CheckReport, places: Mapping[str, str] = _NOWHERE, *, colours:
         done = f"loaded and compared with {report.against} ({plural(report.compared, 'response')})"
     head = f"{plural(len(report.models), 'model')} {done}: "
     if report.inconclusive:
-        head += _coloured("no verdict, because no response was compared", RED if colours else "")
+        head += _colour("no verdict, because no response was compared", RED if colours else "")
     elif not wrong:
-        head += _coloured("no problems", GREEN if colours else "")
+        head += _colour("no problems", GREEN if colours else "")
     else:
-        head += f"{_coloured(plural(report.problems, 'problem'), RED if colours else '')} in {plural(wrong, 'model')}"
+        head += f"{_colour(plural(report.problems, 'problem'), RED if colours else '')} in {plural(wrong, 'model')}"
     head += f", {plural(report.notes, 'note')}" if report.notes else ""
     # Problems are to be mended first; without any, the line must not claim more than was done.
     yield head if wrong or report.loaded or not report.models else f"{head} (files read, nothing loaded; --load loads)"
@@ -139,17 +139,17 @@ def _all(model: ModelReport) -> Iterator[tuple[str, str, Finding]]:
     yield from (("note:", CYAN, each) for each in model.notes)
 
 
-def _shown(kind: str, colour: str, each: Finding) -> Iterator[str]:
+def _format_finding(kind: str, colour: str, each: Finding) -> Iterator[str]:
     """Yield a finding in the format of compilers, which editors know: ``file:line:column: error: text``."""
     place = each.file if each.line is None else f"{each.file}:{each.line}:{each.column}"
-    place = _coloured(f"{printable(place)}:", BOLD if colour else "")
-    yield f"{place} {_coloured(kind, colour)} {printable(each.text)}"
+    place = _colour(f"{printable(place)}:", BOLD if colour else "")
+    yield f"{place} {_colour(kind, colour)} {printable(each.text)}"
     for index, line in enumerate(each.excerpt):
-        yield f"    {_coloured(printable(line), colour if index else '')}"
+        yield f"    {_colour(printable(line), colour if index else '')}"
     yield from (f"    {printable(line)}" for line in each.advice.splitlines())
 
 
-def _coloured(text: str, colour: str) -> str:
+def _colour(text: str, colour: str) -> str:
     return f"{colour}{text}{PLAIN}" if colour else text
 
 

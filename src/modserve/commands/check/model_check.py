@@ -217,7 +217,7 @@ class _RecordingLoader:
         if not self._load:
             return _NotLoaded(ModelId(report.name, version))
         try:
-            with _heard(report):
+            with _collect_warnings(report):
                 return await blueprint.load(path, version)
         except Exception as error:
             failure = from_exception(error, f"failed to load model '{report.name}' version {version}")
@@ -233,7 +233,7 @@ class _RecordingLoader:
 
 
 @contextlib.contextmanager
-def _heard(report: ModelReport) -> Iterator[None]:
+def _collect_warnings(report: ModelReport) -> Iterator[None]:
     """Turn backends' warnings in the log about a model into notes during the block: models load one after the other."""
 
     class Listener(logging.Handler):

@@ -82,13 +82,13 @@ async def compare(served: Mapping[int, Servable], server: RemoteServer, url: str
 def _metadata(ours: ModelMetadata, theirs: ModelMetadata, url: str) -> Iterator[tuple[str, str]]:
     absent = [version for version in ours.versions if version not in theirs.versions]
     if absent:
-        yield "version_policy", f"{url} serves versions {_listed(theirs.versions)}, and not {_listed(absent)}"
+        yield "version_policy", f"{url} serves versions {_join_names(theirs.versions)}, and not {_join_names(absent)}"
     for kind, here, there in (("input", ours.inputs, theirs.inputs), ("output", ours.outputs, theirs.outputs)):
         own = {each.name: each for each in here}
         other = {each.name: each for each in there}
         for name in own.keys() | other.keys():
             if name not in other:
-                yield kind, f"{kind} '{name}' does not exist at {url}, which has {_listed(other)}"
+                yield kind, f"{kind} '{name}' does not exist at {url}, which has {_join_names(other)}"
             elif name not in own:
                 yield kind, f"{url} has {kind} '{name}', which does not exist here"
             elif own[name] != other[name]:
@@ -96,7 +96,7 @@ def _metadata(ours: ModelMetadata, theirs: ModelMetadata, url: str) -> Iterator[
                 yield kind, f"{kind} '{name}' is {shown[0]} here, and {shown[1]} at {url}"
 
 
-def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
+def _join_names(names: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(names) or "none"
 
 
@@ -156,13 +156,15 @@ def _configurations(ours: pb.ModelConfig, theirs: pb.ModelConfig, url: str, diff
     for row in _FIELDS:
         here, there = row.value(ours), row.value(theirs)
         if here != there:
-            text = f"{_WORDS.get(row.name, row.name)} is {_shown(here)} here, and {_shown(there)} at {url}"
+            text = (
+                f"{_WORDS.get(row.name, row.name)} is {_format_value(here)} here, and {_format_value(there)} at {url}"
+            )
             rows = difference.problems if row.matters else difference.notes
             if (row.name, text) not in rows:
                 rows.append((row.name, text))
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "set" if value else "not set"
     text = str(value) if isinstance(value, int | str) and value != "" else repr(value)
@@ -256,7 +258,7 @@ def _samples(config: ModelConfig) -> Iterator[tuple[str, Inputs, Mapping[str, Pa
 
 def _outputs(ours: Inputs, theirs: Inputs, url: str, tolerance: float) -> Iterator[str]:
     if ours.keys() != theirs.keys():
-        yield f"the outputs are {_listed(ours)} here, and {_listed(theirs)} at {url}"
+        yield f"the outputs are {_join_names(ours)} here, and {_join_names(theirs)} at {url}"
     for name in ours.keys() & theirs.keys():
         if text := differs(ours[name], theirs[name], url, tolerance):
             yield f"output '{name}' {text}"

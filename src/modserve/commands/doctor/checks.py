@@ -49,7 +49,7 @@ def _check(name: str, text: str, problem: str = "", level: str = WARNING) -> Che
     return Check(level if problem else OK, name, text, problem)
 
 
-def versions(own_form: str = form()) -> Iterator[Check]:
+def check_versions(own_form: str = form()) -> Iterator[Check]:
     """Report the versions of this package and its foundations."""
     python = f"Python {platform.python_version()}, {platform.system()} {platform.release()}, {platform.machine()}"
     yield Check(OK, "modserve", f"{__version__}, {python}")
@@ -91,13 +91,13 @@ _LIBRARIES = {
 """Modules that a server imports, and the distributions that they are in."""
 
 
-def settings_remarks(remarks: Sequence[str]) -> Iterator[Check]:
+def check_settings(remarks: Sequence[str]) -> Iterator[Check]:
     """Yield remarks on options and variables that have no effect, or are deprecated."""
     for remark in remarks:
         yield _check("settings", remark, "'modserve --help-all' lists all options and variables")
 
 
-def ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
+def check_ports(settings: Settings, probe: Callable[[str, int], None] | None = None) -> Iterator[Check]:
     """Check that the ports of these settings can be opened; one of our own servers at them is no problem."""
     probe = probe or _probe
     own: Path | None = None
@@ -143,7 +143,7 @@ def _probe(address: str, port: int) -> None:
     asyncio.run(probe_port(address, port))
 
 
-def cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
+def check_cores(root: Path = _CGROUP, there: int | None = None) -> Iterator[Check]:
     """Check the cores available for engines' threads, and whether the system takes time away."""
     there = there or os.cpu_count() or 1
     usable = available_cores(root)
@@ -167,7 +167,7 @@ def _field(file: Path, name: str) -> int:
     return 0
 
 
-def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Check]:
+def check_memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Check]:
     """Check the memory limit, and how much is free."""
     limit = allowed_memory(root, meminfo)
     free = _field(meminfo, "MemAvailable") * 1024
@@ -180,7 +180,7 @@ def memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Itera
     yield _check("memory", text, advice if limit and free < 512 * _MIB else "")
 
 
-def files(limit: int | None = None) -> Iterator[Check]:
+def check_files(limit: int | None = None) -> Iterator[Check]:
     """Check the limit of open files, and thereby of connections."""
     limit = raised_limit() if limit is None else limit
     if limit >= sys.maxsize:
@@ -191,7 +191,7 @@ def files(limit: int | None = None) -> Iterator[Check]:
     yield _check("open files", text, advice if limit < 4096 else "")
 
 
-def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
+def check_shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
     """Check the directory of shared-memory regions of clients."""
     try:
         usage = shutil.disk_usage(directory)
@@ -204,7 +204,7 @@ def shared_memory(directory: Path = Path("/dev/shm")) -> Iterator[Check]:
     yield _check("shared memory", text, advice if usage.free <= 64 * _MIB else "")
 
 
-def temporary(directory: str = "") -> Iterator[Check]:
+def check_temporary_files(directory: str = "") -> Iterator[Check]:
     """Check the directory for the temporary files of single-file models and workers."""
     try:
         with tempfile.TemporaryFile(dir=directory or None):
@@ -217,7 +217,7 @@ def temporary(directory: str = "") -> Iterator[Check]:
     yield _check("temporary files", f"{place}, {size(free)} free", "TMPDIR names another" if free < 256 * _MIB else "")
 
 
-def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
+def check_engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
     """Check which engines are installed."""
     entries = inventory() if entries is None else entries
     installed = [f"{each.library} {each.version}".strip() for each in entries if each.installed and each.library]
@@ -229,7 +229,7 @@ def engines(entries: Sequence[BackendEntry] | None = None) -> Iterator[Check]:
     yield Check(OK, "engines", text + (f"; not installed: {', '.join(missing)}" if missing else ""))
 
 
-def gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) -> Iterator[Check]:
+def check_gpus(devices: Sequence[str] | None = None, has_build: bool | None = None) -> Iterator[Check]:
     """Check NVIDIA's GPUs, and whether the local ONNX Runtime can use them."""
     devices = _gpus() if devices is None else devices
     if not devices:
@@ -265,7 +265,7 @@ def _installed(distribution: str) -> bool:
     return True
 
 
-def clock(
+def check_clock(
     now: float | None = None,
     source: Path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
     cost_ns: float | None = None,
@@ -299,8 +299,17 @@ def _clock_cost_ns() -> float:
 
 def all_checks(settings: Settings, remarks: Sequence[str]) -> Iterator[Check]:
     """Yield every check, in the order of the report."""
-    yield from versions()
-    yield from settings_remarks(remarks)
-    yield from ports(settings)
-    for each in (cores, memory, files, shared_memory, temporary, engines, gpus, clock):
+    yield from check_versions()
+    yield from check_settings(remarks)
+    yield from check_ports(settings)
+    for each in (
+        check_cores,
+        check_memory,
+        check_files,
+        check_shared_memory,
+        check_temporary_files,
+        check_engines,
+        check_gpus,
+        check_clock,
+    ):
         yield from each()

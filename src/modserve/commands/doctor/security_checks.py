@@ -67,7 +67,7 @@ def level_at(hosts: Iterable[str]) -> str:
     return WARNING if all(map(is_loopback, hosts)) else PROBLEM
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Join the first few names."""
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
@@ -83,15 +83,31 @@ def all_checks(settings: Settings) -> Iterator[Check]:
         except ModserveError as error:
             failure = error.message
     place = Place(settings, listen_addresses(settings), file)
-    yield from _addresses(place)
-    yield from _keys(place, failure)
-    for check in (_key_file, _endless_keys, _issuers, _tls, _admin, _restrictions, _model_control):
+    yield from _check_addresses(place)
+    yield from _check_keys(place, failure)
+    for check in (
+        _check_key_file,
+        _check_endless_keys,
+        _check_issuers,
+        _check_tls,
+        _check_admin,
+        _check_restrictions,
+        _check_model_control,
+    ):
         yield from check(place)
-    for check in (_shared_memory, _health, _metrics, _records, _code, _repositories, _browsers):
+    for check in (
+        _check_shared_memory,
+        _check_health,
+        _check_metrics,
+        _check_records,
+        _check_code,
+        _check_repositories,
+        _check_browsers,
+    ):
         yield from check(place)
 
 
-def _addresses(place: Place) -> Iterator[Check]:
+def _check_addresses(place: Place) -> Iterator[Check]:
     remote = [each for each in place.listeners if not is_loopback(each.address)]
     if not remote:
         yield Check(OK, "addresses", "only this machine reaches the ports")
@@ -107,7 +123,7 @@ def _addresses(place: Place) -> Iterator[Check]:
     )
 
 
-def _keys(place: Place, failure: str) -> Iterator[Check]:
+def _check_keys(place: Place, failure: str) -> Iterator[Check]:
     file, single = place.file, place.settings.api_key is not None
     if failure:
         yield Check(PROBLEM, "keys", failure, "the server does not start without it")
@@ -127,7 +143,7 @@ def _keys(place: Place, failure: str) -> Iterator[Check]:
         yield Check(WARNING if empty else OK, "keys", ", ".join(parts), "nobody has access yet" if empty else "")
 
 
-def _key_file(place: Place) -> Iterator[Check]:
+def _check_key_file(place: Place) -> Iterator[Check]:
     if not place.settings.auth_file:
         return
     path = Path(place.settings.auth_file)
@@ -140,24 +156,24 @@ def _key_file(place: Place) -> Iterator[Check]:
         yield Check(WARNING, "key file", text, f"chmod go= '{path}'")
 
 
-def _endless_keys(place: Place) -> Iterator[Check]:
+def _check_endless_keys(place: Place) -> Iterator[Check]:
     keys = () if place.file is None else place.file.keys.values()
     names = [each.identity.name for each in keys if not each.revoked and each.identity.expires == math.inf]
     if place.settings.api_key is not None:
         names.append(KEY_VARIABLE)
     if names:
         advice = "'modserve keys add NAME --expires 90d'; 'modserve keys rotate NAME' makes a new secret"
-        yield Check(WARNING, "expiry", f"no end: {listed(names)}", advice)
+        yield Check(WARNING, "expiry", f"no end: {join_names(names)}", advice)
 
 
-def _issuers(place: Place) -> Iterator[Check]:
+def _check_issuers(place: Place) -> Iterator[Check]:
     for each in () if place.file is None else place.file.issuers:
         if each.jwks.lower().startswith("http://"):
             text = f"the public keys of {each.issuer} come from {each.jwks}, which others on the way can change"
             yield Check(PROBLEM, "tokens", text, "an https:// address, or a file")
 
 
-def _tls(place: Place) -> Iterator[Check]:
+def _check_tls(place: Place) -> Iterator[Check]:
     for each, front_end in (("HTTP", place.settings.http), ("gRPC", place.settings.grpc)):
         if not front_end.allow:
             continue
@@ -176,7 +192,7 @@ def _tls(place: Place) -> Iterator[Check]:
             yield Check(OK, name, "on, for clients with a certificate" if tls.mutual else "on")
 
 
-def _admin(place: Place) -> Iterator[Check]:
+def _check_admin(place: Place) -> Iterator[Check]:
     admin = admin_address_of(place.settings)
     if admin is None:
         return
@@ -193,7 +209,7 @@ def _admin(place: Place) -> Iterator[Check]:
         yield Check(OK, "admin port", f"{admin}, for callers with keys")
 
 
-def _restrictions(place: Place) -> Iterator[Check]:
+def _check_restrictions(place: Place) -> Iterator[Check]:
     if place.has_keys:
         yield Check(OK, "settings", "logs, traces and shared memory need a key for 'admin' or 'control'")
         return
@@ -215,7 +231,7 @@ def _restrictions(place: Place) -> Iterator[Check]:
             yield Check(OK, "settings", f"{each} calls that change something need a header")
 
 
-def _model_control(place: Place) -> Iterator[Check]:
+def _check_model_control(place: Place) -> Iterator[Check]:
     settings, mode = place.settings, place.settings.model_control_mode
     front_ends = [each for each in (settings.http, settings.grpc) if each.allow]
     if mode == "none":
@@ -233,7 +249,7 @@ def _model_control(place: Place) -> Iterator[Check]:
         yield Check(place.level, "model control", text, advice)
 
 
-def _shared_memory(place: Place) -> Iterator[Check]:
+def _check_shared_memory(place: Place) -> Iterator[Check]:
     if not place.settings.allow_client_shm:
         yield Check(OK, "shared memory", "clients may not use it")
         return
@@ -242,7 +258,7 @@ def _shared_memory(place: Place) -> Iterator[Check]:
     yield Check(WARNING if place.has_keys else place.level, "shared memory", text, advice)
 
 
-def _health(place: Place) -> Iterator[Check]:
+def _check_health(place: Place) -> Iterator[Check]:
     open_ = not place.has_keys or "health" in place.settings.auth_open
     text = "open, for probes; it names no model to callers without a key" if open_ else "needs a key"
     if not place.has_keys:
@@ -250,7 +266,7 @@ def _health(place: Place) -> Iterator[Check]:
     yield Check(OK, "health", text)
 
 
-def _metrics(place: Place) -> Iterator[Check]:
+def _check_metrics(place: Place) -> Iterator[Check]:
     settings = place.settings
     if not settings.allow_metrics:
         yield Check(OK, "metrics", "switched off")
@@ -280,7 +296,7 @@ def _metrics(place: Place) -> Iterator[Check]:
         )
 
 
-def _records(place: Place) -> Iterator[Check]:
+def _check_records(place: Place) -> Iterator[Check]:
     record = place.settings.record
     if not record.folder:
         yield Check(OK, "recording", "requests and responses are not recorded")
@@ -289,14 +305,16 @@ def _records(place: Place) -> Iterator[Check]:
     if others := _writers(path) or _readers(path):
         text = f"{others} may look into {path}, or change it: recorded requests are there"
         yield Check(PROBLEM, "recording", text, f"chmod go= '{path}'")
-    hidden = f"but for {listed(f'{model}:{tensor}' for model, tensor in record.redacted)}" if record.redacted else ""
+    hidden = (
+        f"but for {join_names(f'{model}:{tensor}' for model, tensor in record.redacted)}" if record.redacted else ""
+    )
     text = f"what clients send and get is written to {path}{f', {hidden}' if hidden else ', with all tensors'}"
     yield Check(
         WARNING, "recording", text, "--record redact=MODEL:TENSOR leaves tensors out; without --record, nothing is"
     )
 
 
-def _code(place: Place) -> Iterator[Check]:
+def _check_code(place: Place) -> Iterator[Check]:
     settings = place.settings
     if settings.deny_code:
         yield Check(OK, "code", "models that run code from the repository are refused")
@@ -309,7 +327,7 @@ def _code(place: Place) -> Iterator[Check]:
         yield Check(OK, "code", "models may run code from the repository; --deny-code refuses them")
 
 
-def _repositories(place: Place) -> Iterator[Check]:
+def _check_repositories(place: Place) -> Iterator[Check]:
     settings = place.settings
     for path in (*settings.repositories, *(path for _, path in settings.model_file)):
         if not isinstance(path, Path) or not path.exists():
@@ -320,14 +338,14 @@ def _repositories(place: Place) -> Iterator[Check]:
             continue
         worst = PROBLEM if any(writers == _EVERYBODY for _, writers in loose) else WARNING
         writers = _EVERYBODY if worst == PROBLEM else _GROUP
-        names = listed(str(each) for each, who in loose if who == writers)
+        names = join_names(str(each) for each, who in loose if who == writers)
         yield Check(worst, "repository", f"{writers} may write {names}", f"chmod -R go-w '{path}'")
     if settings.allow_outside_symlinks:
         text = "links of models may lead to any file that the server can read"
         yield Check(WARNING, "links", text, "without --allow-outside-symlinks they stay in the repository")
 
 
-def _browsers(place: Place) -> Iterator[Check]:
+def _check_browsers(place: Place) -> Iterator[Check]:
     http = place.settings.http
     if "*" in http.cors_allow_origin and not place.has_keys:
         text = "any page in a browser that reaches the server may make every call"

@@ -32,14 +32,14 @@ def lines(result: Result, seconds: float) -> Iterator[str]:
     yield ", ".join(parts)
     for name, tensor in result.tensors.items():
         yield f"{name}  {tensor.datatype} {list(tensor.shape)}"
-        yield from (f"  {line}" for line in shown(tensor).splitlines())
+        yield from (f"  {line}" for line in format_elements(tensor).splitlines())
 
 
 def _version(result: Result) -> str:
     return "" if result.version is None else str(result.version)
 
 
-def shown(tensor: Tensor) -> str:
+def format_elements(tensor: Tensor) -> str:
     """Format the elements; the middle of many is left out."""
     array = tensor.array
     if not array.size:

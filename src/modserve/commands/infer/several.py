@@ -8,7 +8,7 @@ import numpy as np
 from modserve.client.values import ClientCall, Result
 
 from ..server_set import Outcome, ServerSet, failure_text
-from ..terminal import duration, indented, table
+from ..terminal import duration, indent_lines, table
 from . import output
 
 _HEAD = ("server", "version", "after", "outputs")
@@ -31,7 +31,7 @@ def text_lines(outcomes: Sequence[Outcome[Result]]) -> Iterator[str]:
     for text, each in zip(body, outcomes, strict=True):
         yield text
         if each.error is not None:
-            yield from indented(failure_text(each.error, each.url))
+            yield from indent_lines(failure_text(each.error, each.url))
 
 
 def _row(each: Outcome[Result], first: Outcome[Result] | None) -> tuple[str, str, str, str]:

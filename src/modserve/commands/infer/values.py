@@ -49,7 +49,8 @@ def tensors(words: Sequence[str], inputs: Sequence[InputSpec], decode_image: Dec
         for name, array in _read(word, by_name, decode_image):
             arrays.setdefault(name, []).append(array)
     return {
-        name: Tensor.from_array(_joined(by_name[name], rows), by_name[name].datatype) for name, rows in arrays.items()
+        name: Tensor.from_array(_join_rows(by_name[name], rows), by_name[name].datatype)
+        for name, rows in arrays.items()
     }
 
 
@@ -69,7 +70,7 @@ def _read(word: str, inputs: Mapping[str, InputSpec], decode_image: DecodeImage)
     return [(name, from_text(text.removeprefix("@") if text.startswith("@@") else text, spec))]
 
 
-def _joined(spec: InputSpec, rows: list[Array]) -> Array:
+def _join_rows(spec: InputSpec, rows: list[Array]) -> Array:
     if len(rows) == 1:
         return rows[0]
     if not spec.shape or spec.shape[0] != -1:
@@ -93,12 +94,12 @@ def from_text(text: str, spec: InputSpec) -> Array:
                 value = json.loads(text)
             except ValueError:
                 value = text
-        return fitted(_texts(value, spec), spec)
+        return fit(_texts(value, spec), spec)
     try:
         value = json.loads(text if not _is_list(text) else f"[{text}]")
     except ValueError:
         raise invalid(f"input '{spec}': expected {_NUMBERS}, got: {text[:60]}") from None
-    return fitted(converted(_numbers(value, spec), spec), spec)
+    return fit(convert(_numbers(value, spec), spec), spec)
 
 
 def _is_list(text: str) -> bool:
@@ -133,7 +134,7 @@ def _texts(value: Any, spec: InputSpec) -> Array:
     return array
 
 
-def converted(array: Array, spec: InputSpec) -> Array:
+def convert(array: Array, spec: InputSpec) -> Array:
     """Convert an array to the input's datatype if only precision is lost. Raises INVALID_ARG."""
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
@@ -156,7 +157,7 @@ def converted(array: Array, spec: InputSpec) -> Array:
     return made
 
 
-def fitted(array: Array, spec: InputSpec) -> Array:
+def fit(array: Array, spec: InputSpec) -> Array:
     """Fit an array to the input's shape: as is, with leading dimensions of 1, a list folded, or one number repeated.
 
     Raises INVALID_ARG for what fits in none of these ways.
@@ -174,10 +175,10 @@ def fitted(array: Array, spec: InputSpec) -> Array:
         folded = tuple(array.size // fixed if size < 0 else size for size in dims)
         if math.prod(folded) == array.size:
             return array.reshape(folded)
-    raise invalid(f"input '{spec}': the value has shape {list(array.shape)}; {_expected(dims)}")
+    raise invalid(f"input '{spec}': the value has shape {list(array.shape)}; {_describe_expected(dims)}")
 
 
-def _expected(dims: Shape) -> str:
+def _describe_expected(dims: Shape) -> str:
     rest = dims[1:] if dims[:1] == (-1,) else dims
     if -1 in rest:
         return f"expected {len(dims)} dimensions, of which -1 has any size"
@@ -198,12 +199,12 @@ def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
     content = _content(file)
     ending = Path(file).suffix.lower()
     if ending == ".npy":
-        return fitted(converted(_numpy(file, content), spec), spec)
+        return fit(convert(_numpy(file, content), spec), spec)
     if ending == ".npz":
         arrays = _numpy(file, content)
         if spec.name not in arrays and len(arrays) != 1:
             raise invalid(f"{file} has no array '{spec.name}', but {', '.join(arrays)}")
-        return fitted(converted(arrays.get(spec.name, next(iter(arrays.values()))), spec), spec)
+        return fit(convert(arrays.get(spec.name, next(iter(arrays.values()))), spec), spec)
     if ending == ".json":
         return from_text(_text(file, content), spec)
     if ending in IMAGES and spec.datatype is not dtypes.BYTES:
@@ -211,11 +212,11 @@ def from_file(file: str, spec: InputSpec, decode_image: DecodeImage) -> Array:
     if spec.datatype is dtypes.BYTES:
         made = np.empty((), object)
         made[()] = content.removesuffix(b"\n") if ending == ".txt" else content
-        return fitted(made, spec)
+        return fit(made, spec)
     if ending in (".txt", ".csv"):
-        return fitted(converted(_columns(file, _text(file, content)), spec), spec)
+        return fit(convert(_columns(file, _text(file, content)), spec), spec)
     if ending in (".bin", ".raw") and len(content) % spec.datatype.size == 0:
-        return fitted(np.frombuffer(content, spec.datatype.numpy), spec)
+        return fit(np.frombuffer(content, spec.datatype.numpy), spec)
     raise invalid(
         f"{file} cannot be a value of input '{spec}'; read are .npy, .npz, .json, .txt and .csv with numbers, .bin "
         f"with {spec.datatype.size}-byte elements, and pictures ({' '.join(IMAGES)})"
@@ -228,7 +229,7 @@ def _archive(file: str, inputs: Mapping[str, InputSpec]) -> list[tuple[str, Arra
     if others := [name for name in arrays if name not in inputs]:
         listed = "; ".join(map(str, inputs.values()))
         raise invalid(f"{file} has an array '{others[0]}', which is not an input; the inputs are {listed}")
-    return [(name, fitted(converted(array, inputs[name]), inputs[name])) for name, array in arrays.items()]
+    return [(name, fit(convert(array, inputs[name]), inputs[name])) for name, array in arrays.items()]
 
 
 def _content(file: str) -> bytes:

@@ -109,7 +109,7 @@ def _outputs(
     for name in dict.fromkeys((*recorded, *result.tensors)):
         old, new = recorded.get(name), result.tensors.get(name)
         if old is None or new is None or (old.datatype, old.shape) != (new.datatype, new.shape):
-            difference = Difference(_described(old), _described(new), number, name)
+            difference = Difference(_describe(old), _describe(new), number, name)
             comparison.differences.append(difference)
         elif old.content is not None:
             elements = compare_elements(old.content, new, tolerances.get(old.datatype.name, _EXACT))
@@ -121,7 +121,7 @@ def _outputs(
                 comparison.differences.append(difference)
 
 
-def _described(tensor: RecordedTensor | Tensor | None) -> str:
+def _describe(tensor: RecordedTensor | Tensor | None) -> str:
     return "no such output" if tensor is None else f"{tensor.datatype.name} {format_shape(tensor.shape)}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ..terminal import indented, table
+from ..terminal import indent_lines, table
 from .rule import WatchCounts
 from .steps import RolloutReport
 
@@ -19,7 +19,7 @@ def lines(report: RolloutReport) -> Iterator[str]:
     yield rule
     for text, each in zip(body, report.servers, strict=True):
         yield text
-        yield from indented(each.reason)
+        yield from indent_lines(each.reason)
     yield ""
     yield f"{report.plan.model}: {sentence(report)}"
 

@@ -21,7 +21,7 @@ from ..remote_server import RemoteServer
 from ..server_set import ServerSet, failure_text
 from ..terminal import duration, plural
 from .rule import LOOKS, RolloutRules, Verdict, WatchCounts, judge, judge_later, total_of
-from .watch import CountSource, RolloutError, Watch, watched_versions
+from .watch import CountSource, RolloutError, Watch, choose_versions
 
 _LEFT = "interrupted twice, so that servers are left as they are"
 UNDER_WAY = "its rollout has begun, and is not decided"
@@ -69,7 +69,7 @@ class ServerProgress:
 
     @property
     def new_versions(self) -> frozenset[str]:
-        return watched_versions(self.before.versions, self.after.versions)
+        return choose_versions(self.before.versions, self.after.versions)
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class Watch:
         whole = [WatchCounts()] * len(self._sources)
         for index, snapshot in self._read(self._first).items():
             if snapshot is not None:
-                whole[index] = counted(snapshot, self._first[index], self._model, self._versions[index])
+                whole[index] = count_since(snapshot, self._first[index], self._model, self._versions[index])
         return whole
 
     def _read(self, indexes: Collection[int]) -> dict[int, TopSnapshot | None]:
@@ -81,7 +81,7 @@ def _snapshot(source: CountSource) -> TopSnapshot | None:
         return None
 
 
-def counted(now: TopSnapshot, begin: TopSnapshot, model: str, versions: Collection[str]) -> WatchCounts:
+def count_since(now: TopSnapshot, begin: TopSnapshot, model: str, versions: Collection[str]) -> WatchCounts:
     """Return the counts of these versions since the snapshot `begin`. A version reloaded meanwhile began at 0."""
     whole = WatchCounts()
     for version in versions:
@@ -102,6 +102,6 @@ def _since(now: ModelCounts, before: ModelCounts) -> WatchCounts:
     )
 
 
-def watched_versions(before: Iterable[str], after: Iterable[str]) -> frozenset[str]:
+def choose_versions(before: Iterable[str], after: Iterable[str]) -> frozenset[str]:
     """Return the versions that the load added; all versions if it only replaced them."""
     return frozenset(after) - frozenset(before) or frozenset(after)

@@ -191,15 +191,15 @@ def total(parts: Sequence[Activity]) -> Activity:
     states = Counter(part.state for part in parts)
     return Activity(
         next(iter(states), "") if len(states) < 2 else f"{states['READY']} of {len(parts)} READY",
-        _known([part.per_second for part in parts]),
-        _known([part.errors_per_second for part in parts]),
-        _known([part.waiting for part in parts]),
+        _sum_known([part.per_second for part in parts]),
+        _sum_known([part.errors_per_second for part in parts]),
+        _sum_known([part.waiting for part in parts]),
         sum(part.errors for part in parts),
         window,
     )
 
 
-def _known(values: Sequence[float]) -> float:
+def _sum_known(values: Sequence[float]) -> float:
     """Return the sum of the known values; -1 if there are none."""
     known = [value for value in values if value >= 0]
     return sum(known) if known else -1
@@ -207,10 +207,10 @@ def _known(values: Sequence[float]) -> float:
 
 def rows(snapshots: Sequence[TopSnapshot]) -> list[TopRow]:
     """Return the rows of the last snapshot, busiest model first: rates since the one before, times since the first."""
-    return sorted_rows(activities(snapshots))
+    return sort_rows(activities(snapshots))
 
 
-def sorted_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
+def sort_rows(activities: Mapping[Key, Activity]) -> list[TopRow]:
     """Return the rows, busiest model first."""
     made = [_row(key, activity) for key, activity in activities.items()]
     return sorted(made, key=lambda row: (-row.per_second, row.model, row.version))

@@ -29,7 +29,7 @@ from .figures import (
     from_metrics,
     from_statistics,
     server_line,
-    sorted_rows,
+    sort_rows,
     sum_line,
     total,
 )
@@ -276,7 +276,7 @@ class SeveralFrames:
             lines.append(server_line(url, server.trouble, server.snapshots.last, own))
             for key, activity in own.items():
                 models.setdefault(key, []).append(activity)
-        rows = sorted_rows({key: total(parts) for key, parts in models.items()})
+        rows = sort_rows({key: total(parts) for key, parts in models.items()})
         self._history.append(sum(max(0.0, row.per_second) for row in rows))
         ready = sum(line.state == "ready" for line in lines)
         lines.append(sum_line(plural(len(lines), "server"), f"{ready} ready", models.values()))

@@ -32,7 +32,7 @@ from ..syntax import (
 )
 from .repository import CONFIG_FILE, ModelCopy, model_repository, serving
 from .show import finals, remarks, table, trial_line
-from .space import CoordinateSearch, Point, SearchLimits, Value, applied, shown, space, text, why_not
+from .space import CoordinateSearch, Point, SearchLimits, Value, apply, describe, space, text, why_not
 from .tuning import Hooks, Trial, TrialRunner, TuneResult, TuneSetup, tune
 
 _DESCRIPTION = """\
@@ -98,7 +98,7 @@ def work(options: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="modserve-tune-") as directory:
         copies = ModelCopy(Path(directory) / "first", model), ModelCopy(Path(directory) / "second", model)
         setup, dimensions = _look(options, model, copies[0])
-        print(f"trying {', '.join(dimensions)}; current: {shown(setup.present)}", file=sys.stderr)
+        print(f"trying {', '.join(dimensions)}; current: {describe(setup.present)}", file=sys.stderr)
         outcome = _search(options, setup, dimensions, copies)
     print("\n".join(table(outcome, setup)))
     print("\n".join(finals(outcome, setup)))
@@ -186,17 +186,17 @@ def _search(
 def _write(options: Namespace, setup: TuneSetup, outcome: TuneResult) -> None:
     point: Point = outcome.best.point
     if options.output:
-        Path(options.output).write_text(recommended(setup, outcome), "utf-8")
+        Path(options.output).write_text(recommend(setup, outcome), "utf-8")
         print(f"\nwrote {options.output}")
     elif point != setup.present:
-        print(f"\n{recommended(setup, outcome)}", end="")
+        print(f"\n{recommend(setup, outcome)}", end="")
     if options.html:
         from .show import page
 
         Path(options.html).write_text(page(outcome, setup), "utf-8")
 
 
-def recommended(setup: TuneSetup, outcome: TuneResult) -> str:
+def recommend(setup: TuneSetup, outcome: TuneResult) -> str:
     """Return the config.pbtxt, with its reasons above it."""
-    config = applied(setup.config, outcome.best.point, setup.present, setup.backend)
+    config = apply(setup.config, outcome.best.point, setup.present, setup.backend)
     return text(config, remarks(outcome, setup))

@@ -9,18 +9,18 @@ from html import escape
 
 from modserve.__about__ import __version__
 from modserve.commands import terminal
-from modserve.commands.bench.measures import Measurement, rounded
+from modserve.commands.bench.measures import Measurement, round_rate
 from modserve.commands.bench.show import milliseconds
 from modserve.commands.plots import Plot, Points, document, draw, html_table
 
-from .space import changes, shown
+from .space import changes, describe
 from .tuning import Trial, TuneResult, TuneSetup
 
 
 def difference(trial: Trial, setup: TuneSetup) -> str:
     """Describe a point by its differences from the present one."""
     names = [name for name, value in trial.point.items() if value != setup.present[name]]
-    return shown(trial.point, names) if names else "current"
+    return describe(trial.point, names) if names else "current"
 
 
 def trial_line(trial: Trial, setup: TuneSetup) -> str:
@@ -32,11 +32,11 @@ def verdict(trial: Trial, setup: TuneSetup) -> str:
     if trial.failure:
         return trial.failure
     if trial.rate and trial.best is not None:
-        rate = f"{'at least ' * trial.unfinished}{rounded(trial.rate)}/s"
+        rate = f"{'at least ' * trial.unfinished}{round_rate(trial.rate)}/s"
         return f"{rate} at p{level:g} {milliseconds(trial.best.percentiles[level])} ms"
     if trial.results:
         last, _ = trial.results[-1]
-        return f"misses the goal at {rounded(last.load.value)}/s: {_why(last, level)}"
+        return f"misses the goal at {round_rate(last.load.value)}/s: {_why(last, level)}"
     return "not measured"
 
 
@@ -44,7 +44,7 @@ def _why(result: Measurement, level: float) -> str:
     if result.failed:
         return f"{result.failed:,} errors"
     if not result.keeps_up:
-        return f"{rounded(result.rate)}/s completed"
+        return f"{round_rate(result.rate)}/s completed"
     return f"p{level:g} {milliseconds(result.percentiles[level])} ms"
 
 
@@ -67,7 +67,7 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
     goal = f"p{setup.goal.percentile:g} of at most {setup.goal.ms:g} ms"
     at_present = outcome.best is outcome.trials[0]
     if at_present and (why := _why_not_compared(outcome)):
-        rate = f"{rounded(outcome.best.rate)}/s" if outcome.best.rate else "no rate"
+        rate = f"{round_rate(outcome.best.rate)}/s" if outcome.best.rate else "no rate"
         yield f"{why} So far, the current one reaches {rate} within {goal}."
         return
     if outcome.out_of_time:
@@ -76,7 +76,7 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
         yield f"No configuration meets {goal} at any rate."
         return
     if at_present:
-        yield f"No configuration is better than the current one: {rounded(outcome.best.rate)}/s within {goal}."
+        yield f"No configuration is better than the current one: {round_rate(outcome.best.rate)}/s within {goal}."
         return
     if outcome.finals is not None:
         present, best = outcome.finals
@@ -84,8 +84,8 @@ def finals(outcome: TuneResult, setup: TuneSetup) -> Iterator[str]:
         yield from terminal.table(
             ["configuration", "rate", "result"],
             [
-                ["current", f"{rounded(present.rate)}/s", verdict(present, setup)],
-                ["recommended", f"{rounded(best.rate)}/s", verdict(best, setup)],
+                ["current", f"{round_rate(present.rate)}/s", verdict(present, setup)],
+                ["recommended", f"{round_rate(best.rate)}/s", verdict(best, setup)],
             ],
         )
         yield ""
@@ -118,7 +118,7 @@ def remarks(outcome: TuneResult, setup: TuneSetup) -> list[str]:
     goal = f"p{setup.goal.percentile:g} <= {setup.goal.ms:g} ms"
     lines = [f"The configuration of model '{setup.model}' that 'modserve tune' recommends for {goal}."]
     if outcome.finals is not None and outcome.gain is not None:
-        rates = [f"{rounded(each.rate)}/s" for each in outcome.finals]
+        rates = [f"{round_rate(each.rate)}/s" for each in outcome.finals]
         lines.append(f"Measured side by side: {rates[0]} before, {rates[1]} after, {outcome.gain:.2f} times the rate.")
     return [*lines, *(f"- {each}" for each in changes(outcome.best.point, setup.present))]
 

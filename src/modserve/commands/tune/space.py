@@ -67,18 +67,18 @@ def space(config: pb.ModelConfig, backend: str, limits: SearchLimits) -> tuple[d
         batching = config.dynamic_batching if config.HasField("dynamic_batching") else None
         delay = OFF if batching is None else batching.max_queue_delay_microseconds
         longest = limits.goal_ms * 1000 * _OF_GOAL
-        add(DELAY, delay, _ordered(delay, (each for each in _DELAYS if each <= longest)))
+        add(DELAY, delay, _order_values(delay, (each for each in _DELAYS if each <= longest)))
         most = max(config.max_batch_size, limits.max_batch)
         sizes = (1 << power for power in range(most.bit_length()) if limits.rows <= 1 << power <= most)
-        add(BATCH, config.max_batch_size, _ordered(config.max_batch_size, (*sizes, most)))
+        add(BATCH, config.max_batch_size, _order_values(config.max_batch_size, (*sizes, most)))
     groups = config.instance_group
     if len(groups) <= 1:
         count = (groups[0].count if groups else 0) or 1
-        add(INSTANCES, count, _ordered(count, _powers(2 * limits.cores)))
+        add(INSTANCES, count, _order_values(count, _powers(2 * limits.cores)))
     if parameter := _THREAD_PARAMETERS.get(backend):
         text = config.parameters[parameter].string_value if parameter in config.parameters else ""
         threads = int(text) if text.isdigit() else AS_IT_IS
-        add(THREADS, threads, _ordered(threads, (AS_IT_IS, *_powers(limits.cores))))
+        add(THREADS, threads, _order_values(threads, (AS_IT_IS, *_powers(limits.cores))))
     if limits.engines and backend in MEASURED:
         add(ENGINE, backend, (backend, "auto"))
     return dimensions, present
@@ -89,11 +89,11 @@ def _powers(most: int) -> list[int]:
     return sorted({1 << power for power in range(most.bit_length()) if 1 << power <= most} | {most})
 
 
-def _ordered(now: int, values: Iterable[int]) -> Sequence[Value]:
+def _order_values(now: int, values: Iterable[int]) -> Sequence[Value]:
     return sorted({now, *values})
 
 
-def applied(config: pb.ModelConfig, point: Point, present: Point, backend: str) -> pb.ModelConfig:
+def apply(config: pb.ModelConfig, point: Point, present: Point, backend: str) -> pb.ModelConfig:
     """Return the configuration with the differences from the present point; all other fields stay as written."""
     made = pb.ModelConfig()
     made.CopyFrom(config)
@@ -139,7 +139,7 @@ _SHOWN: Mapping[str, Callable[[Value], str]] = {
 }
 
 
-def shown(point: Point, names: Sequence[str] = ()) -> str:
+def describe(point: Point, names: Sequence[str] = ()) -> str:
     """Describe a point in words; `names` picks dimensions."""
     return ", ".join(_SHOWN[name](value) for name, value in point.items() if not names or name in names)
 

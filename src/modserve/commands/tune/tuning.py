@@ -17,7 +17,7 @@ from ..bench.profiler import LatencyGoal, MeasurementRules, Profiler
 from ..bench.session import BenchSession, Interrupt, session, without_collections
 from ..destination import Destination
 from .repository import ModelCopy, serving
-from .space import CoordinateSearch, Point, applied, text
+from .space import CoordinateSearch, Point, apply, text
 
 _CONNECTIONS = 256
 _SHARE_OF_POINT = 0.2
@@ -69,7 +69,7 @@ class TuneSetup:
     """Options of all servers."""
 
     def text(self, point: Point) -> str:
-        return text(applied(self.config, point, self.present, self.backend), [])
+        return text(apply(self.config, point, self.present, self.backend), [])
 
 
 @dataclass(slots=True)

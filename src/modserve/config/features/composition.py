@@ -32,7 +32,7 @@ def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig])
     inferred: dict[str, _Inferred] = {}
     for spec in (*config.inputs, *config.outputs):
         dims = spec.dims if spec.reshape is None else spec.reshape
-        inferred.setdefault(spec.name, _inferred(config, spec, dims))
+        inferred.setdefault(spec.name, _infer(config, spec, dims))
     for step in config.ensemble.steps:
         _check_step(config, step, models[step.model], inferred)
     _check_conditions(config, config.ensemble, inferred)
@@ -42,7 +42,7 @@ def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig])
     return decoupled
 
 
-def _inferred(config: ModelConfig, spec: TensorSpec, dims: Shape) -> _Inferred:
+def _infer(config: ModelConfig, spec: TensorSpec, dims: Shape) -> _Inferred:
     return _Inferred(config.name, spec.datatype, dims, (-1, *dims) if config.batching else dims)
 
 
@@ -59,14 +59,14 @@ def _check_step(config: ModelConfig, step: Step, model: ModelConfig, inferred: d
             raise invalid(f"{here}, ensemble tensor {tensor} is mapping to non-existing input {name} {there}")
     for spec in model.inputs:
         if spec.name in step.inputs:
-            _check_consistent(config, step.inputs[spec.name], _inferred(model, spec, spec.dims), inferred)
+            _check_consistent(config, step.inputs[spec.name], _infer(model, spec, spec.dims), inferred)
         elif not spec.optional:
             raise invalid(f"{here}, input {spec.name} {there} is not mapped to any ensemble tensors")
     for name, tensor in step.outputs.items():
         if name not in model.outputs_by_name:
             raise invalid(f"{here}, ensemble tensor {tensor} is mapped from non-existing output {name} {there}")
         spec = model.outputs_by_name[name]
-        _check_consistent(config, tensor, _inferred(model, spec, spec.dims), inferred)
+        _check_consistent(config, tensor, _infer(model, spec, spec.dims), inferred)
 
 
 def _check_consistent(config: ModelConfig, tensor: str, now: _Inferred, inferred: dict[str, _Inferred]) -> None:

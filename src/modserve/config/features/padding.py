@@ -149,12 +149,12 @@ def _value_faults(text: str, tensor: AnyTensor, message: pb.ModelConfig) -> Iter
     if f"{AXIS}{tensor.name}" not in message.parameters:
         yield f"needs '{AXIS}{tensor.name}', which says what is padded"
     datatype = DATATYPES.get(tensor.data_type)
-    expected = None if datatype is None else _expected(text, datatype)
+    expected = None if datatype is None else _describe_expected(text, datatype)
     if expected is not None and datatype is not None:
         yield f"is '{text}', expected {expected} for data type {datatype.config_name}"
 
 
-def _expected(text: str, datatype: Datatype) -> str | None:
+def _describe_expected(text: str, datatype: Datatype) -> str | None:
     """Return a description of the values of this datatype if `text` is not one of them, else None."""
     if datatype.json_kind == "bool":
         return None if text in ("true", "false") else "true or false"

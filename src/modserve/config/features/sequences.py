@@ -206,8 +206,8 @@ def _state_faults(message: pb.ModelConfig) -> Faults:
     for index, state in enumerate(message.sequence_batching.state):
         for path, text in (
             *_missing_of_state(state, message.name),
-            *_repeated_name("input", state.input_name, input_names),
-            *_repeated_name("output", state.output_name, output_names),
+            *_find_repeated_name("input", state.input_name, input_names),
+            *_find_repeated_name("output", state.output_name, output_names),
             *_initial_faults(state),
         ):
             yield (_HERE, "state", index, *path), text
@@ -226,7 +226,7 @@ def _missing_of_state(state: _State, model: str) -> Faults:
             yield ("dims", place), f"{label} dimension must be {VALID_SIZE} for {model}"
 
 
-def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
+def _find_repeated_name(side: str, name: str, names: set[str]) -> Faults:
     """Yield a fault if a state's name is among the `names` before it; add it to them."""
     if name and name in names:
         yield (f"{side}_name",), f"State {side} name '{name}' specified more than once."

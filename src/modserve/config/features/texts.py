@@ -93,7 +93,7 @@ def settings(message: pb.ModelConfig) -> TextSettings:
     return TextSettings(prompts=prompts, **fields)
 
 
-def sized(description: ModelDescription, files: Path | None) -> ModelDescription:
+def enlarge_batch(description: ModelDescription, files: Path | None) -> ModelDescription:
     """Return the description with a larger batch as the default, for a model with a tokenizer."""
     default = description.default_max_batch_size == _USUAL_BATCH_SIZE
     named = {tensor.name for tensor in description.inputs} <= _INPUTS

@@ -357,7 +357,7 @@ class _Walker:
             return
         field = scope.fields.get(name.text)
         if field is not None:
-            self._known_field(field, name, scope, self._note_repetition(field, name, scope))
+            self._read_known_field(field, name, scope, self._note_repetition(field, name, scope))
         else:
             self._unknown_field(name, scope)
         if not self._take(","):
@@ -390,7 +390,7 @@ class _Walker:
             field = scope.fields[meant.name]
             opens = self._ahead(self._token.text == ":").text in _CLOSERS
             if opens == (field.message_type is not None or _is_repeated(field)):
-                self._known_field(field, name, scope, first=True)
+                self._read_known_field(field, name, scope, first=True)
                 return
         colon = self._take(":", "=")
         if not self._no_value() and (colon or self._token.text in _CLOSERS or not self._token.is_identifier):
@@ -410,7 +410,7 @@ class _Walker:
             self._problem(name, f"'{field.name}' is given twice, first on line {first.line}")
         return first is None
 
-    def _known_field(self, field: FieldDescriptor, name: Token, scope: _Scope, first: bool) -> None:
+    def _read_known_field(self, field: FieldDescriptor, name: Token, scope: _Scope, first: bool) -> None:
         path = (*scope.path, field.name)
         self.result.positions.setdefault(path, name.position)
         if not self._colon(field, name):

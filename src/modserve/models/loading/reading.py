@@ -280,7 +280,7 @@ class ModelReader:
             from ..diagnosis import advice
 
             hint = advice.versions(listing.path, listing.versions, self._registry.names)
-            raise advice.advised(failure, hint) from draft.placed(failure, "version_policy")
+            raise advice.advised(failure, hint) from draft.locate_error(failure, "version_policy")
         return versions
 
     def _count_cpu(self, draft: model_config.Draft) -> int:
@@ -291,7 +291,7 @@ class ModelReader:
                 place(replace(config, instance_groups=(group,)), backend)
             except ModserveError as error:
                 field = "gpus" if group.gpus else "kind"
-                raise error from draft.placed(error, ("instance_group", index, field))
+                raise error from draft.locate_error(error, ("instance_group", index, field))
         return count_cpu(place(config, backend))
 
     def read(self, listing: Listing) -> model_config.Draft:
@@ -342,7 +342,7 @@ class ModelReader:
             hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
             if not draft.exists and draft.name.endswith(f".{draft.backend}"):
                 hint = hint or advice.NAMED_BY_FOLDER
-            raise advice.advised(error, hint) from draft.placed(error, "backend", "platform")
+            raise advice.advised(error, hint) from draft.locate_error(error, "backend", "platform")
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
 

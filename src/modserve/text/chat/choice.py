@@ -169,7 +169,7 @@ class TextChoice:
         text = self._end.feed(piece.text, final)
         if self.counts:
             self.counts[0].add(text)
-        return self._divided(text, final or self._end.reached, piece)
+        return self._divide(text, final or self._end.reached, piece)
 
     @property
     def written(self) -> int | None:
@@ -191,7 +191,7 @@ class TextChoice:
             return "tool_calls"
         return reason if reason in _FINISH_REASONS else "stop"
 
-    def _divided(self, text: str, final: bool, piece: Piece) -> Delta:
+    def _divide(self, text: str, final: bool, piece: Piece) -> Delta:
         thought, logprobs = "", piece.logprobs
         if self._thoughts is not None:
             was_thinking = self._thoughts.thinking
@@ -208,14 +208,14 @@ class TextChoice:
             text, calls = split.text, split.calls
         else:
             self._forced.append(text)
-            text, calls = ("", []) if not final else _forced_calls(self._tools, "".join(self._forced))
+            text, calls = ("", []) if not final else _read_forced_calls(self._tools, "".join(self._forced))
         if not self._tools.parallel:
             calls = calls[: max(0, 1 - self.calls)]
         self.calls += len(calls)
         return Delta(text, calls, logprobs, thought)
 
 
-def _forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
+def _read_forced_calls(tools: ToolChoice, text: str) -> tuple[str, list[ToolCall]]:
     """Return the text and the calls of a model that was held to the schema of calls."""
     if tools.only:
         return "", [ToolCall(tools.only, text.strip())]

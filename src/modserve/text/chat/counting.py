@@ -38,16 +38,16 @@ class TokenCount:
     def advance(self) -> None:
         """Count the parts that are complete, if there are any."""
         if self._size >= PART_CHARACTERS:
-            self._keep(self._counted("".join(self._pieces)))
+            self._keep(self._count_parts("".join(self._pieces)))
 
     def total(self) -> int:
         """Return the number of tokens in all added text."""
-        rest = self._counted("".join(self._pieces))
+        rest = self._count_parts("".join(self._pieces))
         self._keep("")
         self._count += self._tokenizer.count(rest) if rest else 0
         return self._count
 
-    def _counted(self, text: str) -> str:
+    def _count_parts(self, text: str) -> str:
         """Count the complete parts of a text and return the rest."""
         start = 0
         while len(text) - start >= PART_CHARACTERS:

@@ -244,7 +244,7 @@ class ItemWriter:
         """Return nothing: the last events follow with the usage."""
         return b""
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
+    def finish(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
         (choice,) = choices
         status = _status(choice)
         events = self._beginning()
@@ -265,11 +265,11 @@ class ItemWriter:
         (whole,) = wholes
         status, text, items = _status(whole.choice), whole.text, []
         if whole.thought:
-            part = _written_part(_REASONING, whole.thought, [])
+            part = _make_part(_REASONING, whole.thought, [])
             over = text or whole.calls
             items.append(_item(_REASONING, self._item_id("rs", 0), "completed" if over else status, [part]))
         if text or not (whole.calls or whole.thought) or (whole.logprobs and not whole.thought):
-            part = _written_part(_MESSAGE, text, self._logprobs(whole.logprobs))
+            part = _make_part(_MESSAGE, text, self._logprobs(whole.logprobs))
             id = self._item_id("msg", len(items))
             items.append(_item(_MESSAGE, id, "completed" if whole.calls else status, [part]))
         for call in whole.calls:
@@ -303,7 +303,7 @@ class ItemWriter:
         self._open = opened = _OpenItem(kind, self._item_id(_IDS[kind], index), index)
         item = _item(kind, opened.id, "in_progress", [])
         events += self._event("response.output_item.added", {"output_index": index, "item": item})
-        part = {**opened.place, "content_index": 0, "part": _written_part(kind, "", [])}
+        part = {**opened.place, "content_index": 0, "part": _make_part(kind, "", [])}
         return events + self._event("response.content_part.added", part)
 
     def _end_open(self, status: str) -> bytes:
@@ -311,7 +311,7 @@ class ItemWriter:
         if opened is None:
             return b""
         self._open, text = None, "".join(opened.texts)
-        place, part = {**opened.place, "content_index": 0}, _written_part(opened.kind, text, opened.logprobs)
+        place, part = {**opened.place, "content_index": 0}, _make_part(opened.kind, text, opened.logprobs)
         said = {**place, "text": text}
         if opened.kind == _MESSAGE:
             said["logprobs"] = opened.logprobs
@@ -381,7 +381,7 @@ def _status(choice: TextChoice) -> str:
     return "incomplete" if choice.finish_reason == "length" else "completed"
 
 
-def _written_part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _make_part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     part = {"type": _PARTS[kind], "text": text}
     return part | {"annotations": [], "logprobs": logprobs} if kind == _MESSAGE else part
 

@@ -55,7 +55,7 @@ class TextModel:
         if "stop" in request.sampling and not request.stops and not self.contract.takes("stop"):
             raise field_error("stop", f"'stop' and 'min_tokens' exclude each other: model '{name}' has no input 'stop'")
 
-    def untemplated_prompt(self, chat: ChatRequest) -> str | None:
+    def make_untemplated_prompt(self, chat: ChatRequest) -> str | None:
         """Return the prompt, if that takes no template; one that there is has been compiled.
 
         Raises as `check`, and INVALID_ARG where a template is needed.

@@ -204,7 +204,7 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
     elif logprobs is not None:
         raise field_error("top_logprobs", "'top_logprobs' is for requests with 'logprobs': true")
     tools, messages = read_tools(document), read_messages(document)
-    continued = _continued(document, messages[-1])
+    continued = _read_continuation(document, messages[-1])
     return ChatRequest(
         text_request(document, logprobs, structure(document, tools)),
         messages,
@@ -215,7 +215,7 @@ def read_chat(document: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-def _continued(document: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+def _read_continuation(document: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """Return the text of the last message, if that is to be continued (vLLM's ``continue_final_message``)."""
     if not fields.boolean(document, CONTINUE):
         return ""

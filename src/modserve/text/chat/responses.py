@@ -41,9 +41,9 @@ def completion_logprobs(alternatives: Alternatives, top: int, offset: int) -> tu
         entries = list(token.values())
         if not entries:
             continue
-        tokens.append(_marked(entries[0]))
+        tokens.append(_mark_token(entries[0]))
         values.append(_value(entries[0]))
-        best.append({_marked(each): _value(each) for each in sorted(entries, key=_rank)[:top]})
+        best.append({_mark_token(each): _value(each) for each in sorted(entries, key=_rank)[:top]})
         begun = [byte & _TOP_BITS != _WITHIN for byte in _bytes(entries[0])]  # of each byte, whether a character is
         offsets.append(offset if not begun or begun[0] else max(0, offset - 1))
         offset += sum(begun)
@@ -68,7 +68,7 @@ def _token(token: Mapping[str, Any]) -> str:
     return _bytes(token).decode(errors="backslashreplace")
 
 
-def _marked(token: Mapping[str, Any]) -> str:
+def _mark_token(token: Mapping[str, Any]) -> str:
     """Return a token in the form of ``completions``, which has no separate bytes."""
     text = _token(token)
     return text if text.encode() == _bytes(token) else f"bytes:{text}"
@@ -128,7 +128,7 @@ class OpenAIWriter(Protocol):
     def end(self, choice: TextChoice) -> bytes:
         """A choice is over."""
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
+    def finish(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
         """Write the end of a stream: all choices are over."""
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
@@ -150,7 +150,7 @@ class _Events:
     def choice(self, members: dict[str, Any]) -> bytes:
         return self._before + orjson.dumps(members) + self._after
 
-    def done(self, usage: Usage) -> bytes:
+    def finish(self, usage: Usage) -> bytes:
         if not self._with_usage:
             return _DONE
         said = orjson.dumps(usage.document)
@@ -186,8 +186,8 @@ class ChatWriter:
     def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, {}, reason=choice.finish_reason)
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
-        return self._events.done(usage)
+    def finish(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
+        return self._events.finish(usage)
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         return error_event(error, status, message)
@@ -249,8 +249,8 @@ class CompletionWriter:
     def end(self, choice: TextChoice) -> bytes:
         return self._event(choice, "", reason=choice.finish_reason)
 
-    def done(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
-        return self._events.done(usage)
+    def finish(self, choices: Sequence[TextChoice], usage: Usage) -> bytes:
+        return self._events.finish(usage)
 
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         return error_event(error, status, message)

@@ -27,12 +27,12 @@ _USUAL_CHOICE: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}
 _USUAL_MAX_TOKENS: Final = 1024
 
 
-def suggested_sampling(contract: Contract, folder: Path | None) -> dict[str, object]:
+def suggest_sampling(contract: Contract, folder: Path | None) -> dict[str, object]:
     """Read ``generation_config.json`` in the version's or the model's folder, and add usual values for what it omits.
 
     Adds none for a function, which takes parameters one by one and has its own defaults. Blocking: reads files.
     """
-    suggested = _configured(folder)
+    suggested = _read_sampling(folder)
     if SAMPLING_PARAMETERS in contract.specs:
         if _CHOICE.isdisjoint(suggested):
             suggested |= _USUAL_CHOICE
@@ -40,7 +40,7 @@ def suggested_sampling(contract: Contract, folder: Path | None) -> dict[str, obj
     return {name: value for name, value in suggested.items() if contract.takes(name)}
 
 
-def _configured(folder: Path | None) -> dict[str, object]:
+def _read_sampling(folder: Path | None) -> dict[str, object]:
     """Sampling parameters of the file. Ignores an unreadable file, and values that no request may have."""
     config = None
     for place in () if folder is None else (folder, folder.parent):

@@ -70,7 +70,7 @@ class ChatTemplate:
     async def compile(self) -> None:
         """Start the process, unless it runs. Raises INTERNAL for a source that is no template."""
         async with self._turn:
-            await self._started()
+            await self._ensure_started()
 
     async def render(self, variables: bytes) -> str:
         """Return the prompt for the variables of a conversation, which are a JSON object.
@@ -79,7 +79,7 @@ class ChatTemplate:
         out or exceeds a limit.
         """
         async with self._turn:
-            kind, text = await self._exchange(await self._started(), variables)
+            kind, text = await self._exchange(await self._ensure_started(), variables)
         if kind == "prompt":
             return text
         if kind in _FAILURES:
@@ -87,7 +87,7 @@ class ChatTemplate:
             raise TemplateError(code, f"the chat template of model '{self._model}' {failure}", text)
         raise internal(f"the chat template of model '{self._model}' {text}")
 
-    async def _started(self) -> "_Process":
+    async def _ensure_started(self) -> "_Process":
         if self._fault is not None:
             raise self._fault.with_traceback(None)
         if self._process is not None and self._process.running:
@@ -164,7 +164,7 @@ class _Process:
         assert self._process is not None, "else nobody had this object: this is a bug"
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, len(message).to_bytes(4) + message)
-            kind, _, text = (await self._received(int.from_bytes(await self._received(4)))).partition(b"\n")
+            kind, _, text = (await self._receive(int.from_bytes(await self._receive(4)))).partition(b"\n")
             return kind.decode(), text.decode()
         except (ConnectionError, EOFError):
             status = self._process.wait()  # not long: it closes its socket by ending
@@ -174,7 +174,7 @@ class _Process:
             return "limit", f"needs more than {MOST_MEMORY >> 20} MiB of memory"
         return "lost", f"lost its process, which ended with {f'signal {-status}' if status < 0 else f'status {status}'}"
 
-    async def _received(self, size: int) -> bytes:
+    async def _receive(self, size: int) -> bytes:
         """Raises EOFError."""
         loop, data = asyncio.get_running_loop(), bytearray()
         while len(data) < size:

@@ -67,7 +67,7 @@ class ToolChoice:
         calls, definitions = [], {}
         for number, (name, parameters) in enumerate(functions.items()):
             schema, place = parameters, f"tool{number}"
-            relocated = _relocated(parameters, f"#/$defs/{place}")
+            relocated = _relocate(parameters, f"#/$defs/{place}")
             if relocated != parameters:  # it has references to itself
                 definitions[place] = relocated
                 schema = {"$ref": f"#/$defs/{place}"}
@@ -84,18 +84,18 @@ class ToolChoice:
         return {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **more}
 
 
-def _relocated(schema: Any, place: str) -> Any:
+def _relocate(schema: Any, place: str) -> Any:
     """Rewrite a JSON schema that becomes part of another one at `place`, so that its references lead there."""
     if isinstance(schema, list):
-        return [_relocated(each, place) for each in schema]
+        return [_relocate(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
     moved: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _BY_NAME and isinstance(value, dict):
-            moved[name] = {each: _relocated(below, place) for each, below in value.items()}
+            moved[name] = {each: _relocate(below, place) for each, below in value.items()}
         else:
-            moved[name] = value if name in _DATA else _relocated(value, place)
+            moved[name] = value if name in _DATA else _relocate(value, place)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
@@ -112,7 +112,7 @@ def read_tools(document: Mapping[str, Any]) -> ToolChoice:
 
 def read_flat_tools(document: Mapping[str, Any]) -> ToolChoice:
     """Read the same fields of ``responses``."""
-    tools = [_nested(f"tools[{index}]", tool) for index, tool in enumerate(_list(document))]
+    tools = [_nest_function(f"tools[{index}]", tool) for index, tool in enumerate(_list(document))]
     return _choice(document, tools, "", "{'type': 'function', 'name': …}")
 
 
@@ -166,7 +166,7 @@ def _check_function(where: str, function: Mapping[str, Any]) -> None:
         raise fields.wrong_type(f"{where}.parameters", "an object", function["parameters"])
 
 
-def _nested(where: str, tool: object) -> Mapping[str, Any]:
+def _nest_function(where: str, tool: object) -> Mapping[str, Any]:
     """Return a tool of ``responses`` as templates have it."""
     if not isinstance(tool, dict):
         raise fields.wrong_type(where, "an object", tool)
@@ -288,7 +288,7 @@ class ToolCalls:
                 self._said = not blank
                 return before + text if blank else text
             self._searched, self._in_string = 0, False
-            calls = self._marked(text[:end])
+            calls = self._read_marked(text[:end])
             split.calls += calls
             split.text += ("" if blank else before) if calls else before + text[:end]
             self._after_call = bool(calls)
@@ -315,7 +315,7 @@ class ToolCalls:
                 return self._searched
         return 0
 
-    def _marked(self, text: str) -> list[ToolCall]:
+    def _read_marked(self, text: str) -> list[ToolCall]:
         """Return the calls between `OPEN` and `CLOSE`, or in a function; none if it is anything else."""
         inner = text.removeprefix(OPEN).removesuffix(CLOSE).strip()
         if inner.startswith(_FUNCTION):
@@ -410,16 +410,16 @@ def _value(text: str, schema: Mapping[str, Any], name: str) -> object:
 
 def _types(schema: object, root: Mapping[str, Any]) -> list[object]:
     """Return the types that a schema names, also those of its alternatives."""
-    described = _resolved(schema, root)
+    described = _resolve(schema, root)
     alternatives = described.get("anyOf", described.get("oneOf"))
     types: list[object] = []
     for each in alternatives if isinstance(alternatives, list) else [described]:
-        type = _resolved(each, root).get("type")
+        type = _resolve(each, root).get("type")
         types += type if isinstance(type, list) else [type]
     return types
 
 
-def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema, or what it refers to in `root`; empty if it is none."""
     place = schema.get("$ref") if isinstance(schema, dict) else None
     if isinstance(place, str) and place.startswith("#/"):

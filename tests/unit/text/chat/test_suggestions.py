@@ -9,7 +9,7 @@ import pytest
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.tensors import dtypes
 from modserve.text.chat.contract import Contract, contract_of
-from modserve.text.chat.suggestions import suggested_sampling
+from modserve.text.chat.suggestions import suggest_sampling
 
 USUAL = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 1024}
 
@@ -49,23 +49,23 @@ def test_generation_config_goes_before_usual_values(tmp_path: Path, config: Any,
         if config is not None:
             text = config if isinstance(config, str) else json.dumps(config)
             (place / "generation_config.json").write_text(text)
-        assert suggested_sampling(contract(*ENGINE), tmp_path / "1") == suggested
+        assert suggest_sampling(contract(*ENGINE), tmp_path / "1") == suggested
 
 
 def test_the_version_goes_before_the_model(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "generation_config.json").write_text('{"temperature": 1, "top_k": 3}')
     (tmp_path / "1" / "generation_config.json").write_text('{"temperature": 0.2}')
-    assert suggested_sampling(contract(*ENGINE), tmp_path / "1") == {"temperature": 0.2, "max_tokens": 1024}
+    assert suggest_sampling(contract(*ENGINE), tmp_path / "1") == {"temperature": 0.2, "max_tokens": 1024}
 
 
 @pytest.mark.parametrize(("default", "suggested"), [("300", 300), ("8192", 1024)])
 def test_a_short_maximum_of_the_model_is_kept(default: str, suggested: int) -> None:
-    assert suggested_sampling(contract(*ENGINE, default_max_tokens=default), None)["max_tokens"] == suggested
+    assert suggest_sampling(contract(*ENGINE, default_max_tokens=default), None)["max_tokens"] == suggested
 
 
 def test_a_functions_own_defaults_are_its_choice(tmp_path: Path) -> None:
     function = contract("text_input", "max_tokens", "temperature")
-    assert suggested_sampling(function, tmp_path) == {}
+    assert suggest_sampling(function, tmp_path) == {}
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.2, "top_k": 3}')
-    assert suggested_sampling(function, tmp_path) == {"temperature": 0.2}
+    assert suggest_sampling(function, tmp_path) == {"temperature": 0.2}

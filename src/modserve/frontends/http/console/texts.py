@@ -11,7 +11,7 @@ from modserve.server import Server
 from modserve.text import description
 from modserve.text.chat.contract import TEXT_INPUT, Contract, contract_of
 from modserve.text.chat.prompts import TextModel
-from modserve.text.chat.suggestions import suggested_sampling
+from modserve.text.chat.suggestions import suggest_sampling
 
 _SAMPLING = ("temperature", "max_tokens")
 """The sampling parameters for which the page has fields."""
@@ -50,7 +50,7 @@ async def _generation(servable: Servable, folder: Path | None, contract: Contrac
     return {
         "kind": "chat" if is_chat else "completion",
         "sampling": [name for name in _SAMPLING if contract.takes(name)],
-        "suggested": await offload.on_thread(suggested_sampling, contract, folder),
+        "suggested": await offload.on_thread(suggest_sampling, contract, folder),
     }
 
 

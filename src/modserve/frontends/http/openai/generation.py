@@ -332,5 +332,5 @@ class _Events:
             events += writer.end(choice)
         if final:
             generation.count_tokens()
-            events += writer.done(generation.choices, generation.usage)
+            events += writer.finish(generation.choices, generation.usage)
         return events

@@ -9,7 +9,7 @@ from modserve.frontends import offload
 from modserve.protocol.json.json_text import JsonObject
 from modserve.server import Server
 from modserve.text.chat.contract import contract_of, may_generate
-from modserve.text.chat.suggestions import suggested_sampling
+from modserve.text.chat.suggestions import suggest_sampling
 
 _TOKENIZER = "tokenizer.json"
 """Models for the other calls of texts have it."""
@@ -30,7 +30,7 @@ async def model_json(server: Server, name: str) -> JsonObject:
     contract = contract_of(servable.config)
     if contract is None:
         return _model_json(name)
-    suggested = await offload.on_thread(suggested_sampling, contract, server.folder(servable.id))
+    suggested = await offload.on_thread(suggest_sampling, contract, server.folder(servable.id))
     return _model_json(name) | ({"suggested_sampling": suggested} if suggested else {})
 
 

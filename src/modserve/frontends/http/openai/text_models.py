@@ -16,7 +16,7 @@ from modserve.text.chat.contract import may_generate
 from modserve.text.chat.counting import read_tokenizer
 from modserve.text.chat.prompts import TextModel, up_to, variables_of
 from modserve.text.chat.requests import ChatRequest, TextRequest
-from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, shown_names
+from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, format_names
 from modserve.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class TextModels:
             return names[0]
         if not names:
             raise RequestFieldError("there is no model that generates text", "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
-        raise RequestFieldError(f"'model' is missing; models that generate text are: {shown_names(names)}", "model")
+        raise RequestFieldError(f"'model' is missing; models that generate text are: {format_names(names)}", "model")
 
     async def of(self, servable: Servable) -> TextModel:
         """Return the model that generates text. Raises INVALID_ARG for any other, and why it cannot be loaded."""
@@ -68,7 +68,7 @@ class TextModels:
         template = model.template
         if template is not None:
             await template.compile()
-        prompt = model.untemplated_prompt(chat)
+        prompt = model.make_untemplated_prompt(chat)
         if prompt is None:
             assert template is not None, "or the prompt were a plain one: this is a bug"
             long = size > self._limits.json

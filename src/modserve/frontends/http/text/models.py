@@ -15,7 +15,7 @@ from modserve.frontends import offload
 from modserve.server import Server
 from modserve.text import description, tokenizer
 from modserve.text.description import TextDescription, no_text_model
-from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, shown_names
+from modserve.text.openai_errors import MODEL_NOT_FOUND, RequestFieldError, format_names
 from modserve.text.outputs import TensorPlan
 from modserve.text.tokenizer import Tokenizer
 
@@ -201,4 +201,4 @@ def _words(tasks: Collection[TextTask]) -> str:
 
 def _listed(names: Sequence[str], tasks: Collection[TextTask]) -> str:
     words = _words(tasks)
-    return f"models for {words} are: {shown_names(names)}" if names else f"there is no model for {words}"
+    return f"models for {words} are: {format_names(names)}" if names else f"there is no model for {words}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 from modserve.core.configuration.text_settings import TextTask
 from modserve.frontends import offload
 from modserve.text.openai_errors import EMPTY, RequestFieldError
-from modserve.text.outputs import label_of, labelled, scores
+from modserve.text.outputs import label_of, label_scores, scores
 from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
@@ -62,7 +62,7 @@ async def predict(call: TextCall) -> bytes:
         prompt = model.text.prompt(options.prompt_name)
         predictions = await offload.on_thread(_entities, texts, prompt, model.text.lowercase, tokens, outputs, labels)
     else:
-        predictions = [labelled(values, labels) for values in outputs]
+        predictions = [label_scores(values, labels) for values in outputs]
     return await call.written(predictions if several else predictions[0], sum(values.size for values in outputs))
 
 
