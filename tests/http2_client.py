@@ -152,19 +152,19 @@ class Echo(Stream):
         if self.port.answers:
             self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         self.log.append("lost")
 
-    def finished(self) -> None:
+    def on_finish(self) -> None:
         self.log.append("finished")
 
-    def drained(self) -> None:
+    def on_drain(self) -> None:
         self.log.append("drained")
 
     def expects(self) -> bool:
         return not self.ended
 
-    def overdue(self) -> None:
+    def on_overdue(self) -> None:
         self.log.append("overdue")
         self.reset()
 

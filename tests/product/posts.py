@@ -9,7 +9,7 @@ from typing import Any
 
 from modserve import InferenceServer
 from modserve.access.authority import Authority
-from modserve.frontends.http.application import guarded, scoped
+from modserve.frontends.http.application import guard_app, scope_server
 from modserve.frontends.http.direct import DirectCalls
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
@@ -28,10 +28,10 @@ class Site:
 
     def __init__(self, server: InferenceServer, loop: SimulatedLoop, authority: Authority | None) -> None:
         options = HttpSettings(routes=_ROUTES)
-        direct = DirectCalls(CallContext(scoped(server, authority), options))
+        direct = DirectCalls(CallContext(scope_server(server, authority), options))
         tasks: Any = SimpleNamespace(create_task=loop.create_task)  # which the application's calls are
-        app = create_app(scoped(server, authority), options, direct, authority)
-        self.app: Any = guarded(app, server, authority)
+        app = create_app(scope_server(server, authority), options, direct, authority)
+        self.app: Any = guard_app(app, server, authority)
         by_port = direct if authority is None else None  # as `HttpListener` has it
         self.context = HttpContext(server, self.app, tasks, loop, options, True, by_port, authority)
         self.loop = loop

@@ -57,8 +57,8 @@ def name_refusal(host: bytes, marks: Mapping[bytes, bytes], allowed: Collection[
     if name in allowed or name in _machine or _is_private(name):
         return ""
     return (
-        f"a browser used the host name '{_shown(name)}', which may belong to another site: "
-        f"--http-allow-host={_shown(name)} allows it"
+        f"a browser used the host name '{_shorten(name)}', which may belong to another site: "
+        f"--http-allow-host={_shorten(name)} allows it"
     )
 
 
@@ -99,7 +99,7 @@ def order_refusal(
             return ""
     elif site in _OWN_SITES:
         return ""
-    shown = _shown(text)
+    shown = _shorten(text)
     if for_operators:
         place = f"'{shown}'" if shown else "another site"
         return f"a page of {place} may not call the admin port"
@@ -117,5 +117,5 @@ def _is_own(origin: str, host: str, secure: bool) -> bool:
     return authority.removesuffix(default) == host.removesuffix(default)
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

@@ -187,7 +187,7 @@ class InferenceCall:
         elif self.trace is None and self.server.recorder is None:
             self.inflight = servable.submit(request, self, self.now_ns)
         else:
-            self.inflight = self._submitted(request)
+            self.inflight = self._submit(request)
         self.version = servable.id.version
         if self.response_form.places and self.on_gpu and not servable.config.cached:
             self.inflight.device_outputs = self.response_form.places
@@ -196,9 +196,9 @@ class InferenceCall:
 
     def accept(self, request: InferenceRequest) -> Inflight:
         """Count a request in, and submit it. Raises what keeps it from being accepted."""
-        return self.server.quotas.accept(request, self._rows(request), self._submitted)
+        return self.server.quotas.accept(request, self._rows(request), self._submit)
 
-    def _submitted(self, request: InferenceRequest) -> Inflight:
+    def _submit(self, request: InferenceRequest) -> Inflight:
         recorder = self.server.recorder
         submitter: Submitter = self.servable if recorder is None else recorder.sampled(self.servable, request)
         if self.trace is None:
@@ -291,11 +291,11 @@ class InferenceCall:
             self.request_id = request_ids.make() if inflight is None else request_ids.of(inflight.request)
         return self.request_id
 
-    def sending(self) -> None:
+    def on_sending(self) -> None:
         if self.trace is not None:
             self.trace.stamp(self.wire.sending)
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         if self.trace is not None:
             self.trace.stamp(self.wire.sent)
 
@@ -376,7 +376,7 @@ class OutcomeQueue:
         """Return the first of the outcomes, and whether it is the last."""
         return self._outcomes.popleft()
 
-    def sent_first(self, inflight: Inflight | None) -> None:
+    def on_first_sent(self, inflight: Inflight | None) -> None:
         """Account for the first outcome of a request `inflight`, which has been sent."""
         self._unsent.sent()
         if inflight is not None:

@@ -116,7 +116,7 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
     return parts
 
 
-def shown_by(transport: asyncio.BaseTransport) -> Credentials:
+def read_credentials(transport: asyncio.BaseTransport) -> Credentials:
     """Return the names in the client's certificate from the handshake; none without one."""
     certificate = transport.get_extra_info("peercert")
     return of_certificate(names_of(certificate)) if certificate else ()

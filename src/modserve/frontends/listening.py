@@ -118,7 +118,7 @@ class ListeningSocket:
         finally:
             self._server.close()
             for each in waiting:
-                last += _accepted(each)
+                last += _accept_waiting(each)
                 each.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_AGREEMENT):
@@ -142,7 +142,7 @@ def _drop_attempts(listening: socket.socket) -> None:
             listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
 
 
-def _accepted(listening: socket.socket) -> list[socket.socket]:
+def _accept_waiting(listening: socket.socket) -> list[socket.socket]:
     """Return the connections that wait. On a Unix socket that others serve, too, there may always be more."""
     accepted: list[socket.socket] = []
     listening.setblocking(False)

@@ -112,7 +112,7 @@ def outcome_of(work: "asyncio.Future[T]", activity: str) -> T | ModserveError:
 # Requests
 
 
-def inflated(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> bytes | Inflater:
+def inflate(encoding: bytes, body: bytes, max_json: int, limits: LoopLimits) -> bytes | Inflater:
     """Return the body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
 
     Raises as `compression.begin` and `Inflater.read` do.

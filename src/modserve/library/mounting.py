@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from modserve.client.errors import client_errors
 from modserve.core.errors import invalid, unavailable
-from modserve.frontends.http.application import guarded, scoped
+from modserve.frontends.http.application import guard_app, scope_server
 from modserve.frontends.http.audited import AuditedApp
 from modserve.frontends.http.mounted import MountedApp, refusal
 from modserve.frontends.http.rest.app import create_app
@@ -118,9 +118,9 @@ class Mounted:
             if access is not None:
                 access.start()
             authority = None if access is None else access.authority
-            app = create_app(scoped(self.server, authority), self.server.settings.http, authority=authority)
+            app = create_app(scope_server(self.server, authority), self.server.settings.http, authority=authority)
             self._stop_streams = app.state.streams.stop
-            inner = guarded(app, self.server, authority)
+            inner = guard_app(app, self.server, authority)
             self._open_audit_log()
             if self._audit is not None:
                 inner = AuditedApp(inner, self._audit)

@@ -133,7 +133,7 @@ def example_call(models: Sequence[ModelConfig], place: HttpAddress) -> str:
     if _takes_image(config):
         return f"{place.modserve('infer', config.name, ' @picture.jpg')}    # yours; or --sample in place of it"
     is_stream, parameters = examples.decoupled(config, by_name), examples.parameters(config, by_name)
-    if all(_is_single(config, spec) for spec in examples.needed(config)):
+    if all(_is_single(config, spec) for spec in examples.choose_inputs(config)):
         call, body = "generate", examples.generate(config, by_name)
     elif (is_stream or parameters) and examples.elements(config) <= _MOST_ELEMENTS:
         call, body = "infer", examples.infer(config, by_name)
@@ -180,7 +180,7 @@ def _is_single(config: ModelConfig, spec: TensorSpec) -> bool:
 
 def _takes_image(config: ModelConfig) -> bool:
     """True if the one input that the model needs has the dimensions of a picture, grey or in colour."""
-    needed = examples.needed(config)
+    needed = examples.choose_inputs(config)
     if len(needed) != 1 or needed[0].datatype.json_kind not in ("int", "float"):
         return False
     dims = needed[0].dims

@@ -22,7 +22,7 @@ _SPELL: dict[str, Callable[[Any], str]] = {"int": str, "float": "{:f}".format}
 _RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - {dtypes.FP16, dtypes.BF16})
 
 
-def classified(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
+def classify(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
     """Return the response with the outputs that `counts` names replaced by their best classes, at most that many.
 
     Raises INVALID_ARG for an output that cannot be ranked.

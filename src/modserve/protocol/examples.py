@@ -38,7 +38,7 @@ def infer(config: ModelConfig, models: Models) -> JsonObject:
     """Return the body of an ``infer`` or ``infer_stream`` call."""
     tensors = [
         {"name": spec.name, "datatype": spec.datatype.name, "shape": shape(config, spec), "data": _data(config, spec)}
-        for spec in needed(config)
+        for spec in choose_inputs(config)
     ]
     own = parameters(config, models)
     return {"parameters": own, "inputs": tensors} if own else {"inputs": tensors}
@@ -47,7 +47,7 @@ def infer(config: ModelConfig, models: Models) -> JsonObject:
 def generate(config: ModelConfig, models: Models) -> JsonObject:
     """Return the body of a ``generate`` or ``generate_stream`` call."""
     body: JsonObject = dict(parameters(config, models))
-    for spec in needed(config):
+    for spec in choose_inputs(config):
         data = _data(config, spec)
         body[spec.name] = data[0] if len(data) == 1 else data
     return body
@@ -55,7 +55,7 @@ def generate(config: ModelConfig, models: Models) -> JsonObject:
 
 def predict(config: ModelConfig) -> JsonObject:
     """Return the body of a v1 ``:predict`` call, in the column format."""
-    return {"inputs": {spec.name: nested(config, spec) for spec in needed(config)}}
+    return {"inputs": {spec.name: nest_elements(config, spec) for spec in choose_inputs(config)}}
 
 
 def bodies(config: ModelConfig, models: Models) -> JsonObject:
@@ -107,12 +107,12 @@ def parameters(config: ModelConfig, models: Models) -> JsonObject:
     return {"sequence_id": "1" if texts else 1, "sequence_start": True, "sequence_end": True}
 
 
-def needed(config: ModelConfig) -> Sequence[TensorSpec]:
+def choose_inputs(config: ModelConfig) -> Sequence[TensorSpec]:
     """Return the inputs of an example: the model's required ones, or the first one if it requires none."""
     return [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
 
 
-def nested(config: ModelConfig, spec: TensorSpec) -> object:
+def nest_elements(config: ModelConfig, spec: TensorSpec) -> object:
     """Return the elements of an input of an example, in lists as deep as its shape."""
     values: object = np.array(_data(config, spec), object).reshape(shape(config, spec)).tolist()
     return values
@@ -125,6 +125,6 @@ def shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
 
 def _data(config: ModelConfig, spec: TensorSpec) -> list[object]:
     count, kind = math.prod(shape(config, spec)), spec.datatype.json_kind
-    if spec is not needed(config)[0]:
+    if spec is not choose_inputs(config)[0]:
         return [ONES[kind]] * count
     return [_COUNTING[kind](index) for index in range(count)]

@@ -54,7 +54,7 @@ def check_parameters(count: int) -> None:
 
 def count_parts(text: bytes) -> int:
     """Count the commas, colons and opening brackets in JSON, including those in its strings."""
-    return sum(_counted(text, b",:[{"))
+    return sum(_count_marks(text, b",:[{"))
 
 
 def check_parts(parts: int, besides: str = "") -> None:
@@ -66,12 +66,12 @@ def check_parts(parts: int, besides: str = "") -> None:
         )
 
 
-def parsed_size(text: bytes) -> int:
+def estimate_size(text: bytes) -> int:
     """Estimate the bytes of a JSON document's Python objects, including text and bytes of its elements."""
-    return len(text) + sum(count * size for count, size in zip(_counted(text, b",[{"), _SIZES, strict=True))
+    return len(text) + sum(count * size for count, size in zip(_count_marks(text, b",[{"), _SIZES, strict=True))
 
 
-def _counted(text: bytes, marks: bytes) -> list[int]:
+def _count_marks(text: bytes, marks: bytes) -> list[int]:
     """Count each of the marks in a text."""
     whole = np.frombuffer(text, np.uint8)
     counts = [0] * len(marks)

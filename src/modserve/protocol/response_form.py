@@ -29,8 +29,8 @@ class ResponseForm:
         """
         if self.places:
             assert lease is not None, "there are places of outputs only with a lease: this is a bug"
-            response = shared_memory.moved(response, self.places, lease)
-        return classification.classified(response, self.classes, servable)
+            response = shared_memory.move_outputs(response, self.places, lease)
+        return classification.classify(response, self.classes, servable)
 
 
 JSON = ResponseForm()

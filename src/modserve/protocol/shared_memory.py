@@ -10,7 +10,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.shared_memory import RegionLease, RegionSlice
 from modserve.core.tensors.tensor import Buffer, Shape, Tensor
-from modserve.protocol.json.json_text import JsonObject, mistyped
+from modserve.protocol.json.json_text import JsonObject, type_error
 
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"
@@ -27,7 +27,9 @@ def input_tensor(datatype: Datatype, shape: Shape, place: RegionSlice, lease: Re
     return Tensor(datatype, shape, bytes(raw) if datatype is dtypes.BYTES else raw, None)
 
 
-def moved(response: InferenceResponse, places: Mapping[str, RegionSlice], lease: RegionLease) -> InferenceResponse:
+def move_outputs(
+    response: InferenceResponse, places: Mapping[str, RegionSlice], lease: RegionLease
+) -> InferenceResponse:
     """Write the outputs that belong into regions there; in the response they are left without data.
 
     Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was
@@ -49,7 +51,7 @@ def moved(response: InferenceResponse, places: Mapping[str, RegionSlice], lease:
     return replace(response, outputs=outputs)
 
 
-def refused(kind: str, name: str) -> ModserveError:
+def access_error(kind: str, name: str) -> ModserveError:
     """Return the error for a request from a transport without access to regions."""
     return unsupported(f"{kind} '{name}': shared memory is not supported by this call")
 
@@ -58,14 +60,14 @@ def json_place(options: JsonObject) -> RegionSlice:
     """Return the place that a tensor's parameters name. Raises INVALID_ARG; the size defaults to 0, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
-        raise mistyped(REGION, "string", region)
+        raise type_error(REGION, "string", region)
     return RegionSlice(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
 
 
 def _json_number(options: JsonObject, key: str) -> int:
     value = options.get(key, 0)
     if type(value) is not int or not 0 <= value <= _HIGHEST:
-        raise mistyped(key, "unsigned-integer", value)
+        raise type_error(key, "unsigned-integer", value)
     return value
 
 

@@ -59,10 +59,10 @@ def curl(config: ModelConfig, models: Models) -> str:
     command = f"curl{' -N' if stream else ''} {shlex.quote(f'http://localhost:8000{path}')}"
     if examples.elements(config) <= MOST_IN_JSON:
         return f"{command} -d {shlex.quote(_body(examples.infer(config, models)))}"
-    specs = examples.needed(config)
+    specs = examples.choose_inputs(config)
     sizes = [math.prod(examples.shape(config, spec)) * (spec.datatype.size or _EMPTY_STRING) for spec in specs]
     tensors = [
-        {**_described(config, spec), "parameters": {"binary_data_size": size}}
+        {**_describe_input(config, spec), "parameters": {"binary_data_size": size}}
         for spec, size in zip(specs, sizes, strict=True)
     ]
     text = _body({**_with_parameters(config, models), "inputs": tensors})
@@ -74,15 +74,15 @@ def curl(config: ModelConfig, models: Models) -> str:
 
 def python(config: ModelConfig, models: Models) -> str:
     """Return a program with this package's client."""
-    values = {spec.name: _client_value(config, spec) for spec in examples.needed(config)}
+    values = {spec.name: _client_value(config, spec) for spec in examples.choose_inputs(config)}
     inputs = "".join(f"        {json.dumps(name)}: {value},\n" for name, value in values.items())
     parameters = examples.parameters(config, models)
     more = f"    }}, parameters={parameters!r}" if parameters else "    }"
     arguments = f"{json.dumps(config.name)}, {{\n{inputs}{more}"
     if examples.decoupled(config, models):
-        call = f"    for result in client.stream({arguments}):\n{_printed(config, '        print(result[{}])')}"
+        call = f"    for result in client.stream({arguments}):\n{_print_outputs(config, '        print(result[{}])')}"
     else:
-        call = f"    result = client.infer({arguments})\n{_printed(config, '    print(result[{}])')}"
+        call = f"    result = client.infer({arguments})\n{_print_outputs(config, '    print(result[{}])')}"
     return f'{_imports(inputs)}import modserve\n\nwith modserve.connect("http://localhost:8000") as client:\n{call}'
 
 
@@ -92,7 +92,7 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
     kind, module = ("grpc", "grpcclient") if stream else ("http", "httpclient")
     values = "".join(
         f'    {json.dumps(spec.name)}: ("{spec.datatype.name}", {_array(config, spec)}),\n'
-        for spec in examples.needed(config)
+        for spec in examples.choose_inputs(config)
     )
     head = (
         f"# pip install 'tritonclient[{kind}]'\n"
@@ -105,7 +105,7 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
         return (
             f'{head}with httpclient.InferenceServerClient("localhost:8000") as client:\n'
             f"    result = client.infer({name}, inputs{parameters})\n"
-            f"{_printed(config, '    print(result.as_numpy({}))')}"
+            f"{_print_outputs(config, '    print(result.as_numpy({}))')}"
         )
     return (
         f"{head}responses = queue.Queue()\n"
@@ -118,7 +118,7 @@ def tritonclient(config: ModelConfig, models: Models) -> str:
         "        if error is not None:\n"
         "            raise error\n"
         "        if result.get_response().outputs:\n"
-        f"{_printed(config, '            print(result.as_numpy({}))')}"
+        f"{_print_outputs(config, '            print(result.as_numpy({}))')}"
         '        final = result.get_response().parameters["triton_final_response"].bool_param\n'
     )
 
@@ -128,7 +128,7 @@ def _imports(code: str) -> str:
     return "".join(line for name, line in lines if name in code)
 
 
-def _printed(config: ModelConfig, line: str) -> str:
+def _print_outputs(config: ModelConfig, line: str) -> str:
     return "".join(f"{line.format(json.dumps(spec.name))}\n" for spec in config.outputs)
 
 
@@ -146,14 +146,14 @@ def _with_parameters(config: ModelConfig, models: Models) -> JsonObject:
     return {"parameters": parameters} if parameters else {}
 
 
-def _described(config: ModelConfig, spec: TensorSpec) -> JsonObject:
+def _describe_input(config: ModelConfig, spec: TensorSpec) -> JsonObject:
     return {"name": spec.name, "datatype": spec.datatype.name, "shape": examples.shape(config, spec)}
 
 
 def _client_value(config: ModelConfig, spec: TensorSpec) -> str:
     """Return a list, from which the client makes what the model takes; an array of more elements."""
     if math.prod(examples.shape(config, spec)) <= MOST_LISTED:
-        return repr(examples.nested(config, spec))
+        return repr(examples.nest_elements(config, spec))
     return _array(config, spec)
 
 
@@ -163,7 +163,7 @@ def _array(config: ModelConfig, spec: TensorSpec) -> str:
     dtype = _DTYPES.get(spec.datatype.name) or f"np.{numpy}"
     count = math.prod(shape)
     if count <= MOST_LISTED:
-        return f"np.array({examples.nested(config, spec)!r}, {dtype})"
-    if spec is examples.needed(config)[0]:
+        return f"np.array({examples.nest_elements(config, spec)!r}, {dtype})"
+    if spec is examples.choose_inputs(config)[0]:
         return _COUNTING[spec.datatype.json_kind].format(count=count, shape=", ".join(map(str, shape)), dtype=dtype)
     return f"np.full({tuple(shape)}, {examples.ONES[spec.datatype.json_kind]!r}, {dtype})"

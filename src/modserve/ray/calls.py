@@ -85,9 +85,9 @@ class ProxyCall:
             self.request_id = request_ids.make() if call is None else call.identify()
         return self.request_id
 
-    def identified(self, identity: "Identity") -> None: ...
+    def set_identity(self, identity: "Identity") -> None: ...
 
-    def serving(self, call: InferenceCall) -> None:
+    def set_inference(self, call: InferenceCall) -> None:
         self._inference = call
         call.request_id, call.origin = self.request_id, self.origin
 

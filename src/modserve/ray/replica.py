@@ -11,7 +11,7 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from modserve.access.authority import AccessControl
 from modserve.core.errors import unavailable
-from modserve.frontends.http.application import guarded, scoped
+from modserve.frontends.http.application import guard_app, scope_server
 from modserve.frontends.http.mounted import MountedApp
 from modserve.frontends.http.rest.app import create_app
 from modserve.process.app import InferenceServer
@@ -72,11 +72,11 @@ class Replica:
             self._access.start()
         authority = None if self._access is None else self._access.authority
         fleet = FleetServer(server, peers, peers, peers, tally, "replica")
-        named = scoped(fleet, authority)
+        named = scope_server(fleet, authority)
         self._calls = ProxyCalls(named, settings.grpc, authority)
         app = create_app(named, settings.http, authority=authority)
         self._stop_streams = app.state.streams.stop
-        served = guarded(app, fleet, authority)
+        served = guard_app(app, fleet, authority)
         if settings.allow_metrics:
             served = with_page(served, server, settings, tally, authority, name)
         self._http = MountedApp(served, fleet)

@@ -12,7 +12,7 @@ from modserve.frontends.grpc.load_reports import LoadReports
 from modserve.frontends.grpc.message_inflater import MessageInflater
 from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.deferred import made
+from modserve.frontends.http.rest.deferred import expand
 from modserve.settings import GrpcSettings, HttpSettings
 
 
@@ -20,7 +20,7 @@ def routes(repository: Path) -> set[tuple[str, str]]:
     app = create_app(server_over(repository, PuppetLoader()), HttpSettings())
     return {
         (method, route.path_format)
-        for route in made(app.router.routes)
+        for route in expand(app.router.routes)
         if isinstance(route, Route)
         for method in route.methods or ()
     }

@@ -50,10 +50,10 @@ class FakeCall:
         self.request_id = self.request_id or request_ids.make()
         return self.request_id
 
-    def identified(self, identity: Identity) -> None:
+    def set_identity(self, identity: Identity) -> None:
         self.caller = identity
 
-    def serving(self, call: InferenceCall) -> None:
+    def set_inference(self, call: InferenceCall) -> None:
         call.request_id = self.request_id
 
     async def read(self) -> bytes | None:

@@ -19,7 +19,7 @@ from modserve.core.tenants import Tenant
 from modserve.frontends.grpc.listener import GrpcListener
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.deferred import made
+from modserve.frontends.http.rest.deferred import expand
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.process.listeners import admin_settings
 from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS, CATEGORIES, PATH_CATEGORY, http_restrictions
@@ -37,7 +37,7 @@ def served(server: LocalServer, without_admin: bool, routes: PlatformRoutes | No
     app = create_app(server, options, without_admin=without_admin)
     return {
         (method, route.path_format)
-        for route in made(app.router.routes)
+        for route in expand(app.router.routes)
         if isinstance(route, Route)
         for method in route.methods or ()
     }

@@ -316,7 +316,7 @@ async def test_tokens_of_long_texts_are_counted_on_threads(talk: Talk, stream: b
     talk.end()
     usage = (await talk.events())[-2]["usage"] if stream else json.loads((await talk.answer()).body)["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (602, 5000)
-    assert ("count_prompts" in threads.work, "_written" in threads.work) == (True, not stream)
+    assert ("count_prompts" in threads.work, "_encode_whole" in threads.work) == (True, not stream)
 
 
 async def test_a_tokenizer_that_cannot_be_used_counts_nothing(models: Models, caplog: pytest.LogCaptureFixture) -> None:

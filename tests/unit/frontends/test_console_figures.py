@@ -15,7 +15,7 @@ from modserve.core.tenants import Tenant
 from modserve.core.version import ModelId
 from modserve.frontends.http.console.counters import CounterReader, Counters, ModelCounters
 from modserve.frontends.http.console.figures import durations, quantiles, recent, sketch_of
-from modserve.frontends.http.console.snapshot import Snapshot, encoded
+from modserve.frontends.http.console.snapshot import Snapshot, encode
 from modserve.frontends.http.console.tenants import TenantCounters
 from modserve.server.local import LocalServer
 from modserve.testing import inflight
@@ -92,7 +92,7 @@ def test_what_is_read_of_a_model_that_has_worked(server: LocalServer, loader: Pu
     assert counts is not None
     assert (counts["success"], counts["pending"], counts["closed"]) == (7, 2, {"full": 3})
     assert (row["instances"], row["lost"], row["memory"]) == (4, 1, -1)
-    assert json.loads(encoded(reading)) == json.loads(json.dumps(reading)), "values that JSON has"
+    assert json.loads(encode(reading)) == json.loads(json.dumps(reading)), "values that JSON has"
 
 
 def test_a_reading_is_of_what_serves_now(server: LocalServer, loader: PuppetLoader) -> None:
@@ -186,7 +186,7 @@ def test_quantiles_are_of_what_came_between_two_readings() -> None:
 
 
 def test_half_a_character_is_no_reason_to_show_nothing() -> None:
-    assert encoded({"reason": "a\udcffb"}) == b'{"reason": "a?b"}'
+    assert encode({"reason": "a\udcffb"}) == b'{"reason": "a?b"}'
 
 
 # Several workers

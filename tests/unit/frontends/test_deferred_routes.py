@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from modserve.frontends.http.rest.deferred import DeferredRoutes, DeferringRouter, made
+from modserve.frontends.http.rest.deferred import DeferredRoutes, DeferringRouter, expand
 
 
 def asking(path: str, method: str = "GET") -> dict[str, object]:
@@ -45,8 +45,8 @@ def test_another_method_is_half_a_match_as_with_the_route_itself() -> None:
 
 
 def test_all_are_made_with_what_their_router_and_they_say() -> None:
-    first, second = made(routes().routes)
+    first, second = expand(routes().routes)
     assert [getattr(each, "path", "") for each in (first, second)] == ["/v2/models/{model}", "/v2/models/{model}/infer"]
     assert getattr(second, "name", "") == "inference"
     assert getattr(second, "methods", None) == {"POST"}
-    assert made([first, second]) == [first, second]
+    assert expand([first, second]) == [first, second]

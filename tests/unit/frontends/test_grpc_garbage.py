@@ -172,7 +172,7 @@ async def stream_stopped(harness: Harness) -> None:
 async def stream_no_answer(harness: Harness) -> None:
     """Its answer cannot be made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classification, "classified", lambda *_: 1 / 0)
+        patch.setattr(classification, "classify", lambda *_: 1 / 0)
         await stream_one(harness)
 
 

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 async def inflated(data: bytes, budget: MemoryBudget, max_message: int = 0) -> bytes:
-    whole, memory = await MessageInflater(budget, max_message, LoopLimits()).inflated(data)
+    whole, memory = await MessageInflater(budget, max_message, LoopLimits()).inflate(data)
     if memory is None:
         assert budget.held == 0
     else:

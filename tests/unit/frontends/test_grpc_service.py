@@ -343,8 +343,8 @@ TEXTS = b"\1\0\0\0a\2\0\0\0bc"
 @pytest.mark.parametrize(
     ("raw", "work"),
     [
-        (None, [infer_requests._read_long, services._encoded]),
-        (TEXTS, [infer_requests._read_long, services._encoded]),
+        (None, [infer_requests._read_long, services._encode]),
+        (TEXTS, [infer_requests._read_long, services._encode]),
     ],
     ids=["typed", "raw"],
 )

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from modserve.core.errors import internal
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.deferred import made
+from modserve.frontends.http.rest.deferred import expand
 from modserve.frontends.http.wire.head import HeadLines
 from modserve.frontends.http.wire.platform_paths import PlatformPaths
 from modserve.protocol.restricted import http_restrictions
@@ -137,7 +137,7 @@ def test_a_redirection_reaches_every_call_that_has_one_method(server: LocalServe
     """But those that change a server and are no inference, load or region of memory."""
     routes = replace(FIXED, redirect_header="x-redirect")
     methods: dict[str, set[str]] = {}
-    for route in made(create_app(server, HttpSettings()).router.routes):
+    for route in expand(create_app(server, HttpSettings()).router.routes):
         if isinstance(route, Route):
             methods.setdefault(route.path_format, set()).update((route.methods or set()) - {"HEAD"})
     served = [(path, *those) for path, those in methods.items() if len(those) == 1 and path != "/v2/health/drain"]

@@ -9,7 +9,7 @@ from puppet_server import JSON_ANSWER, JSON_BODY, PuppetLoader, Stage, infer, re
 from starlette.routing import Route
 
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.deferred import made
+from modserve.frontends.http.rest.deferred import expand
 from modserve.frontends.http.rest.middleware import path_category
 from modserve.protocol.restricted import CATEGORIES, OPEN_PATHS, PATH_CATEGORY, http_restrictions
 from modserve.settings import HttpSettings
@@ -28,7 +28,7 @@ def app(tmp_path: Path) -> FastAPI:
 def test_every_path_that_is_served_has_a_category_or_is_open(app: FastAPI) -> None:
     served = {
         *app.openapi()["paths"],
-        *(route.path_format for route in made(app.router.routes) if isinstance(route, Route)),
+        *(route.path_format for route in expand(app.router.routes) if isinstance(route, Route)),
     }
     assert served - set(PATH_CATEGORY) - OPEN_PATHS == set()
     assert {"/v2/models/{model}/infer", "/console/events"} <= served  # in the OpenAPI document, and not

@@ -30,7 +30,7 @@ from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.http.application import Application
 from modserve.frontends.http.mounted import MountedApp
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.deferred import made
+from modserve.frontends.http.rest.deferred import expand
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext, Message
 from modserve.frontends.http2.fields import HeaderField
 from modserve.observability.audit_log import AuditLog
@@ -106,7 +106,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     await server.load()
     routes = frozenset(
         (method, route.path_format)
-        for route in made(create_app(server, HttpSettings()).router.routes)
+        for route in expand(create_app(server, HttpSettings()).router.routes)
         if isinstance(route, Route)
         for method in route.methods or ()
     )
@@ -285,7 +285,7 @@ async def test_a_name_may_have_all_that_separates_nothing(place: Place) -> None:
 async def test_the_admin_ports_calls_are_nobodys_elsewhere(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader(), Logs())
     await server.load()
-    routes = [route for route in made(create_app(server, HttpSettings()).router.routes) if isinstance(route, Route)]
+    routes = [route for route in expand(create_app(server, HttpSettings()).router.routes) if isinstance(route, Route)]
     keys = AccessFile({digest("all"): Key(Identity("all", Tenant("all"), {"*": frozenset(KINDS)}))})
     app = Application(server, HttpSettings(console=False), Authority(keys, sleep=at_once), without_admin=True)
     for route in routes:

@@ -16,7 +16,7 @@ from modserve.core.servable import Servable
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
-from modserve.protocol.classification import classified, top_classes
+from modserve.protocol.classification import classify, top_classes
 from modserve.testing import config, tensor
 
 INF, NAN = np.inf, np.nan
@@ -150,7 +150,7 @@ RESPONSE = InferenceResponse(
 
 
 def test_only_the_outputs_asked_for() -> None:
-    found = classified(RESPONSE, {"B": 1, "absent": 3}, servable(config(), A=("x", "y"), B=("v", "w")))
+    found = classify(RESPONSE, {"B": 1, "absent": 3}, servable(config(), A=("x", "y"), B=("v", "w")))
     assert found.outputs["A"] is RESPONSE.outputs["A"]
     assert found.outputs["B"].array.tolist() == [[b"4:1:w"]]
     assert list(found.outputs) == ["A", "B"]
@@ -158,11 +158,11 @@ def test_only_the_outputs_asked_for() -> None:
 
 
 def test_nothing_asked_for() -> None:
-    assert classified(RESPONSE, {}, servable(config())) is RESPONSE
+    assert classify(RESPONSE, {}, servable(config())) is RESPONSE
 
 
 @pytest.mark.parametrize(("max_batch_size", "shape"), [(8, (2, 1)), (0, (1,))], ids=["batching", "not"])
 def test_rows_are_those_of_the_model_s_batch_dimension(max_batch_size: int, shape: tuple[int, ...]) -> None:
     response = InferenceResponse("m", 1, {"A": of(dtypes.INT32, [[1, 2], [3, 4]])})
-    found = classified(response, {"A": 1}, servable(config(max_batch_size=max_batch_size)))
+    found = classify(response, {"A": 1}, servable(config(max_batch_size=max_batch_size)))
     assert found.outputs["A"].shape == shape

@@ -13,7 +13,7 @@ from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Tensor
 from modserve.protocol.json import json_data
-from modserve.protocol.json.json_text import described
+from modserve.protocol.json.json_text import describe
 
 WRONG = {
     "bool": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
@@ -167,7 +167,7 @@ def test_data_that_is_no_list(data: object, described: str) -> None:
 )
 def test_elements_of_the_wrong_type(datatype: Datatype, wrong: str, elements: list[object]) -> None:
     for element in elements:
-        place = f"{WRONG[wrong]}: element 0 of input 'IN' is {described(element)}"
+        place = f"{WRONG[wrong]}: element 0 of input 'IN' is {describe(element)}"
         assert error(datatype, [element]) == f"{place}, but {datatype.name} takes {json_data.TAKES[datatype.json_kind]}"
 
 

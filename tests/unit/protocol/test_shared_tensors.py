@@ -371,7 +371,7 @@ def test_outputs_are_moved_into_regions() -> None:
     places = {"B": RegionSlice("r", 8, 12), "A": RegionSlice("r", 0, 8), "not an output": RegionSlice("r", 0, 24)}
     for place in places.values():
         region.reserve(place)
-    moved = shared_memory.moved(response(), places, region)
+    moved = shared_memory.move_outputs(response(), places, region)
     assert region.content == EIGHT + b"\x01\0\0\0a\x02\0\0\0bc" + bytes(5)
     message = pb.ModelInferResponse.FromString(ResponseWriter().encode(moved))
     assert [(each.name, each.datatype, list(each.shape)) for each in message.outputs] == [
@@ -388,7 +388,7 @@ def test_an_output_on_a_device_is_copied_there_if_the_region_is(number: int, dow
     device, region, place = FakeDevice(number=number), OneRegion(bytes(12)), RegionSlice("r", 4, 8)
     region.reserve(place)
     there = device.tensor(np.array([[7, 8]], np.int32))
-    moved = shared_memory.moved(InferenceResponse("m", 1, {"A": there}), {"A": place}, region)
+    moved = shared_memory.move_outputs(InferenceResponse("m", 1, {"A": there}), {"A": place}, region)
     assert region.content == bytes(4) + np.array([7, 8], np.int32).tobytes()
     assert (moved.outputs["A"].shape, moved.outputs["A"].raw) == ((1, 2), b"")
     assert device.downloads == downloads
@@ -398,7 +398,7 @@ def test_an_output_on_a_device_that_does_not_fit_is_not_even_copied() -> None:
     device, region, place = FakeDevice(number=1), OneRegion(), RegionSlice("r", 4, 7)
     region.reserve(place)
     response = InferenceResponse("m", 1, {"A": device.tensor(np.zeros(2, np.int32))})
-    code, message = refusal(shared_memory.moved, response, {"A": place}, region)
+    code, message = refusal(shared_memory.move_outputs, response, {"A": place}, region)
     assert (code, "(7 bytes) should be at least 8 bytes" in message) == (Code.INVALID_ARG, True)
     assert device.downloads == 0
 
@@ -408,7 +408,7 @@ def test_nothing_is_written_if_an_output_does_not_fit() -> None:
     places = {"A": RegionSlice("r", 0, 8), "B": RegionSlice("r", 8, 10)}
     for place in places.values():
         region.reserve(place)
-    assert refusal(shared_memory.moved, response(), places, region) == (
+    assert refusal(shared_memory.move_outputs, response(), places, region) == (
         Code.INVALID_ARG,
         "shared memory size specified with the request for output 'B' (10 bytes) should be at least 11 bytes to hold "
         "the results",

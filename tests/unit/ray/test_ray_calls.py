@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from modserve import InferenceServer, Settings
-from modserve.frontends.http.application import scoped
+from modserve.frontends.http.application import scope_server
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.process.listeners import access_control
@@ -135,7 +135,7 @@ async def test_a_caller_without_the_key() -> None:
     access.start()
     try:
         async with InferenceServer(settings) as server:
-            calls = ProxyCalls(scoped(server, access.authority), settings.grpc, access.authority)
+            calls = ProxyCalls(scope_server(server, access.authority), settings.grpc, access.authority)
             context = FakeContext()
             await calls.unary(INFER, request(), context)
             assert context.code is grpc.StatusCode.UNAUTHENTICATED

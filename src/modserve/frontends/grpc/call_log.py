@@ -30,7 +30,7 @@ class CallLog:
         self.received = self.sent = self.responses = 0
         """Bytes of messages, and messages that were sent."""
 
-    def responded(self, size: int) -> None:
+    def count_response(self, size: int) -> None:
         self.sent += size
         self.responses += 1
 

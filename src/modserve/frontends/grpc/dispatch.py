@@ -116,7 +116,7 @@ class Dispatcher:
             memory.take(size)
             held = size
             if size and data[0] in STARTS:
-                data, inflated = await self.inflater.inflated(data)
+                data, inflated = await self.inflater.inflate(data)
                 size = len(data)
             request = rpc.method.request
             if rpc.infers:

@@ -23,7 +23,7 @@ class RpcGuard:
                 raise credentials.missing(b"")
             identity = await authority.authenticate(shown, call.origin.peer)
         if identity is not None:
-            call.identified(identity)
+            call.set_identity(identity)
             if entry is not None:
                 entry.identity = identity
         caller.enter(authority, shown, identity, need)

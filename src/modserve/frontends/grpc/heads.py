@@ -96,7 +96,7 @@ class GrpcHead(Head):
         self._type = self._accepted = b""
         self._origin: Origin | None = None
         super().__init__(fields, size)
-        self.coding = self._chosen(codings) if codings and self._accepted else ""
+        self.coding = self._choose_coding(codings) if codings and self._accepted else ""
         """Coding of the responses."""
         rpc = rpcs.get(self.path.decode("latin-1"))
         known = rpc is not None and self.method == b"POST" and self._type == _TYPE
@@ -126,7 +126,7 @@ class GrpcHead(Head):
         else:
             super().take(kind, field)
 
-    def _chosen(self, codings: Sequence[str]) -> str:
+    def _choose_coding(self, codings: Sequence[str]) -> str:
         accepts = self._accepted.decode("latin-1").replace(" ", "").split(",")
         return next((name for name in codings if name in accepts), "")
 
@@ -138,12 +138,12 @@ class GrpcHead(Head):
         elif self.size > most:  # before the rest, of which there may be only a part
             self.refusal_status = RESOURCE_EXHAUSTED
             text = f"the call has {self.size} bytes of metadata, at most {most} are possible"
-            self.refusal = refused(RESOURCE_EXHAUSTED, text)
+            self.refusal = encode_refusal(RESOURCE_EXHAUSTED, text)
         elif not kind.startswith(_TYPE) or kind[16:17] not in (b"", b"+", b";"):
             self.refusal = status(415)
         elif rpc is None:
             self.refusal_status = UNIMPLEMENTED
-            self.refusal = refused(UNIMPLEMENTED, "Method not found!")
+            self.refusal = encode_refusal(UNIMPLEMENTED, "Method not found!")
         elif self.encoding not in _READ:
             self.refusal_status = UNIMPLEMENTED
             text = f"grpc-encoding '{self.encoding}' is not supported; supported are {ACCEPTED.decode()}"
@@ -208,6 +208,6 @@ def trailers(code: int, message: str = "", metadata: Sequence[tuple[str, str]] =
     return block(fields)
 
 
-def refused(code: int, message: str, metadata: Sequence[tuple[str, str]] = ()) -> bytes:
+def encode_refusal(code: int, message: str, metadata: Sequence[tuple[str, str]] = ()) -> bytes:
     """Return the header block of a call that ends without anything before."""
     return HEADERS + trailers(code, message, metadata)

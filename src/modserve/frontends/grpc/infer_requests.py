@@ -21,7 +21,7 @@ from modserve.server import Server
 from modserve.settings import LoopLimits
 
 
-def named_version(server: Server, model: str, text: str) -> int | None:
+def find_version(server: Server, model: str, text: str) -> int | None:
     """Return the version that a message names by its number or its label; None for the latest.
 
     Raises INVALID_ARG, or NOT_FOUND for an unknown label of a model that has some.
@@ -32,9 +32,9 @@ def named_version(server: Server, model: str, text: str) -> int | None:
         return server.routings.labelled(model, text, error)
 
 
-def requested_version(server: Server, message: InferMessage) -> int | None:
-    """Return the version as `named_version` does; the message then names it by its number."""
-    version = named_version(server, message.model_name, message.model_version)
+def resolve_version(server: Server, message: InferMessage) -> int | None:
+    """Return the version as `find_version` does; the message then names it by its number."""
+    version = find_version(server, message.model_name, message.model_version)
     if version is not None:
         message.model_version = str(version)
     return version

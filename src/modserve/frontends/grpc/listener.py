@@ -63,9 +63,9 @@ class GrpcListener:
         self._address = address
         self._number = port
         self._options = options
-        scoped, guard = _guarded(server, authority)
+        scoped, guard = _guard_server(server, authority)
         most = options.max_message or 0
-        self._dispatcher = Dispatcher(server, options.limits, max_message=most, guard=guard, audit=_audited(audit))
+        self._dispatcher = Dispatcher(server, options.limits, max_message=most, guard=guard, audit=_make_audit(audit))
         self._streams = InferStreams(scoped, options, self._dispatcher.inflater)
         self._reports = None if options.orca == "off" else LoadReports(scoped)
         rpcs = rpc_table(scoped, options, self._dispatcher.inflater, self._streams, self._reports)
@@ -172,7 +172,7 @@ class GrpcListener:
             grpc_port.deadlines.close()
 
 
-def _audited(audit: "AuditLog | None") -> "RpcAudit | None":
+def _make_audit(audit: "AuditLog | None") -> "RpcAudit | None":
     if audit is None:
         return None
     from .audit import RpcAudit
@@ -180,7 +180,7 @@ def _audited(audit: "AuditLog | None") -> "RpcAudit | None":
     return RpcAudit(audit)
 
 
-def _guarded(server: Server, authority: "Authority | None") -> tuple[Server, "RpcGuard | None"]:
+def _guard_server(server: Server, authority: "Authority | None") -> tuple[Server, "RpcGuard | None"]:
     """Return the server that handlers call, and the guard that authenticates their callers."""
     if authority is None:
         return server, None

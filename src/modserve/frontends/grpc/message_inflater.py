@@ -31,7 +31,7 @@ class MessageInflater:
         self._max_message = max_message
         self._limits = limits
 
-    async def inflated(self, data: bytes) -> tuple[bytes, RequestMemory | None]:
+    async def inflate(self, data: bytes) -> tuple[bytes, RequestMemory | None]:
         """Return the message that `data` was made from, and its memory, which the caller releases.
 
         `data` itself if it is not compressed. Raises INVALID_ARG for what only begins as if it were, and
@@ -65,7 +65,7 @@ class MessageInflater:
 
     async def short(self, data: bytes) -> bytes:
         """Inflate a message of a call with short or refused requests, for which no memory is held."""
-        whole, memory = await self.inflated(data)
+        whole, memory = await self.inflate(data)
         if memory is not None:
             memory.release()
         return whole

@@ -120,7 +120,7 @@ class MessageAssembler:
         self._buffer.write(begun.getvalue())
 
 
-async def packed(message: Response, coding: str, most: int) -> tuple[bytes, int]:
+async def pack_message(message: Response, coding: str, most: int) -> tuple[bytes, int]:
     """Compress the message where that makes it shorter, and return whether it is; on a thread above `most` bytes."""
     if size_of(message) > most:
         return await offload.on_thread(_shortest, message, coding)
@@ -131,7 +131,7 @@ def size_of(message: Response) -> int:
     return len(message) if isinstance(message, bytes) else sum([len(part) for part in message])
 
 
-def framed(message: Response, compressed: int) -> list[Chunk]:
+def frame_message(message: Response, compressed: int) -> list[Chunk]:
     """Return the message behind its prefix."""
     size = size_of(message)
     prefix = bytes((compressed,)) + size.to_bytes(4, "big")

@@ -31,7 +31,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .heads import CANCELLED, OK
-from .infer_requests import parse_infer, read_request, requested_version
+from .infer_requests import parse_infer, read_request, resolve_version
 from .message_inflater import STARTS, MessageInflater
 from .messages import size_of
 from .rpc import ClientDisconnectedError, ReadingStoppedError, Response, RpcCall
@@ -117,10 +117,10 @@ class StreamRequest(InferenceCall):
         server.memory.take(self.size)
         self.held = self.size
         if data and data[0] in STARTS:
-            data, self.inflated = await stream.inflater.inflated(data)
+            data, self.inflated = await stream.inflater.inflate(data)
         message = stream.reader.read(data) or await parse_infer(data, stream.limits)
         self.id, self.model = message.id, message.model_name
-        self.version = requested_version(server, message) if message.model_version else None
+        self.version = resolve_version(server, message) if message.model_version else None
         self.begin(server.model(self.model, self.version), now_ns, 0, stream.trace_headers)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
         request = await read_request(self, message, stream.deadline_ns, stream.forwarded, stream.limits)
@@ -215,7 +215,7 @@ class InferStream:
             return await self._write()
         finally:
             # In place of a TaskGroup, which until Python 3.13 leaves a cycle when it is cancelled.
-            await _ended(reading)
+            await _end_task(reading)
             for call in self._open:
                 call.close()
             # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
@@ -285,7 +285,7 @@ class InferStream:
                     return None  # the RPC's cancellation is on its way
                 if error is not None:
                     return error
-                call.queue.sent_first(call.inflight)
+                call.queue.on_first_sent(call.inflight)
                 if call.queue.done:
                     self._over(call)
             if self._broken is not None:
@@ -326,11 +326,11 @@ class InferStream:
                 call.status = OK
         if data is None:
             return None
-        call.sending()
+        call.on_sending()
         call.sent_bytes += size_of(data)
         call.responses += 1
         await self._write_counted(data)
-        call.sent()
+        call.on_sent()
         return None
 
     async def _write_counted(self, data: Response) -> None:
@@ -343,7 +343,7 @@ class InferStream:
             memory.give_back(size)
 
 
-async def _ended(task: "asyncio.Task[None]") -> None:
+async def _end_task(task: "asyncio.Task[None]") -> None:
     """Cancel a task, and return when it has ended: what it has on a thread goes on until it is done."""
     task.cancel()
     while not task.done():

@@ -56,11 +56,11 @@ class RpcCall(Protocol):
         """Return the request's id, made now if there is none: the call has failed, or is a stream."""
         ...
 
-    def identified(self, identity: "Identity") -> None:
+    def set_identity(self, identity: "Identity") -> None:
         """Set the caller, who is known; whether the caller may make the call is not."""
         ...
 
-    def serving(self, call: "InferenceCall") -> None:
+    def set_inference(self, call: "InferenceCall") -> None:
         """Set the inference that the call is; it has begun, and has its id."""
         ...
 

@@ -24,7 +24,7 @@ from .call_log import CallLog
 from .call_services import CallServices, open_cost
 from .heads import DEADLINE_EXCEEDED, INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
 from .message_receiver import MessageReceiver, overdue_text
-from .messages import COPIED, PREFIX, MessageError, framed, packed, size_of
+from .messages import COPIED, PREFIX, MessageError, frame_message, pack_message, size_of
 from .rpc import ClientDisconnectedError, Refusal, Response
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class ServerCall(Stream):
             self.request_id = request_ids.make() if call is None else call.identify()
         return self.request_id
 
-    def identified(self, identity: "Identity") -> None:
+    def set_identity(self, identity: "Identity") -> None:
         if self._log is not None:
             self._log.tenant, self.origin.caller = identity.tenant.name, identity.name
 
-    def serving(self, call: InferenceCall) -> None:
+    def set_inference(self, call: InferenceCall) -> None:
         if self._log is not None:
             self.identify()
             self._log.inference, call.origin = call, self.origin
@@ -126,15 +126,15 @@ class ServerCall(Stream):
 
     async def write(self, message: Response) -> None:
         if self._log is not None:
-            self._log.responded(size_of(message))
+            self._log.count_response(size_of(message))
         coding, compressed = self.call_head.coding, 0
         if coding and not self.over:
-            message, compressed = await packed(message, coding, self._services.dispatcher.limits.compressed)
+            message, compressed = await pack_message(message, coding, self._services.dispatcher.limits.compressed)
         if self.over:
             raise ClientDisconnectedError
         if not self.headers_sent:
             self._send_head(coding)
-        self.send_data(framed(message, compressed))
+        self.send_data(frame_message(message, compressed))
         if self.connection.paused or size_of(message) > COPIED:
             self.connection.flush()  # which may be all that is needed
         if self.pending:
@@ -196,11 +196,11 @@ class ServerCall(Stream):
             self.identify()
         self._task = self._services.loop.create_task(self._services.dispatcher.serve(rpc, self))
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         self._cancel()
-        self.finished()
+        self.on_finish()
 
-    def finished(self) -> None:
+    def on_finish(self) -> None:
         """End the call, which sends and hears no more, and release what it holds."""
         if self._status < 0:
             self._status = heads.CANCELLED
@@ -211,7 +211,7 @@ class ServerCall(Stream):
             self._services.deadlines.remove(self, self._bucket)
             self._bucket = 0
         if self._writer is not None:
-            self.drained()
+            self.on_drain()
         if self._log is not None:
             self._log.record(self.call_head, self.origin, self._status, self.request_id)
             self._log = None
@@ -228,10 +228,10 @@ class ServerCall(Stream):
             for callback in callbacks:
                 callback()
 
-    def broken(self) -> None:
+    def on_error(self) -> None:
         self._fail(INTERNAL, "internal error")
 
-    def drained(self) -> None:
+    def on_drain(self) -> None:
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
 
@@ -257,7 +257,7 @@ class ServerCall(Stream):
         if self.headers_sent:
             self.finish(heads.trailers(status, message, metadata) + self._services.load)
         else:
-            self.finish(heads.refused(status, message, metadata) + self._services.load)
+            self.finish(heads.encode_refusal(status, message, metadata) + self._services.load)
 
     def stop(self) -> None:
         """End the call, since the server stops."""
@@ -324,7 +324,7 @@ class ServerCall(Stream):
             )
         return self._receiver
 
-    def overdue(self) -> None:
+    def on_overdue(self) -> None:
         self._fail(DEADLINE_EXCEEDED, overdue_text(self, self._services.limits))
 
     # The server's memory
@@ -362,7 +362,7 @@ class ServerCall(Stream):
         self._status = heads.OK
         if self._log is not None:
             self.identify()
-            self._log.responded(size)
+            self._log.count_response(size)
         trailers = self._services.trailers
         if self._trailers:
             trailers = heads.trailers(heads.OK, "", self._trailers) + self._services.load
@@ -382,15 +382,15 @@ class ServerCall(Stream):
         if not coding:
             self.respond([response] if isinstance(response, bytes) else response, size_of(response))
             return
-        message, compressed = await packed(response, coding, self._services.dispatcher.limits.compressed)
+        message, compressed = await pack_message(response, coding, self._services.dispatcher.limits.compressed)
         if self.over or self.final is not None:
             return
         self._status = heads.OK
         if self._log is not None:
             self.identify()
-            self._log.responded(size_of(response))
+            self._log.count_response(size_of(response))
         self._send_head(coding)
-        self.send_data(framed(message, compressed))
+        self.send_data(frame_message(message, compressed))
         self.finish(heads.trailers(heads.OK, "", self._trailers) + self._services.load)
         self._count_unsent(len(message))
 

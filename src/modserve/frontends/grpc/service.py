@@ -30,7 +30,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .health import HealthService
-from .infer_requests import in_time, named_version, read_request, requested_version
+from .infer_requests import find_version, in_time, read_request, resolve_version
 from .load_reports import LoadReports
 from .message_inflater import MessageInflater
 from .model_stream import InferStreams
@@ -58,7 +58,7 @@ class InferenceService:
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RpcCall) -> Message:
         """Report readiness. Like every released Triton, false also for an unknown model or version: clients poll with
         it."""
-        version = named_version(self._server, message.name, message.version)
+        version = find_version(self._server, message.name, message.version)
         try:
             ready = await self._server.model_trouble(message.name, version) is None
         except ModserveError as error:
@@ -72,17 +72,17 @@ class InferenceService:
         return metadata.server_message(server.name, server.version, server.extensions)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: RpcCall) -> Message:
-        servables = self._server.models(message.name, named_version(self._server, message.name, message.version))
+        servables = self._server.models(message.name, find_version(self._server, message.name, message.version))
         await describe(servables[-1])
         return metadata.model_message(servables[-1], [servable.id.version for servable in servables])
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: RpcCall) -> Message:
-        servable = self._server.model(message.name, named_version(self._server, message.name, message.version))
+        servable = self._server.model(message.name, find_version(self._server, message.name, message.version))
         await describe(servable)
         return pb.ModelConfigResponse(config=metadata.config_message(servable))
 
     async def ModelStatistics(self, message: pb.ModelStatisticsRequest, call: RpcCall) -> Message:
-        version = named_version(self._server, message.name, message.version)
+        version = find_version(self._server, message.name, message.version)
         return await self._server.statistics(message.name, version)
 
     async def RepositoryIndex(self, message: pb.RepositoryIndexRequest, call: RpcCall) -> Message:
@@ -141,47 +141,47 @@ class InferenceService:
     async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
         """Run an inference. Its failure is returned, not raised: the traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
-        version = requested_version(server, message) if message.model_version else None
+        version = resolve_version(server, message) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
         call.id = message.id
-        rpc.serving(call)
+        rpc.set_inference(call)
         call.origin = rpc.origin
         headers = trace_context.from_metadata(rpc.metadata) if server.tracer.propagates else None
         call.begin(server.model(message.model_name, version), now_ns, 0, headers)
         if call.trace is not None:
-            rpc.on_end(lambda: _sent(call))
+            rpc.on_end(lambda: _on_sent(call))
         pattern = self._header_pattern
         forwarded = () if pattern is None else header_forwarding.from_metadata(pattern, rpc.metadata)
         try:
             call.submit(await read_request(call, message, deadline_ns, forwarded, self._limits))
             outcome = await call.future
             if isinstance(outcome, ModserveError):
-                return _failed(call, in_time(outcome, deadline_ns))
+                return _trace_failure(call, in_time(outcome, deadline_ns))
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
             if is_long_response(outcome, call.response_form, self._limits) or call.on_gpu:
-                return await offload.on_thread(_encoded, self._writer, call, outcome)
-            return _encoded(self._writer, call, outcome)
+                return await offload.on_thread(_encode, self._writer, call, outcome)
+            return _encode(self._writer, call, outcome)
         except ModserveError as error:
-            _failed(call, error)
+            _trace_failure(call, error)
             raise
         finally:
             call.finish()
 
 
-def _encoded(writer: ResponseWriter, call: InferenceCall, response: InferenceResponse) -> list[Buffer]:
+def _encode(writer: ResponseWriter, call: InferenceCall, response: InferenceResponse) -> list[Buffer]:
     return writer.parts(response if call.response_form is BINARY else call.render(response))
 
 
-def _failed(call: InferenceCall, error: ModserveError) -> ModserveError:
+def _trace_failure(call: InferenceCall, error: ModserveError) -> ModserveError:
     if call.trace is not None:
         call.trace.failed(error, grpc_name(error))
     return error
 
 
-def _sent(call: InferenceCall) -> None:
+def _on_sent(call: InferenceCall) -> None:
     """Finish the call: the response has left, or never will."""
-    call.sent()
+    call.on_sent()
     call.close()
 
 
@@ -213,11 +213,11 @@ def rpc_table(
             restriction, probes = options.restrictions.get(category), category == "health"
             infers = name == "ModelInfer"
             direct = infers and restriction is None and options.header_pattern is None and not options.server_timing
-            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, infers, direct, probes)
+            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _make_stub(name), restriction, infers, direct, probes)
     return rpcs
 
 
-def _unserved(name: str) -> Handler:
+def _make_stub(name: str) -> Handler:
     async def handler(message: Message, call: RpcCall) -> Message:
         raise unsupported(f"{name} is not supported by this version of modserve")
 

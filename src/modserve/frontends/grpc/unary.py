@@ -24,7 +24,7 @@ from modserve.protocol.response_form import BINARY
 
 from .call_services import UnaryPath
 from .dispatch import Dispatcher
-from .infer_requests import in_time, requested_version
+from .infer_requests import in_time, resolve_version
 from .server_call import ServerCall
 
 _WHAT: Final = "ModelInfer"
@@ -64,10 +64,10 @@ class UnaryInferences(UnaryPath):
             if identity is None or not identity.allows("infer", request.model_name):
                 return False  # and the guard says why
             tenant = identity.tenant
-            server_call.identified(identity)
+            server_call.set_identity(identity)
         call = UnaryInference(self, server_call, request, size if size > _UNCOUNTED else 0)
         call.tenant = tenant
-        server_call.serving(call)
+        server_call.set_inference(call)
         call.start()
         return True
 
@@ -95,7 +95,7 @@ class UnaryInference(InferenceCall):
         self.response_form = BINARY
         message = self._message
         try:
-            version = requested_version(self.server, message) if message.model_version else None
+            version = resolve_version(self.server, message) if message.model_version else None
             self.version = version
             self.servable = self.server.model(message.model_name, version)
             self.submit(grpc_messages.decode_request(message, self._deadline_ns))

@@ -57,7 +57,7 @@ class Application:
         self._options = options
         self._making = asyncio.Lock()
         self._app: AsgiApp | None = None
-        self.direct = DirectCalls(CallContext(scoped(server, authority), options))
+        self.direct = DirectCalls(CallContext(scope_server(server, authority), options))
         """The calls that the port runs without the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +69,7 @@ class Application:
             if (probe := self._probe(scope)) is not None:
                 await _respond(send, *await probe(self._server))
                 return
-            app = await self._made()
+            app = await self._make_app()
         await app(scope, receive, send)
 
     def _is_scrape(self, scope: Any) -> bool:
@@ -90,18 +90,18 @@ class Application:
             return probes.drain if is_local(client and client[0], names) else None
         return _PROBES.get(scope["path"]) if scope["method"] == "GET" else None
 
-    async def _made(self) -> AsgiApp:
+    async def _make_app(self) -> AsgiApp:
         async with self._making:
             if self._app is None:
                 module = await asyncio.to_thread(importlib.import_module, "modserve.frontends.http.rest.app")
                 identified = importlib.import_module("modserve.frontends.http.rest.identified")
                 calls, alone = self.direct, self._without_admin
                 app = module.create_app(calls.context.server, self._options, calls, self._authority, alone)
-                app = guarded(app, self._server, self._authority, alone)
+                app = guard_app(app, self._server, self._authority, alone)
                 if self._audit is not None:
                     app = importlib.import_module("modserve.frontends.http.audited").AuditedApp(app, self._audit)
                 access = self._server.access_log
-                self._app = app if access is None else identified.logged_app(app, access)
+                self._app = app if access is None else identified.log_calls(app, access)
             return self._app
 
     def stop_streams(self) -> None:
@@ -109,7 +109,7 @@ class Application:
         self.direct.streams.stop()
 
 
-def scoped(server: Server, authority: "Authority | None") -> Server:
+def scope_server(server: Server, authority: "Authority | None") -> Server:
     """Return the server in the caller's name, if there is an authority that knows callers."""
     if authority is None:
         return server
@@ -118,8 +118,8 @@ def scoped(server: Server, authority: "Authority | None") -> Server:
     return ScopedServer(server)
 
 
-def guarded(app: AsgiApp, server: Server, authority: "Authority | None", without_admin: bool = False) -> AsgiApp:
-    """Return the application, guarded by the authority if there is one. It is made over a `scoped` server."""
+def guard_app(app: AsgiApp, server: Server, authority: "Authority | None", without_admin: bool = False) -> AsgiApp:
+    """Return the application, guarded by the authority if there is one. Its server is that of `scope_server`."""
     if authority is None:
         return app
     from modserve.access.calls import need_of

@@ -34,7 +34,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
     async def generate(request: CompleteRequest) -> WholeResponse | ResponseStream:
         try:
-            call = await _submitted(context, streams, request, _read_flat)
+            call = await _submit(context, streams, request, _read_flat)
             try:
                 response = await _only(call)
                 if isinstance(response, ModserveError):  # not raised: its traceback would have what has it
@@ -52,13 +52,13 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
 
     async def generate_stream(request: CompleteRequest) -> WholeResponse | ResponseStream:
         try:
-            return await response_stream(await _submitted(context, streams, request, _read_flat), EVENTS, _encode)
+            return await response_stream(await _submit(context, streams, request, _read_flat), EVENTS, _encode)
         except ModserveError as error:
             return _failure(context, request, error)
 
     async def infer_stream(request: CompleteRequest) -> WholeResponse | ResponseStream:
         try:
-            call = await _submitted(context, streams, request, _read_tensors)
+            call = await _submit(context, streams, request, _read_tensors)
             encode = _tensors_encoder(call, context.server_timing)
             stream = await response_stream(call, framing.choose(request.head.accept), encode)
         except ModserveError as error:
@@ -72,7 +72,7 @@ def handlers(context: CallContext, streams: Streams) -> Mapping[str, Handler]:
     return {f"/v2/models/{{model}}/{name}": call for name, call in calls.items()}
 
 
-async def _submitted(context: CallContext, streams: Streams, request: CompleteRequest, read: _Read) -> HttpStream:
+async def _submit(context: CallContext, streams: Streams, request: CompleteRequest, read: _Read) -> HttpStream:
     """Return the call of a request, which its model has accepted. Raises what is wrong with it."""
     head = request.head
     version = head.model_version
@@ -107,7 +107,7 @@ async def _read_tensors(call: HttpStream, context: CallContext, request: Complet
     head, limits, config, version = request.head, context.limits, call.servable.config, call.version
     body: bytes | Inflater = request.body
     if head.content_encoding is not None:
-        body = offload.inflated(head.content_encoding, request.body, context.max_json, limits)
+        body = offload.inflate(head.content_encoding, request.body, context.max_json, limits)
     length = None if isinstance(body, Inflater) else header_length(head.header_length, len(body))
     if isinstance(body, Inflater) or is_long(config, body, length, limits.json, limits.texts):
         read = call, context, version, head, body, call.borrow().take
@@ -122,7 +122,7 @@ async def _read_tensors(call: HttpStream, context: CallContext, request: Complet
 
 def _decode_long(call: HttpStream, version: int | None, body: bytes, max_json: int) -> InferenceRequest:
     """Decode the request on a thread, with memory for what it becomes."""
-    call.borrow().take(limits.parsed_size(body))
+    call.borrow().take(limits.estimate_size(body))
     return codec.decode(call.servable.config, version, body, max_json)
 
 

@@ -13,7 +13,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Buffer
 from modserve.frontends.call import HTTP, InferenceCall
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import in_background, inflated, is_long_response, look_ahead, outcome_of
+from modserve.frontends.offload import in_background, inflate, is_long_response, look_ahead, outcome_of
 from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
@@ -79,7 +79,7 @@ class InferCall(InferenceCall):
             servable = self.server.model(model, version)
             self.begin(servable, now_ns, received_ns, head.trace_headers)
             if head.content_encoding is not None:
-                inflater = inflated(head.content_encoding, bytes(body), context.max_json, limits)
+                inflater = inflate(head.content_encoding, bytes(body), context.max_json, limits)
                 if isinstance(inflater, Inflater):
                     self._read_on_thread(version, head, inflater)
                     return
@@ -142,9 +142,9 @@ class InferCall(InferenceCall):
         if encoding is None:
             self._finish(body)
         elif sum(map(len, body.parts)) > context.limits.compressed:
-            self._write_on_thread(partial(_compressed, body, encoding))
+            self._write_on_thread(partial(_compress, body, encoding))
         else:
-            self._finish(_compressed(body, encoding))
+            self._finish(_compress(body, encoding))
 
     def _write(self, response: InferenceResponse) -> Body:
         body = infer_response.encode_response(self.render(response), self.response_form)
@@ -152,7 +152,7 @@ class InferCall(InferenceCall):
 
     def _write_long(self, response: InferenceResponse) -> Body:
         """Write the whole response, on a thread."""
-        return _compressed(self._write(response), self._encoding)
+        return _compress(self._write(response), self._encoding)
 
     def _write_on_thread(self, write: Callable[[], Body]) -> None:
         self._writing = True
@@ -178,9 +178,9 @@ class InferCall(InferenceCall):
         if trace is None:
             self._done(outcome, self.request_id)
             return
-        self.sending()
+        self.on_sending()
         self._done(outcome, self.request_id)
-        self.sent()
+        self.on_sent()
         trace.end()
 
     def _fail(self, error: ModserveError) -> None:
@@ -209,7 +209,7 @@ def read_long_request(
     return request, response_form
 
 
-def _compressed(body: Body, encoding: str | None) -> Body:
+def _compress(body: Body, encoding: str | None) -> Body:
     if encoding is None:
         return body
     return replace(body, parts=[compression.encode(body.parts, encoding)], encoding=encoding)

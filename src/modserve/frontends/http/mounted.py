@@ -17,7 +17,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .error_forms import encode, encode_message
-from .wire.asgi import decoded_path
+from .wire.asgi import decode_path
 from .wire.context import AsgiApp, Hold, Message
 from .wire.head import RefusedRequestError, check_path
 
@@ -81,7 +81,7 @@ class MountedApp:
 def inner_path(scope: Any) -> str:
     """Return the path below the mount, as the port's front end has it."""
     root: str = scope.get("root_path", "").rstrip("/")
-    path = decoded_path(_raw_path(scope))
+    path = decode_path(_raw_path(scope))
     if root and (path == root or path.startswith(root + "/")):
         path = path[len(root) :]
     return path or "/"

@@ -137,13 +137,13 @@ class Parts:
         name, head = self._servable.config.name, self._request.head
         request = InferenceRequest(name, inputs, self._names, self._version, deadline_ns=self._deadline_ns)
         part = _Part(self, index, name, self._version)
-        self._request.note.begun(part)
+        self._request.note.add_call(part)
         self._running.add(part)
         part.begin(self._servable, self._now_ns, 0, head.trace_headers)
         part.submit(header_forwarding.with_headers(request, head.forwarded))
         return True
 
-    def settled(self, part: "_Part", outcome: InferenceResponse | ModserveError) -> None:
+    def on_outcome(self, part: "_Part", outcome: InferenceResponse | ModserveError) -> None:
         """Take the outcome of an inference."""
         finish = self._finish
         if finish is None:
@@ -151,8 +151,8 @@ class Parts:
         self._running.discard(part)
         if self._timed:
             self.cost = part.cost
-        part.sending()  # how long that takes is not seen from here
-        part.sent()
+        part.on_sending()  # how long that takes is not seen from here
+        part.on_sent()
         part.close()
         try:
             if isinstance(outcome, ModserveError):
@@ -183,7 +183,7 @@ class _Part(InferenceCall):
 
     def accept(self, request: InferenceRequest) -> Inflight:
         """Return the inflight request without counting it: the call as a whole is counted."""
-        return self._submitted(request)
+        return self._submit(request)
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        self._parts.settled(self, outcome)
+        self._parts.on_outcome(self, outcome)

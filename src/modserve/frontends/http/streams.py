@@ -81,7 +81,7 @@ class HttpStream(InferenceCall):
         """Note that the outcome taken last has been sent: the model may go on."""
         if self._unsent:
             self._unsent = False
-            self._queue.sent_first(self.inflight)
+            self._queue.on_first_sent(self.inflight)
 
     async def next(self) -> tuple[Outcome, bool]:
         """Wait for the next outcome, and take it. Waiting says that the one before it has been sent."""
@@ -101,7 +101,7 @@ class HttpStream(InferenceCall):
             if not waiting.done():
                 waiting.set_result(None)
 
-    def sent_some(self) -> None:
+    def on_part_sent(self) -> None:
         """Note that a part of an outcome has been sent."""
         if self.inflight is not None:
             self.inflight.sent_some()
@@ -121,7 +121,7 @@ class HttpStream(InferenceCall):
     def accept(self, request: InferenceRequest) -> Inflight:
         if self.permit is None:
             return super().accept(request)
-        inflight = self._submitted(request)
+        inflight = self._submit(request)
         self.permit.hold()
         inflight.permit = self.permit
         return inflight
@@ -153,7 +153,7 @@ class Streams:
         The caller closes it, however it ends.
         """
         call = HttpStream(self, model, version)
-        note.begun(call)
+        note.add_call(call)
         try:
             call.borrow()
             call.begin(call.servable, time.monotonic_ns(), 0, trace)

@@ -240,17 +240,17 @@ class BlockDecoder:
             return self._skip(data, at, length, self._indexed, name=False)
         if len(data) - at < length:
             raise IncompleteError
-        self._passed(length, self._indexed, name=False)
+        self._count_skipped(length, self._indexed, name=False)
         return at + length
 
     def _skip(self, data: bytes, at: int, length: int, indexed: bool, name: bool) -> int:
         """Skip a text that no table has room for."""
-        self._passed(length, indexed, name)
+        self._count_skipped(length, indexed, name)
         here = min(length, len(data) - at)
         self._skipped = length - here
         return at + here
 
-    def _passed(self, length: int, indexed: bool, name: bool) -> None:
+    def _count_skipped(self, length: int, indexed: bool, name: bool) -> None:
         self.cut = True
         self.size += length + (FIELD_COST if name or not self._value_follows else 0)
         self._value_follows, self._indexed = name, indexed

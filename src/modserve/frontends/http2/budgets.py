@@ -56,11 +56,11 @@ class Budgets:
 
     def pass_time(self, seconds: float) -> None:
         limits = self._limits
-        self.noise = _refilled(self.noise, int(limits.noise_a_second * seconds), limits.noise)
-        self.resets = _refilled(self.resets, int(limits.resets_a_second * seconds), limits.resets)
-        self.updates = _refilled(self.updates, int(limits.updates_a_second * seconds), limits.updates)
+        self.noise = _refill(self.noise, int(limits.noise_a_second * seconds), limits.noise)
+        self.resets = _refill(self.resets, int(limits.resets_a_second * seconds), limits.resets)
+        self.updates = _refill(self.updates, int(limits.updates_a_second * seconds), limits.updates)
 
 
-def _refilled(left: int, gain: int, most: int) -> int:
+def _refill(left: int, gain: int, most: int) -> int:
     """Refill a budget by time up to `most`; it keeps what was earned beyond that."""
     return max(left, min(left + gain, most))

@@ -77,10 +77,10 @@ class Http2Connection(PortConnection):
         opened = transport.get_extra_info("socket")
         made = cast(asyncio.Transport, transport)
         descriptor = 0 if opened is None else opened.fileno()
-        if not self._port.opened(self, transport.get_extra_info("peername"), descriptor):
+        if not self._port.add_connection(self, transport.get_extra_info("peername"), descriptor):
             made.abort()
             return
-        self.sender.connected(made)
+        self.sender.on_connect(made)
         made.set_write_buffer_limits(_WRITE_BUFFER)
         agreed: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if agreed is not None and agreed.selected_alpn_protocol() not in ("h2", None):
@@ -89,9 +89,9 @@ class Http2Connection(PortConnection):
         made.write(self._port.greeting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._port.closed(self)
+        self._port.remove_connection(self)
         self._receiver.end_farewell()
-        self.sender.disconnected()
+        self.sender.on_disconnect()
         lost = [stream for stream in self.streams.values() if not stream.over]
         self.streams.clear()
         for stream in lost:
@@ -101,7 +101,7 @@ class Http2Connection(PortConnection):
     def _lose(self, streams: list[Stream]) -> None:
         """End the calls of a connection that is gone, some in each turn of the event loop."""
         for stream in streams[:_LOST_AT_ONCE]:
-            stream.lost()
+            stream.on_lost()
         if len(streams) > _LOST_AT_ONCE:
             self._port.loop.call_soon(partial(self._lose, streams[_LOST_AT_ONCE:]))
 
@@ -141,7 +141,7 @@ class Http2Connection(PortConnection):
                         stream.begin()
                     except Exception:  # it is the end of this stream, and of no other
                         _log.exception("ending a gRPC call: starting it failed unexpectedly")
-                        stream.broken()
+                        stream.on_error()
             sender.ready.clear()
             turn.end()
         if self.windows.unacknowledged >= self.windows.enough and not self.failed:
@@ -176,7 +176,7 @@ class Http2Connection(PortConnection):
         transport = self.sender.transport
         if transport is None:
             return
-        self._port.ended(ending, transport, text)
+        self._port.count_end(ending, transport, text)
         self.sender.say_last(frames.going_away(self._receiver.highest, code, text.encode()))
         self._receiver.drop_all()
         # Closing with unread bytes would reset the connection, and the client might not see why.
@@ -221,7 +221,7 @@ class Http2Connection(PortConnection):
         self.budgets.pass_time(passed)
         if self._active:
             self._active = False
-            self._keepalive.heard(now)
+            self._keepalive.on_data(now)
         self._check_client(now)
         if receiver.leaving and now >= self._goodbye:
             receiver.go_away()

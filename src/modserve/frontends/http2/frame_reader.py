@@ -186,7 +186,7 @@ class FrameReader:
                 if end > size:
                     break
                 bare = flags & (PADDED | WITH_PRIORITY) == 0
-                block = data[start:end] if bare else _unpadded(data[start:end], flags)
+                block = data[start:end] if bare else _strip_padding(data[start:end], flags)
                 work += handler.on_headers(number, block, flags & END_STREAM != 0)
             elif kind == HEADERS or kind >= CONTINUATION:
                 end = self._begin_long(data, start, kind, flags, number, length, handler)
@@ -300,7 +300,7 @@ def _before(flags: int) -> int:
     return (1 if flags & PADDED else 0) + (5 if flags & WITH_PRIORITY else 0)
 
 
-def _unpadded(payload: bytes, flags: int) -> bytes:
+def _strip_padding(payload: bytes, flags: int) -> bytes:
     """Return the block of whole HEADERS."""
     start, end = _before(flags), len(payload)
     if flags & PADDED:

@@ -112,7 +112,7 @@ class FrameWriter:
         return most - left
 
 
-def gathered(parts: list[Chunk]) -> list[Chunk]:
+def join_short(parts: list[Chunk]) -> list[Chunk]:
     """Return the same bytes in fewer parts: short neighbours become one."""
     fewer: list[Chunk] = []
     short: list[Chunk] = []

@@ -28,12 +28,12 @@ class Keepalive:
         """Time of the client's last ping; 0: none since then."""
         self._strikes = 0
 
-    def heard(self, now: float) -> None:
+    def on_data(self, now: float) -> None:
         """Note that the client has sent something."""
         self._heard = now
         self._waiting_since = 0.0
 
-    def pinged(self, now: float, sent: int, idle: bool) -> None:
+    def on_ping(self, now: float, sent: int, idle: bool) -> None:
         """Account for a ping of the client; `idle`: it has no streams. Raises `Http2Error` for too many."""
         policies = self._policies
         self._look_at(sent)

@@ -89,7 +89,7 @@ class Http2Port:
         self._unaware = 0
         """Connections whose clients have not confirmed that they go elsewhere."""
         self._all_aware = asyncio.Event()
-        self.greeting = frames.settings(announced(limits)) + frames.window_update(
+        self.greeting = frames.settings(make_settings(limits)) + frames.window_update(
             0, limits.connection_window - frames.DEFAULT_WINDOW
         )
         self.last_descriptor = 0
@@ -118,7 +118,7 @@ class Http2Port:
 
     # What it does
 
-    def opened(self, connection: PortConnection, peer: object, descriptor: int) -> bool:
+    def add_connection(self, connection: PortConnection, peer: object, descriptor: int) -> bool:
         """Add a connection. True if there is room; if descriptors are few, an address with more of them loses one.
 
         Refusals get into the log, from time to time.
@@ -136,7 +136,7 @@ class Http2Port:
         self.idle.clear()
         return True
 
-    def closed(self, connection: PortConnection) -> None:
+    def remove_connection(self, connection: PortConnection) -> None:
         self.connections.discard(connection)
         self._places.remove(connection)
         if not self.connections:
@@ -172,7 +172,7 @@ class Http2Port:
                 refused,
             )
 
-    def ended(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
+    def count_end(self, ending: CloseReason, transport: asyncio.Transport, text: str = "") -> None:
         """Count a connection that the server ends. Clients that passed a limit are logged, from time to time."""
         self.endings[ending.reason] += 1
         if not ending.limit:
@@ -248,7 +248,7 @@ class Seldom:
         return count
 
 
-def announced(limits: ConnectionLimits) -> dict[int, int]:
+def make_settings(limits: ConnectionLimits) -> dict[int, int]:
     """Return the settings that clients are told."""
     values = {
         frames.HEADER_TABLE_SIZE: limits.table,

@@ -117,7 +117,7 @@ class Receiver(FrameHandler):
     # Bodies
 
     def on_data(self, number: int, length: int, padding: int, data: bytes, start: int, end: int, ends: bool) -> None:
-        self._windows.received(length)
+        self._windows.count_received(length)
         stream = self._streams.get(number)
         if stream is None and number > self.highest:
             raise Http2Error(PROTOCOL_ERROR, f"DATA is on stream {number}, which was never opened")
@@ -153,7 +153,7 @@ class Receiver(FrameHandler):
     def on_window_update(self, number: int, size: int) -> None:
         self._budgets.spend_update()
         if not number:
-            self._windows.opened(size)
+            self._windows.widen(size)
             return
         stream = self._streams.get(number)
         if stream is not None:
@@ -201,7 +201,7 @@ class Receiver(FrameHandler):
 
     def _on_ping(self, flags: int, payload: bytes) -> None:
         if not flags & ACK:
-            self._keepalive.pinged(self._port.loop.time(), self._sender.sent, not self._streams)
+            self._keepalive.on_ping(self._port.loop.time(), self._sender.sent, not self._streams)
             self._sender.control(frames.ping(payload, ack=True))
         elif payload == _FAREWELL and self.leaving:
             self.go_away()
@@ -222,7 +222,7 @@ class Receiver(FrameHandler):
     def drop(self, stream: Stream) -> None:
         """End one that is no longer in the table."""
         self._sender.forget(stream)
-        stream.lost()
+        stream.on_lost()
 
     def _refuse(self, number: int, code: int) -> None:
         """End a stream that has not begun."""

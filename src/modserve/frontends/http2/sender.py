@@ -12,13 +12,13 @@ from collections import deque
 from typing import Final, final
 
 from modserve.access.credentials import Credentials
-from modserve.frontends.certificates import shown_by
+from modserve.frontends.certificates import read_credentials
 from modserve.frontends.listening import peer_of
 
 from . import frames
 from .budgets import Budgets
 from .endings import UNREAD, CloseReason
-from .frame_writer import FrameWriter, gathered
+from .frame_writer import FrameWriter, join_short
 from .port import Http2Port
 from .stream import Chunk, Stream, StreamSender
 from .windows import Windows
@@ -86,7 +86,7 @@ class Sender(StreamSender):
     @property
     def certificate(self) -> Credentials:
         if self._certificate is None:
-            self._certificate = () if self.transport is None else shown_by(self.transport)
+            self._certificate = () if self.transport is None else read_credentials(self.transport)
         return self._certificate
 
     def control(self, frame: bytes) -> None:
@@ -124,7 +124,7 @@ class Sender(StreamSender):
             stream.wait_to_send((prefix, *body))
             stream.finish(trailers)
             return
-        windows.sent(size)
+        windows.count_sent(size)
         writer.add_response(stream.number, headers, prefix, body, size, trailers)
         self.sent += 1
         if not self._held_back:
@@ -174,7 +174,7 @@ class Sender(StreamSender):
             self._budgets.stream_ended()
         stream.over = True
         self._watched.discard(stream)
-        stream.finished()
+        stream.on_finish()
         if self.closing and not self._streams:
             self._flush_later()
 
@@ -204,7 +204,7 @@ class Sender(StreamSender):
             else:
                 if not stream.expects():
                     self._unwatch(stream)
-                stream.drained()
+                stream.on_drain()
             if handed >= _AT_ONCE:
                 written += handed
                 self._write(handed)
@@ -226,7 +226,7 @@ class Sender(StreamSender):
                 self._budgets.data_sent(max(1, size // writer.longest_frame), ended)
         if sent:
             stream.window -= sent
-            self._windows.sent(sent)
+            self._windows.count_sent(sent)
             stream.moved = self.clock.seconds
             self.sent += 1
             self._flush_later()
@@ -255,11 +255,11 @@ class Sender(StreamSender):
                 self._streams.pop(stream.number, None)
                 self.control(frames.reset(stream.number, frames.CANCEL))
                 self.forget(stream)
-                stream.lost()
+                stream.on_lost()
             elif stream.expects():
                 silence = now - stream.heard - self._port.policies.tick  # it was heard between two ticks
                 if silence > limits.silence or now - stream.advanced > limits.silence * limits.silences:
-                    stream.overdue()
+                    stream.on_overdue()
             elif not stream.pending:
                 self._unwatch(stream)
 
@@ -301,7 +301,7 @@ class Sender(StreamSender):
         elif sum([len(part) for part in parts]) <= _JOINED:
             transport.write(b"".join(parts))
         else:
-            transport.writelines(gathered(parts))
+            transport.writelines(join_short(parts))
 
     def close_when_done(self) -> None:
         """Close the connection with the last of its streams."""
@@ -342,10 +342,10 @@ class Sender(StreamSender):
         if change:
             self._port.count_unsent(change)
 
-    def connected(self, transport: asyncio.Transport) -> None:
+    def on_connect(self, transport: asyncio.Transport) -> None:
         self.transport = transport
 
-    def disconnected(self) -> None:
+    def on_disconnect(self) -> None:
         self.transport = self._sendable = None
         self._watched.clear()
         self.writer.take()
@@ -360,5 +360,5 @@ class Sender(StreamSender):
     def drop(self, ending: CloseReason) -> None:
         """End the connection without another byte, and count why: the client takes nothing any more, or was silent."""
         if self.transport is not None and not self.transport.is_closing():
-            self._port.ended(ending, self.transport)
+            self._port.count_end(ending, self.transport)
         self.abort()

@@ -153,22 +153,22 @@ class Stream:
         """Begin to serve the stream: all that came with its last bytes has been read. Called after `begin_soon`."""
         raise NotImplementedError
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Handle a stream reset by the client, or a lost connection. Nothing may be sent any more."""
         raise NotImplementedError
 
-    def finished(self) -> None:
+    def on_finish(self) -> None:
         """Handle the end of sending: everything has been sent."""
         raise NotImplementedError
 
-    def broken(self) -> None:
+    def on_error(self) -> None:
         """Handle an unforeseen error of the code that serves the stream."""
         self.reset(INTERNAL_ERROR)
 
-    def drained(self) -> None:
+    def on_drain(self) -> None:
         """Handle the end of `pending`: all of it has been sent, and the stream goes on."""
 
-    def overdue(self) -> None:
+    def on_overdue(self) -> None:
         """Handle a client that has sent nothing for too long, though it had to."""
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ class Windows:
         """Unacknowledged bytes that are worth a WINDOW_UPDATE."""
         self._room = room
 
-    def received(self, size: int) -> None:
+    def count_received(self, size: int) -> None:
         self.unacknowledged += size
         if self.unacknowledged > self._room:
             raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
@@ -34,14 +34,14 @@ class Windows:
         size, self.unacknowledged = self.unacknowledged, 0
         return size
 
-    def opened(self, size: int) -> None:
+    def widen(self, size: int) -> None:
         """Let the server send `size` bytes more."""
         self.left += size
         if not size or self.left > LARGEST_WINDOW:
             code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
             raise Http2Error(code, "the connection's window grows by 0, or beyond 2^31-1")
 
-    def sent(self, size: int) -> None:
+    def count_sent(self, size: int) -> None:
         self.left -= size
 
     def change_initial(self, size: int) -> int:

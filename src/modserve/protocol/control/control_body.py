@@ -31,7 +31,7 @@ def read(
     document = json_text.parse_any(body, origin)
     if body.count(b"[") + body.count(b"{") >= json_text.MAX_DEPTH:  # few bodies have as many, and need a closer look
         _check_depth(document)
-    return typed(document, dict)
+    return check_type(document, dict)
 
 
 def _check_depth(document: object) -> None:
@@ -49,14 +49,14 @@ def _check_depth(document: object) -> None:
         raise json_text.too_deep()
 
 
-def typed(value: object, expected: type[T], prefix: str = "") -> T:
+def check_type(value: object, expected: type[T], prefix: str = "") -> T:
     """Return `value`, which must be exactly an `expected`. Raises INVALID_ARG with a text that begins with `prefix`."""
     if type(value) is not expected:
         raise invalid(f"{prefix}{JsonTypeError(_TYPES[expected])}")
     return value
 
 
-def unsigned(value: object, highest: int) -> int:
+def check_unsigned(value: object, highest: int) -> int:
     """Return `value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
     if type(value) is not int or not 0 <= value <= highest:
         raise invalid(str(JsonTypeError("unsigned-integer")))

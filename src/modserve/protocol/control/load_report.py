@@ -18,14 +18,14 @@ FORMAT_HEADER: Final = "endpoint-load-metrics-format"
 _FIGURES: Final = ("cpu_utilization", "mem_utilization", "application_utilization", "rps_fractional", "eps")
 
 
-def _rounded(report: LoadReport) -> list[tuple[str, float]]:
+def _round_figures(report: LoadReport) -> list[tuple[str, float]]:
     return [(name, round(getattr(report, name), 4)) for name in _FIGURES]
 
 
 def text(report: LoadReport) -> str:
     """Return ``TEXT name=value, …``, as Envoy reads it; the application's begin with ``named_metrics.``."""
     named = [(f"named_metrics.{name}", value) for name, value in report.named_metrics.items()]
-    return "TEXT " + ", ".join(f"{name}={_decimal(value)}" for name, value in (*_rounded(report), *named))
+    return "TEXT " + ", ".join(f"{name}={_decimal(value)}" for name, value in (*_round_figures(report), *named))
 
 
 def _decimal(value: float) -> str:
@@ -35,7 +35,7 @@ def _decimal(value: float) -> str:
 
 def json(report: LoadReport) -> str:
     """Return ``JSON {…}``, with the names of the protobuf message."""
-    document: dict[str, object] = dict(_rounded(report))
+    document: dict[str, object] = dict(_round_figures(report))
     if report.named_metrics:
         document["named_metrics"] = dict(report.named_metrics)
     return "JSON " + orjson.dumps(document).decode("ascii")

@@ -69,7 +69,7 @@ def _change(values: Mapping[str, Any], read: Callable[[str, Any, type], Any], fo
 
 
 def _json_value(name: str, value: object, kind: type) -> object:
-    return control_body.unsigned(value, _MAX_UINT32) if kind is int else control_body.typed(value, kind)
+    return control_body.check_unsigned(value, _MAX_UINT32) if kind is int else control_body.check_type(value, kind)
 
 
 def _message_value(name: str, value: pb.LogSettingsRequest.SettingValue, kind: type) -> object:

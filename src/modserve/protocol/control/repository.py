@@ -97,7 +97,7 @@ def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) 
 
 def _json_value(long: Mapping[str, memoryview], name: str, value: object, is_file: bool) -> str | bytes:
     """Return the value of a parameter. `long` are texts by the marks that stand for them."""
-    text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
+    text = control_body.check_type(value, str, f"invalid value for load parameter '{name}': ")
     if not is_file:
         return text
     try:
@@ -116,7 +116,7 @@ def _message_value(name: str, value: pb.ModelRepositoryParameter, is_file: bool)
 def unload_dependents_json(body: bytes) -> bool:
     """True if an unload request's body, which may be empty, includes dependents. Raises INVALID_ARG."""
     value = _json_parameters(body).get(_DEPENDENTS, False)
-    return control_body.typed(value, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
+    return control_body.check_type(value, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
 
 
 def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
@@ -131,4 +131,4 @@ def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParamet
 
 def _json_parameters(body: bytes, origin: Callable[[int], int] = lambda position: position) -> JsonObject:
     parameters = control_body.read(body, origin=origin).get("parameters", {}) if body else {}
-    return control_body.typed(parameters, dict, "Unable to parse 'parameters': ")
+    return control_body.check_type(parameters, dict, "Unable to parse 'parameters': ")

@@ -83,10 +83,10 @@ def _json_texts(name: str, value: object) -> Sequence[str] | None:
     if value is None:
         return []
     if name != "trace_level":
-        return [control_body.typed(value, str)]
+        return [control_body.check_type(value, str)]
     if not isinstance(value, list):
         raise invalid(str(JsonTypeError("array")))
-    return [control_body.typed(level, str) for level in value] or None
+    return [control_body.check_type(level, str) for level in value] or None
 
 
 def _change(

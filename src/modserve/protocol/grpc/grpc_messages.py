@@ -16,7 +16,7 @@ from modserve.core.tensors.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
 from modserve.protocol.grpc.infer_message import CLASSIFICATION, GrpcInput, InferMessage
-from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
+from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrow_elements
 from modserve.protocol.limits import LIMITS
 from modserve.protocol.response_form import BINARY, ResponseForm
 
@@ -50,7 +50,7 @@ def decode_request(
         form = head.form_of(raws)
     else:
         inputs = _inputs(message, lend, take)
-    version = message.requested_version() if message.model_version else None
+    version = message.parse_version() if message.model_version else None
     limit_ns = timeout_ns(values) if values else 0
     return InferenceRequest(
         message.model_name, inputs, head.output_names, version, message.id, values, deadline_ns, limit_ns, form
@@ -135,7 +135,7 @@ def _inputs(message: InferMessage, lend: LeaseFactory | None, take: Callable[[in
         if sent.parameters:
             place = shared_memory.message_place(name, sent.parameters)
             if place is not None:
-                inputs[name] = _shared_input(sent, place, model, lend)
+                inputs[name] = _read_shared_input(sent, place, model, lend)
                 elsewhere += 1
                 continue
         raw: Buffer
@@ -165,13 +165,13 @@ def _inputs(message: InferMessage, lend: LeaseFactory | None, take: Callable[[in
     return inputs
 
 
-def _shared_input(sent: GrpcInput, place: RegionSlice, model: str, lend: LeaseFactory | None) -> Tensor:
+def _read_shared_input(sent: GrpcInput, place: RegionSlice, model: str, lend: LeaseFactory | None) -> Tensor:
     if sent.contents is not None:
         raise invalid(
             f"unexpected 'content' provided when using shared memory for input tensor '{sent.name}' for model '{model}'"
         )
     if lend is None:
-        raise shared_memory.refused("input", sent.name)
+        raise shared_memory.access_error("input", sent.name)
     return shared_memory.input_tensor(sent.datatype, sent.shape, place, lend())
 
 
@@ -181,7 +181,7 @@ def _contents(sent: GrpcInput, model: str) -> Buffer:
     datatype = sent.datatype
     for field, values in sent.contents.ListFields():
         if raw is not None or field.name != datatype.contents_field:
-            raise _unexpected_field("" if raw is not None else field.name, sent.name, datatype, model)
+            raise _field_error("" if raw is not None else field.name, sent.name, datatype, model)
         raw = encode_elements(values) if datatype is dtypes.BYTES else _numbers(sent.name, datatype, values)
     return b"" if raw is None else raw
 
@@ -192,7 +192,7 @@ def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int],
     try:
         raw = typed_contents.decode(sent.contents, datatype, count, name, take)
     except FieldError as error:
-        raise _unexpected_field(error.field, name, datatype, model) from None
+        raise _field_error(error.field, name, datatype, model) from None
     except ElementsError as wrong:
         raise invalid(
             f"{label(message.id)}input byte size mismatch for input '{name}' for model '{model}'. "
@@ -203,7 +203,7 @@ def _long_contents(sent: GrpcInput, message: InferMessage, take: Callable[[int],
     return b"" if raw is None else raw
 
 
-def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> ModserveError:
+def _field_error(field: str, name: str, datatype: Datatype, model: str) -> ModserveError:
     """Return the error for an unexpected field; `field` is empty where there are several."""
     where = f"for input tensor '{name}' for model '{model}'"
     if not field:
@@ -217,7 +217,7 @@ def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> 
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
     wide = np.array(list(values), dtype=np.int64 if datatype.size < 4 else datatype.numpy)
-    return (narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
+    return (narrow_elements(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
 
 
 def _parameters(message: InferMessage) -> dict[str, ParameterValue]:
@@ -227,7 +227,7 @@ def _parameters(message: InferMessage) -> dict[str, ParameterValue]:
         parameters.check_name(name, _ALLOWED_RESERVED)
         expected = _TYPED_PARAMETERS.get(name, _ANY)
         if value is None or choice not in expected:
-            raise invalid(f"invalid value type for '{name}' parameter, expected {_spelled(expected)}.")
+            raise invalid(f"invalid value type for '{name}' parameter, expected {_list_choices(expected)}.")
         if name in _TYPED_PARAMETERS and type(value) is int and value < 0:
             if name == "priority":
                 raise invalid(f"invalid value for '{name}', expected value >= 0.")
@@ -248,7 +248,7 @@ _TYPED_PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def _spelled(choices: tuple[str, ...]) -> str:
+def _list_choices(choices: tuple[str, ...]) -> str:
     if len(choices) == len(_ANY):
         choices = _ANY[:3]  # Triton's text names no more
     if len(choices) < 3:

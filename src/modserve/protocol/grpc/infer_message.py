@@ -139,7 +139,7 @@ class InferMessage:
         self.split = False
         """The contents of its inputs are bytes, which protobuf has not read."""
 
-    def requested_version(self) -> int | None:
+    def parse_version(self) -> int | None:
         """Return the requested version. Raises as `parse_requested` does."""
         return parse_requested(self.model_version) if self.model_version else None
 

@@ -69,8 +69,8 @@ def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Ca
 
     `take` is called with the bytes that are needed next.
 
-    Raises INVALID_ARG as `narrowed` does, `FieldError`, `ElementsError`, and DecodeError for what is no such message.
-    For too many elements of BYTES the raw form has one more than announced, so that its check fails.
+    Raises INVALID_ARG as `narrow_elements` does, `FieldError`, `ElementsError`, and DecodeError for what is no such
+    message. For too many elements of BYTES the raw form has one more than announced, so that its check fails.
     """
     try:
         if datatype is dtypes.BYTES:
@@ -113,7 +113,7 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
 
 def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: Callable[[int], None]) -> Buffer | None:
     field = datatype.contents_field or ""
-    packed = _packed(contents, field)
+    packed = _join_elements(contents, field)
     if packed is None:
         return None
     if field in _FIXED:
@@ -138,13 +138,13 @@ def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: 
         if field == "bool_contents":
             elements[done:stop] = wide != 0
         else:
-            elements[done:stop] = wide if datatype.size >= 4 else narrowed(name, datatype, wide, done)
+            elements[done:stop] = wide if datatype.size >= 4 else narrow_elements(name, datatype, wide, done)
         position += size
         done = stop
     return elements.view(np.uint8).data
 
 
-def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
+def narrow_elements(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
     """Return elements of a datatype of less than 32 bits; `wide` are those from index `first` on.
 
     Raises INVALID_ARG for one out of range.
@@ -160,7 +160,7 @@ def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
     return narrow
 
 
-def _packed(contents: Buffer, field: str) -> Buffer | None:
+def _join_elements(contents: Buffer, field: str) -> Buffer | None:
     """Join the elements. Most often they came as one piece."""
     number, end = _ORDER.index(field) + 1 if field else 0, len(contents)
     kind, size = _FIXED.get(field, (0, 0))

@@ -20,7 +20,7 @@ from modserve.protocol import limits, parameters
 from modserve.protocol.control import control_body
 from modserve.protocol.http import infer_response
 from modserve.protocol.json import json_data
-from modserve.protocol.json.json_text import JsonObject, JsonTypeError, described, mistyped
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, describe, type_error
 from modserve.protocol.limits import LIMITS
 
 NOT_ONE = (
@@ -43,7 +43,7 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
     document = control_body.read(body, most_parts=None)
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise mistyped("id", "string", request_id)
+        raise type_error("id", "string", request_id)
     content = _Content(config, request_id, max_bytes)
     repeated = _repeated(body, config)
     for key, value in json.loads(body, object_pairs_hook=_Pairs).pairs if repeated else document.items():
@@ -63,7 +63,7 @@ def encode(response: InferenceResponse) -> bytes:
     if response.id:
         members["id"] = response.id
     for name, value in response.parameters.items():
-        members.setdefault(name, infer_response.carried(value))
+        members.setdefault(name, infer_response.convert_parameter(value))
     for name, tensor in response.outputs.items():
         if name in members:
             continue
@@ -116,7 +116,7 @@ def _take_nested(content: _Content, value: object) -> None:
     if _NESTED in content.config.inputs_by_name:
         raise invalid(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if not isinstance(value, dict | _Pairs):
-        detail = f"'{_NESTED}' is {described(value)}"
+        detail = f"'{_NESTED}' is {describe(value)}"
         raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object', detail=detail)}")
     pairs = value.pairs if isinstance(value, _Pairs) else value.items()
     for key, element in pairs:

@@ -17,9 +17,9 @@ from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import (
     JsonObject,
     JsonTypeError,
-    described,
-    mistyped,
+    describe,
     parse_object,
+    type_error,
     unable,
 )
 from modserve.protocol.response_form import ResponseForm
@@ -120,7 +120,7 @@ def _read(text: bytes, max_json_tensor: int, nulls: bool) -> _Document:
 def _document(document: JsonObject, max_json_tensor: int, nulls: bool) -> _Document:
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise mistyped("id", "string", request_id)
+        raise type_error("id", "string", request_id)
     values, binary_output = _parameters(document.get("parameters"))
     outputs, look = _outputs(document)
     inputs, places = _inputs(document, request_id, max_json_tensor, nulls)
@@ -173,8 +173,8 @@ def _share(
     """Add the inputs that are in shared memory, and reserve the places of the outputs."""
     if lend is None:
         for each, _ in places:
-            raise shared_memory.refused("input", each.name)
-        raise shared_memory.refused("output", next(iter(outputs)))
+            raise shared_memory.access_error("input", each.name)
+        raise shared_memory.access_error("output", next(iter(outputs)))
     lease = lend()
     for each, place in places:
         inputs[each.name] = shared_memory.input_tensor(each.datatype, each.shape, place, lease)
@@ -187,21 +187,21 @@ def _parameters(value: object) -> tuple[dict[str, ParameterValue], bool]:
     if value is None:
         return {}, False
     if type(value) is not dict:
-        raise mistyped("parameters", "object", value)
+        raise type_error("parameters", "object", value)
     limits.check_parameters(len(value))
     binary_output = False
     values: dict[str, ParameterValue] = {}
     for key, element in value.items():
         if key == "binary_data_output":
             if type(element) is not bool:
-                raise mistyped(key, "boolean", element)
+                raise type_error(key, "boolean", element)
             binary_output = element
             continue
         check = _TYPED_PARAMETERS.get(key)
         if check is not None:
             types, is_not = check
             if type(element) not in types or (type(element) is int and not 0 <= element <= _MAX_UNSIGNED):
-                raise mistyped(key, is_not, element)
+                raise type_error(key, is_not, element)
         else:
             parameters.check_name(key)
             element = parameters.custom(key, element)
@@ -222,7 +222,7 @@ def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None
     """Return the requested outputs and their forms; None if none is listed."""
     value = document.get("outputs", [])
     if type(value) is not list:
-        raise mistyped("outputs", "array", value)
+        raise type_error("outputs", "array", value)
     if not value:
         return (), None
     if len(value) > _MOST_TENSORS:
@@ -238,10 +238,10 @@ def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None
         if options is None:
             continue
         if type(options) is not dict:
-            raise mistyped("parameters", "object", options, f"output '{name}'")
+            raise type_error("parameters", "object", options, f"output '{name}'")
         is_binary = options.get("binary_data", False)
         if type(is_binary) is not bool:
-            raise mistyped("binary_data", "boolean", is_binary, f"output '{name}'")
+            raise type_error("binary_data", "boolean", is_binary, f"output '{name}'")
         if shared_memory.REGION in options:
             for other in ("classification", "binary_data") if is_binary else ("classification",):
                 if other in options:
@@ -252,7 +252,7 @@ def _outputs(document: JsonObject) -> tuple[tuple[str, ...], ResponseForm | None
             binary.append(name)
         count = options.get("classification", 0)
         if type(count) is not int or count < 0:
-            raise mistyped("classification", "unsigned-integer", count, f"output '{name}'", doing="set")
+            raise type_error("classification", "unsigned-integer", count, f"output '{name}'", doing="set")
         if count:
             classes.setdefault(name, count)
     if not binary and not classes and not places:
@@ -268,7 +268,7 @@ def _inputs(
     if type(value) is not list:
         if "inputs" not in document:
             raise _missing("inputs", "the request")
-        raise mistyped("inputs", "array", value)
+        raise type_error("inputs", "array", value)
     if len(value) > _MOST_TENSORS:
         raise limits.too_many_tensors("inputs", len(value))
     inputs: dict[str, HttpInput] = {}
@@ -306,11 +306,11 @@ def _unknown_datatype(name: str, type_name: str) -> ModserveError:
 def _string(element: object, key: str, array: str, index: int) -> str:
     """Return the text that is member `key` of ``array[index]``."""
     if type(element) is not dict:
-        raise unable(key, JsonTypeError("object", detail=f"{array}[{index}] is {described(element)}"))
+        raise unable(key, JsonTypeError("object", detail=f"{array}[{index}] is {describe(element)}"))
     value = element.get(key)
     if type(value) is not str:
         owner = f"{array}[{index}]"
-        raise mistyped(key, "string", value, owner) if key in element else _missing(key, owner)
+        raise type_error(key, "string", value, owner) if key in element else _missing(key, owner)
     return value
 
 
@@ -322,12 +322,12 @@ def _shape(name: str, element: JsonObject) -> Shape:
     value = element.get("shape")
     if type(value) is not list:
         owner = f"input '{name}'"
-        raise mistyped("shape", "array", value, owner) if "shape" in element else _missing("shape", owner)
+        raise type_error("shape", "array", value, owner) if "shape" in element else _missing("shape", owner)
     if len(value) > _HIGHEST_RANK:
         raise limits.too_many_dimensions(name, len(value))
     for size in value:
         if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
-            detail = f"'shape' of input '{name}' has {described(size)}"
+            detail = f"'shape' of input '{name}' has {describe(size)}"
             raise unable("shape", JsonTypeError("unsigned-integer", detail=detail))
     return tuple(value)
 
@@ -343,7 +343,7 @@ def _binary_size(name: str, element: JsonObject) -> int | RegionSlice | None:
             return None
         options = {}
     if type(options) is not dict:
-        raise mistyped("parameters", "object", options, f"input '{name}'")
+        raise type_error("parameters", "object", options, f"input '{name}'")
     sources = [key for key in ("binary_data_size", "shared_memory_region") if key in options]
     if "data" in element:
         sources.insert(0, "data")
@@ -359,5 +359,5 @@ def _binary_size(name: str, element: JsonObject) -> int | RegionSlice | None:
         return shared_memory.json_place(options)
     size = options["binary_data_size"]
     if type(size) is not int or size < 0:
-        raise mistyped("binary_data_size", "unsigned-integer", size, f"input '{name}'")
+        raise type_error("binary_data_size", "unsigned-integer", size, f"input '{name}'")
     return size

@@ -91,7 +91,7 @@ def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
     outputs: list[JsonObject] = []
     document: JsonObject = {"model_name": response.model_name, "model_version": str(response.model_version)}
     if response.parameters:
-        document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
+        document["parameters"] = {key: convert_parameter(value) for key, value in response.parameters.items()}
     document["outputs"] = outputs
     for name, tensor in response.outputs.items():
         output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
@@ -103,7 +103,7 @@ def _pieces(response: InferenceResponse, response_form: ResponseForm) -> Pieces:
     return tuple(orjson.dumps(document).split(_GAP))
 
 
-def carried(value: ParameterValue) -> object:
+def convert_parameter(value: ParameterValue) -> object:
     """Return a response's parameter for the JSON library: NaN and infinities are bare, as in tensors."""
     if type(value) is int and not -_MAX_DIMENSION - 1 <= value <= _MAX_UNSIGNED:
         value = float(value)

@@ -159,7 +159,7 @@ def read_numbers(request: CutRequest, known: RequestDescription) -> dict[str, Te
             data = orjson.loads(numbers)
             if type(data) is not list:
                 return None
-            elements = packer.pack(*json_data.flattened(data))
+            elements = packer.pack(*json_data.flatten(data))
         except (orjson.JSONDecodeError, struct.error, OverflowError):
             return None
         inputs[name] = Tensor(datatype, shape, elements, None)

@@ -22,7 +22,7 @@ from modserve.core.wire import base64_text
 from modserve.protocol import limits
 from modserve.protocol.json import cut_json, json_data, json_text, long_array
 from modserve.protocol.json.cut_json import ArrayCutter, Take
-from modserve.protocol.json.json_text import described
+from modserve.protocol.json.json_text import describe
 from modserve.protocol.json.long_array import LongArray
 
 SIGNATURE = "serving_default"
@@ -50,9 +50,9 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
 
     Raises INVALID_ARG, naming the place in the body.
     """
-    document = _parsed(config, body)
+    document = _parse(config, body)
     if not isinstance(document, dict):
-        raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {described(document)}")
+        raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {describe(document)}")
     _check_signature(document.get("signature_name", ""))
     rows, columns = "instances" in document, "inputs" in document
     if rows and columns:
@@ -61,7 +61,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
         return Prediction(_from_rows(config, document["instances"]), True)
     if columns:
         return Prediction(_from_columns(config, document["inputs"]), False)
-    keys = _quoted(list(document)[:10]) or "no keys"
+    keys = _quote(list(document)[:10]) or "no keys"
     raise invalid(f"Missing 'inputs' or 'instances' key: the request has {keys}")
 
 
@@ -89,10 +89,10 @@ def memory(body: bytes) -> int:
     """Estimate the bytes that reading `body` takes, besides its own."""
     if limits.count_parts(body) > limits.LIMITS.parsed_parts:
         return limits.MOST_TENSOR_BYTES * len(body)
-    return limits.parsed_size(body)
+    return limits.estimate_size(body)
 
 
-def _parsed(config: ModelConfig, body: bytes) -> object:
+def _parse(config: ModelConfig, body: bytes) -> object:
     """Parse `body`. If it has many values, long lists of numbers become a `LongArray`."""
     if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
         return json_text.parse_any(body)
@@ -140,7 +140,7 @@ def _check_signature(name: object) -> None:
     if name is None or name in ("", SIGNATURE):
         return
     if not isinstance(name, str):
-        raise invalid(f"'signature_name' must be a string, but is {described(name)}")
+        raise invalid(f"'signature_name' must be a string, but is {describe(name)}")
     raise invalid(
         f'Serving signature name: "{name}" not found in signature def: each model has one signature, "{SIGNATURE}"'
     )
@@ -148,7 +148,7 @@ def _check_signature(name: object) -> None:
 
 def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
     if not isinstance(instances, list | LongArray):
-        raise invalid(f"'instances' must be a list, but is {described(instances)}")
+        raise invalid(f"'instances' must be a list, but is {describe(instances)}")
     if not instances:
         raise invalid("No values in 'instances' list: give at least one instance")
     if isinstance(instances, LongArray) or not any(map(_names_inputs, instances)):
@@ -158,7 +158,7 @@ def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
     if not all(objects):
         other = objects.index(not objects[0])
         raise invalid(
-            f"instances[{other}] is {described(instances[other])} where instances[0] is {described(instances[0])}: "
+            f"instances[{other}] is {describe(instances[other])} where instances[0] is {describe(instances[0])}: "
             "give either objects by input name or values, not both"
         )
     names = instances[0].keys()
@@ -186,7 +186,7 @@ def _from_columns(config: ModelConfig, inputs: object) -> dict[str, Tensor]:
         if isinstance(inputs, list) and any(isinstance(each, dict) and "datatype" in each for each in inputs):
             raise invalid(
                 "'inputs' is a list of tensors of the v2 protocol, whose requests go to "
-                f"/v2/models/{config.name}/infer: give an object with the keys {_quoted(config.inputs_by_name)}"
+                f"/v2/models/{config.name}/infer: give an object with the keys {_quote(config.inputs_by_name)}"
             )
         spec = _only_input(config, "'inputs' is one value", "an object")
         return {spec.name: _tensor(config, _Place("inputs"), spec, inputs)}
@@ -213,7 +213,7 @@ def _only_input(config: ModelConfig, values: str, by_name: str) -> TensorSpec:
     if len(candidates) != 1:
         raise invalid(
             f"{values}, but model '{config.name}' has {len(config.inputs)} inputs: give {by_name} with the keys "
-            f"{_quoted(config.inputs_by_name)}"
+            f"{_quote(config.inputs_by_name)}"
         )
     return candidates[0]
 
@@ -223,7 +223,7 @@ def _check_names(config: ModelConfig, names: Any, place: str) -> None:
         if name not in config.inputs_by_name:
             raise invalid(
                 f"{place} has the key '{name}', which is not an input of model '{config.name}': its inputs are "
-                f"{_quoted(config.inputs_by_name)}"
+                f"{_quote(config.inputs_by_name)}"
             )
     for spec in config.inputs:
         if spec.name not in names and not spec.optional:
@@ -256,7 +256,7 @@ def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray, nulls: bool) 
     array = np.empty(total, spec.datatype.numpy)
     count = 0
     for some, parts in zip(data.lists(), data.parts_of_lists(), strict=True):
-        flat = json_data.flattened(some)
+        flat = json_data.flatten(some)
         if len(flat) != parts:  # some of which are empty lists
             raise _uneven(place, count)
         if nulls:
@@ -297,8 +297,8 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
         if len(types) > 1:
             other = next(i for i, each in enumerate(level) if isinstance(each, list) != isinstance(level[0], list))
             raise invalid(
-                f"{place.of(other, shape)} is {described(level[other])} where "
-                f"{place.of(0, shape)} is {described(level[0])}: lists must be nested evenly"
+                f"{place.of(other, shape)} is {describe(level[other])} where "
+                f"{place.of(0, shape)} is {describe(level[0])}: lists must be nested evenly"
             )
         if len(set(map(len, level))) > 1:
             length = len(level[0])
@@ -324,7 +324,7 @@ def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], bef
     except OverflowError:
         index, bounds = _out_of_range(datatype, flat)
         raise invalid(
-            f"{place.of(before + index, shape)} is {described(flat[index])}, but input '{spec.name}' of "
+            f"{place.of(before + index, shape)} is {describe(flat[index])}, but input '{spec.name}' of "
             f"datatype {datatype.name} takes {bounds}"
         ) from None
     with np.errstate(over="ignore"):
@@ -363,10 +363,10 @@ def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Ar
 
 def _wrong_element(place: str, spec: TensorSpec, element: object) -> ModserveError:
     return invalid(
-        f"{place} is {described(element)}, but input '{spec.name}' of datatype {spec.datatype.name} takes "
+        f"{place} is {describe(element)}, but input '{spec.name}' of datatype {spec.datatype.name} takes "
         f"{_TAKES[spec.datatype.json_kind]}"
     )
 
 
-def _quoted(names: Any) -> str:
+def _quote(names: Any) -> str:
     return ", ".join(f"'{name}'" for name in names)

@@ -51,7 +51,7 @@ def _column(name: str, tensors: Sequence[Tensor]) -> Any:
 
     Parts with rows of different shapes give a list of rows.
     """
-    arrays = [_written(name, tensor) for tensor in tensors]
+    arrays = [_prepare_array(name, tensor) for tensor in tensors]
     if len(arrays) == 1:
         return _jsonable(arrays[0])
     if len({array.shape[1:] for array in arrays}) == 1:
@@ -59,7 +59,7 @@ def _column(name: str, tensors: Sequence[Tensor]) -> Any:
     return [_jsonable(row) for row in chain.from_iterable(arrays)]
 
 
-def _written(name: str, tensor: Tensor) -> Array:
+def _prepare_array(name: str, tensor: Tensor) -> Array:
     array = tensor.array
     datatype = tensor.datatype
     if datatype is dtypes.BYTES:

@@ -19,7 +19,7 @@ from modserve.core.runtime.event_loop import yield_now
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements, format_shape
-from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, described, mistyped, too_deep, unable
+from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, describe, too_deep, type_error, unable
 from modserve.protocol.json.long_array import LongArray
 
 _MOST = 2**63 - 1
@@ -50,14 +50,14 @@ def to_tensor(
     if type(data) is not list:
         if isinstance(data, LongArray):
             return _from_pieces(name, datatype, shape, data, max_bytes, nulls)
-        raise mistyped("data", "array", data, f"input '{name}'")
+        raise type_error("data", "array", data, f"input '{name}'")
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
     flat, numbers = _flat(name, data, datatype, nulls)
     if len(flat) != expected:
         raise _wrong_count(name, len(flat), expected)
     if datatype is not dtypes.BYTES:
-        return _shaped(datatype, shape, _numbers(name, datatype, flat) if numbers is None else numbers)
+        return _make_tensor(datatype, shape, _numbers(name, datatype, flat) if numbers is None else numbers)
     texts, _ = _texts(name, flat, 0, max_bytes)
     return Tensor.from_raw(datatype, shape, texts)
 
@@ -70,7 +70,7 @@ def _flat(
     if len(flat) > _FEW and datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
         with np.errstate(over="ignore"):
             return flat, values.astype(datatype.numpy)
-    return _checked(name, flat, depth, datatype, nulls, before), None
+    return _check_elements(name, flat, depth, datatype, nulls, before), None
 
 
 def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, max_bytes: int, nulls: bool) -> Tensor:
@@ -99,7 +99,7 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
         raise _wrong_count(name, count, expected)
     if datatype is dtypes.BYTES:
         return Tensor.from_raw(datatype, shape, b"".join(texts))
-    return _shaped(datatype, shape, array)
+    return _make_tensor(datatype, shape, array)
 
 
 def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[bytes, int]:
@@ -123,7 +123,7 @@ def _wrong_count(name: str, count: int, expected: int, unit: str = "elements") -
     return unable("data", ValueError(f"Shape does not match true shape of 'data' field: {counts}"))
 
 
-def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
+def _make_tensor(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
     try:
         return Tensor(datatype, shape, None, numbers.reshape(shape))
     except ValueError:  # a shape beyond numpy's limits, with dimensions in hundreds or near 2^63: no model has it
@@ -139,7 +139,7 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
     datatype = tensor.datatype
     if datatype is dtypes.BYTES:
         try:
-            return _written(flat, lambda some: orjson.dumps([element.decode() for element in some.tolist()]))
+            return _write_array(flat, lambda some: orjson.dumps([element.decode() for element in some.tolist()]))
         except UnicodeDecodeError:
             raise invalid(
                 f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry; "
@@ -150,11 +150,11 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
         with np.errstate(invalid="ignore"):  # widening a signalling NaN is no fault of anybody's
             flat = flat.astype(np.float64)
         if not np.isfinite(flat).all():
-            return _written(flat, _with_literals)
-    return _written(flat, _numbers_text)
+            return _write_array(flat, _with_literals)
+    return _write_array(flat, _numbers_text)
 
 
-def _written(flat: Array, write: Callable[[Array], bytes]) -> bytes:
+def _write_array(flat: Array, write: Callable[[Array], bytes]) -> bytes:
     """Return the elements as one JSON array; `write` makes one of some of them."""
     if len(flat) <= _AT_A_TIME:
         return write(flat)
@@ -216,7 +216,7 @@ def element_count(data: object) -> int:
     return sum(1 for _ in _leaves(flat, depth)) if list in map(type, flat) else len(flat)
 
 
-def flattened(data: list[object]) -> list[object]:
+def flatten(data: list[object]) -> list[object]:
     """Return the elements of lists of one depth. Of others, only the outer lists are flattened."""
     return _flatten(data)[0]
 
@@ -248,7 +248,9 @@ def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
     return None if any(type(flat[index]) is bool for index in suspects) else values
 
 
-def _checked(name: str, flat: list[object], depth: int, datatype: Datatype, nulls: bool, before: int) -> list[object]:
+def _check_elements(
+    name: str, flat: list[object], depth: int, datatype: Datatype, nulls: bool, before: int
+) -> list[object]:
     """Check the elements, of lists within `flat` as well. Raises INVALID_ARG for elements of the wrong type."""
     types = set(map(type, flat))
     if list in types:
@@ -329,4 +331,4 @@ def _wrong_element(name: str, datatype: Datatype, index: int, element: object, b
     integer = "unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer"
     is_not, expected = _TRITON_NAMES.get(datatype.json_kind, (integer, ""))
     takes = f"{datatype.name} takes {TAKES[datatype.json_kind]}{bound}"
-    return JsonTypeError(is_not, expected, f"element {index} of input '{name}' is {described(element)}, but {takes}")
+    return JsonTypeError(is_not, expected, f"element {index} of input '{name}' is {describe(element)}, but {takes}")

@@ -27,7 +27,7 @@ class JsonTypeError(ValueError):
         )
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """Describe a JSON value, for messages."""
     if value is None:
         return "null"
@@ -41,10 +41,10 @@ def described(value: object) -> str:
     return "a string" if isinstance(value, str) else "an object"
 
 
-def mistyped(key: str, is_not: str, value: object, owner: str = "", doing: str = "parse") -> ModserveError:
+def type_error(key: str, is_not: str, value: object, owner: str = "", doing: str = "parse") -> ModserveError:
     """Return INVALID_ARG for the `value` of member `key`; `owner` names its object, if not the request."""
     place = f"'{key}' of {owner}" if owner else f"'{key}'"
-    return unable(key, JsonTypeError(is_not, detail=f"{place} is {described(value)}"), doing)
+    return unable(key, JsonTypeError(is_not, detail=f"{place} is {describe(value)}"), doing)
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
@@ -53,14 +53,14 @@ def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
 
 
 def no_object(document: object) -> ModserveError:
-    return unable("inputs", JsonTypeError("object", detail=f"the request body is {described(document)}"))
+    return unable("inputs", JsonTypeError("object", detail=f"the request body is {describe(document)}"))
 
 
 def too_deep() -> ModserveError:
     return invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
-def malformed(message: str, position: int, kind: str = "") -> ModserveError:
+def syntax_error(message: str, position: int, kind: str = "") -> ModserveError:
     hint = f": this is {kind}" if kind else ""
     return invalid(f"failed to parse the request JSON buffer: {message} at {position}{hint}")
 
@@ -116,9 +116,9 @@ def _parse_leniently(text: bytes, origin: Callable[[int], int]) -> object:
     except UnicodeEncodeError:
         raise invalid("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
     except json.JSONDecodeError as error:
-        raise malformed(error.msg, origin(error.pos), _kind(text)) from None
+        raise syntax_error(error.msg, origin(error.pos), _kind(text)) from None
     except UnicodeDecodeError as undecodable:
-        raise malformed("invalid UTF-8", origin(undecodable.start), _kind(text)) from None
+        raise syntax_error("invalid UTF-8", origin(undecodable.start), _kind(text)) from None
     except RecursionError:
         raise too_deep() from None
     except ValueError:

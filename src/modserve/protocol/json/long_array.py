@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modserve.protocol.json.json_text import MAX_DEPTH, malformed, parse_any
+from modserve.protocol.json.json_text import MAX_DEPTH, parse_any, syntax_error
 
 _PIECE = 64 * 1024
 """Bytes of a piece, about. One has as many elements at most."""
@@ -107,7 +107,7 @@ class LongArray:
             some = text[start:stop]
             # An array that is opened at the end of a piece, or closed at its beginning, would pass for an empty one.
             if (before and some.lstrip(_BLANK)[:1] in b"]") or (after and some.rstrip(_BLANK)[-1:] in b"["):
-                raise malformed("Expecting value", stop if after else start)
+                raise syntax_error("Expecting value", stop if after else start)
             shift = start - before
             value = parse_any(b"[" * before + some + b"]" * after, lambda position: position + shift)  # noqa: B023
             assert isinstance(value, list), "a piece is in brackets: this is a bug"

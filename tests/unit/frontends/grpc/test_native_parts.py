@@ -11,7 +11,7 @@ from modserve.frontends.grpc.deadlines import Deadlines
 from modserve.frontends.grpc.listener import CODINGS, policies
 from modserve.frontends.http2.limits import LIMITS
 from modserve.frontends.http2.policies import Policies
-from modserve.frontends.http2.port import announced
+from modserve.frontends.http2.port import make_settings
 from modserve.settings import GrpcSettings
 from modserve.settings.values import Compression
 
@@ -119,5 +119,5 @@ def test_every_level_has_its_codings() -> None:
 
 
 def test_any_number_of_streams_is_not_announced() -> None:
-    assert announced(replace(LIMITS, streams=5))[3] == 5
-    assert 3 not in announced(replace(LIMITS, streams=0))
+    assert make_settings(replace(LIMITS, streams=5))[3] == 5
+    assert 3 not in make_settings(replace(LIMITS, streams=0))

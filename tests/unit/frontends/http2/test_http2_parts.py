@@ -7,7 +7,7 @@ from hyperframe.frame import Frame
 
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.budgets import Budgets
-from modserve.frontends.http2.frame_writer import FrameWriter, gathered
+from modserve.frontends.http2.frame_writer import FrameWriter, join_short
 from modserve.frontends.http2.frames import DEFAULT_WINDOW, LARGEST_WINDOW, Http2Error
 from modserve.frontends.http2.keepalive import Keepalive
 from modserve.frontends.http2.limits import LIMITS, NOISE_OF_DATA, NOISE_OF_STREAM, UPDATES_OF_DATA, UPDATES_OF_STREAM
@@ -20,28 +20,28 @@ from modserve.frontends.http2.windows import Windows
 
 def test_what_is_sent_and_opened() -> None:
     windows = Windows(1_000)
-    windows.sent(65_000)
-    windows.opened(10)
+    windows.count_sent(65_000)
+    windows.widen(10)
     assert windows.left == DEFAULT_WINDOW - 65_000 + 10
 
 
 @pytest.mark.parametrize(("size", "code"), [(0, frames.PROTOCOL_ERROR), (LARGEST_WINDOW, frames.FLOW_CONTROL_ERROR)])
 def test_windows_grow_by_something_and_not_too_far(size: int, code: int) -> None:
     with pytest.raises(Http2Error) as raised:
-        Windows(1_000).opened(size)
+        Windows(1_000).widen(size)
     assert raised.value.code == code
 
 
 def test_what_came_is_acknowledged_when_it_is_enough() -> None:
     windows = Windows(1_000)
-    windows.received(499)
+    windows.count_received(499)
     assert windows.unacknowledged < windows.enough
-    windows.received(501)
+    windows.count_received(501)
     assert windows.acknowledge() == 1_000
     assert windows.unacknowledged == 0
-    windows.received(1_000)
+    windows.count_received(1_000)
     with pytest.raises(Http2Error) as raised:
-        windows.received(1)
+        windows.count_received(1)
     assert raised.value.code == frames.FLOW_CONTROL_ERROR
 
 
@@ -119,16 +119,16 @@ def test_few_pings_without_data_in_between() -> None:
     for turn, sent in enumerate((0, 0, 0, 1, 1)):
         now = 100.0 * (turn + 1)
         pinged.append(keepalive.begin_ping(now, sent, idle=False))
-        keepalive.heard(now + 1)
+        keepalive.on_data(now + 1)
     assert pinged == [True, True, False, True, True]
 
 
 def test_strikes_end_with_data() -> None:
     keepalive = Keepalive(POLICIES, 0.0)
     for now, sent in ((1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1)):
-        keepalive.pinged(now, sent, idle=False)
+        keepalive.on_ping(now, sent, idle=False)
     with pytest.raises(Http2Error) as raised:
-        keepalive.pinged(7, 1, idle=False)
+        keepalive.on_ping(7, 1, idle=False)
     assert raised.value.ending.reason == "pings"
 
 
@@ -198,4 +198,4 @@ def test_bodies_in_frames(most: int) -> None:
 
 def test_short_parts_are_gathered() -> None:
     long = bytes(2_000)
-    assert gathered([b"a", b"b", long, b"c", memoryview(b"d")]) == [b"ab", long, b"cd"]
+    assert join_short([b"a", b"b", long, b"c", memoryview(b"d")]) == [b"ab", long, b"cd"]

@@ -202,7 +202,7 @@ class IdleConnection(PortConnection):
 def at(port: EchoPort, host: str, descriptor: int) -> tuple[bool, IdleConnection]:
     """Whether there is room for one of a client, and the connection."""
     connection = IdleConnection()
-    return port.opened(connection, (host, 5), descriptor), connection
+    return port.add_connection(connection, (host, 5), descriptor), connection
 
 
 def test_connections_beyond_the_last_descriptor(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +221,7 @@ def test_who_has_most_connections_makes_room(loop: Loop, caplog: pytest.LogCaptu
     first, *others = [at(port, "10.0.0.1", number)[1] for number in (97, 98, 99, 100)]
     assert at(port, "10.0.0.2", 101)[0]
     assert [each.closing for each in (first, *others)] == [True, False, False, False]
-    port.closed(first)
+    port.remove_connection(first)
     assert at(port, "10.0.0.3", 102)[0]
     assert [each.closing for each in others] == [True, False, False]
     assert not at(port, "10.0.0.1", 103)[0]

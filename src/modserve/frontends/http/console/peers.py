@@ -63,7 +63,7 @@ class PeerReader:
                 health = await transport.call(ControlCall(HEALTH))
                 index = await transport.call(ControlCall(INDEX))
                 statistics = await transport.call(ControlCall(STATISTICS))
-            return self._described(str(place), health, index, statistics)
+            return self._describe(str(place), health, index, statistics)
         except TimeoutError:  # before ClientError: one of its kinds is a TimeoutError as well
             return _row(str(place), f"no response within {_SECONDS:g} s")
         except ClientError as error:
@@ -74,7 +74,7 @@ class PeerReader:
         finally:
             await transport.close()
 
-    def _described(self, url: str, health: Any, index: Any, statistics: Any) -> Row:
+    def _describe(self, url: str, health: Any, index: Any, statistics: Any) -> Row:
         ready = {(row["name"], str(row["version"])) for row in index if row.get("state") == _READY}
         counts = [row["inference_stats"] for row in statistics["model_stats"]]
         requests, failures = (sum(int(each[name]["count"]) for each in counts) for name in ("success", "fail"))

@@ -100,10 +100,10 @@ class Snapshot:
 
 def event(name: str, content: object) -> bytes:
     """Return a server-sent event."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encoded(content))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(content))
 
 
-def encoded(content: object) -> bytes:
+def encode(content: object) -> bytes:
     """Encode as JSON. Lone surrogates, as in undecodable file names, become "?"."""
     try:
         return orjson.dumps(content)

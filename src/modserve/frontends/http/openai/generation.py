@@ -94,17 +94,17 @@ class CallGroup:
         elif self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def sent_some(self) -> None:
-        self._calls[self.current].sent_some()
+    def on_part_sent(self) -> None:
+        self._calls[self.current].on_part_sent()
 
     def record_failure(self, error: ModserveError, status: int | str) -> None:
         self._calls[self.current].record_failure(error, status)
 
-    def sending(self) -> None:
-        self._calls[self.current].sending()
+    def on_sending(self) -> None:
+        self._calls[self.current].on_sending()
 
-    def sent(self) -> None:
-        self._calls[self.current].sent()
+    def on_sent(self) -> None:
+        self._calls[self.current].on_sent()
 
     def release(self) -> None:
         for call in self._calls:
@@ -253,9 +253,9 @@ def _inputs(contract: Contract, text: TextRequest, prompts: Sequence[str], strea
 async def whole_response(context: CallContext, generation: TextGeneration, writer: OpenAIWriter) -> WholeResponse:
     """Return the response to a client that waits for all of it. Raises the first failure."""
     try:
-        wholes = await _collected(generation)
+        wholes = await _collect(generation)
         long = sum(whole.size for whole in wholes) > context.limits.json or generation.counts_long
-        write = partial(_written, generation, writer, wholes)
+        write = partial(_encode_whole, generation, writer, wholes)
         body = await offload.on_thread(write) if long else write()
     finally:
         generation.close()
@@ -263,11 +263,11 @@ async def whole_response(context: CallContext, generation: TextGeneration, write
     return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())
 
 
-def _written(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[Whole]) -> bytes:
+def _encode_whole(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[Whole]) -> bytes:
     return writer.whole(wholes, generation.usage)
 
 
-async def _collected(generation: TextGeneration) -> list[Whole]:
+async def _collect(generation: TextGeneration) -> list[Whole]:
     """Return the choices, one after the other: their calls run at the same time.
 
     What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
@@ -286,7 +286,7 @@ async def _collected(generation: TextGeneration) -> list[Whole]:
     return wholes
 
 
-async def streamed_response(generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
+async def stream_response(generation: TextGeneration, writer: OpenAIWriter) -> ResponseStream:
     """Return the response to a client that reads events. Raises a failure before the first one."""
     group = CallGroup(generation.calls) if len(generation.calls) > 1 else None
     call: StreamedCall = generation.calls[0] if group is None else group

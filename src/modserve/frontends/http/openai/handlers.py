@@ -29,7 +29,7 @@ from modserve.text.chat.requests import ChatRequest, CompletionRequest, TextRequ
 from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter
 from modserve.text.openai_errors import RequestFieldError, error_body
 
-from .generation import streamed_response, submit, whole_response
+from .generation import stream_response, submit, whole_response
 from .text_models import TextModels
 
 _CHAT_FIELDS: Mapping[str, str] = {TEXT_INPUT: "messages"}
@@ -119,7 +119,7 @@ async def _converse(
         raise
     writer = writer_of(call.identify())
     if text.stream:
-        return await streamed_response(generation, writer)
+        return await stream_response(generation, writer)
     return await whole_response(surface.context, generation, writer)
 
 
@@ -141,7 +141,7 @@ async def _complete(
     echoes = [prompt for prompt in prompts for _ in range(text.choices)] if completion.echo else ()
     writer = CompletionWriter(call.identify(), text, echoes)
     if text.stream:
-        return await streamed_response(generation, writer)
+        return await stream_response(generation, writer)
     return await whole_response(surface.context, generation, writer)
 
 
@@ -159,7 +159,7 @@ async def _read(
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
 
     def read_long() -> T:
-        memory.take(limits.parsed_size(body))
+        memory.take(limits.estimate_size(body))
         return read(control_body.read(body, most_parts=None))
 
     try:

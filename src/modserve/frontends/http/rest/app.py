@@ -83,7 +83,7 @@ class _App(FastAPI):
         if self.openapi_schema is None:
             from . import document
 
-            title, routes = self.title, deferred.made(self.router.routes)
+            title, routes = self.title, deferred.expand(self.router.routes)
             schema = get_openapi(title=title, version=self.version, description=self.description, routes=routes)
             document.complete(schema)
             self.openapi_schema = _secure(schema, self.authority)
@@ -142,7 +142,7 @@ def create_app(
         generate.router(direct.of(EXTENSION), context),
         control.repository_router(server, max_json, limits),
         control.logging_router(server, max_json),
-        control.shared_memory_router(server, max_json),
+        control.region_router(server, max_json),
         control.trace_router(server, max_json),
         control.routing_router(server, max_json),
         *sagemaker.routers(server, options),
@@ -294,11 +294,11 @@ def _inference(context: CallContext) -> APIRouter:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(context, lambda body, request_id: outcome.set_result(body))
-        note_of(request).begun(call)
+        note_of(request).add_call(call)
         complete = await complete_request(request, options)
         call.start(model, version, complete.head, complete.body)
         try:
-            body = await unless_disconnected(request, _settled(outcome))
+            body = await unless_disconnected(request, _await_outcome(outcome))
         except (asyncio.CancelledError, ModserveError):
             call.cancel()
             raise
@@ -320,20 +320,20 @@ def _inference(context: CallContext) -> APIRouter:
     return router
 
 
-async def _settled(outcome: "asyncio.Future[Body | ModserveError]") -> Body | ModserveError:
+async def _await_outcome(outcome: "asyncio.Future[Body | ModserveError]") -> Body | ModserveError:
     return await outcome
 
 
 def _exiting(server: Server) -> Response | None:
     report = probes.exiting(server)
-    return report and health.reported(report)
+    return report and health.make_response(report)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this type: this is a bug"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = ", ".join(middleware.allowed(request.scope))
+        headers["Allow"] = ", ".join(middleware.list_methods(request.scope))
     text = str(error.detail)
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
         from .middleware import near_path

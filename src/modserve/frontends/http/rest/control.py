@@ -104,7 +104,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
     return router
 
 
-def shared_memory_router(server: Server, max_json: int) -> APIRouter:
+def region_router(server: Server, max_json: int) -> APIRouter:
     """Return the routes for shared memory. A call without a region's name is about all regions, except to register."""
     router = new_router(SHARED_MEMORY)
 

@@ -73,6 +73,6 @@ class DeferringRouter(APIRouter):
         self.routes.append(DeferredRoutes(paths, make, template))
 
 
-def made(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
+def expand(routes: Sequence[BaseRoute]) -> list[BaseRoute]:
     """Return all routes in the form FastAPI knows; it describes no others."""
-    return [route for each in routes for route in (made(each.made) if isinstance(each, DeferredRoutes) else [each])]
+    return [route for each in routes for route in (expand(each.made) if isinstance(each, DeferredRoutes) else [each])]

@@ -60,7 +60,7 @@ def add_security(document: dict[str, Any], authority: Authority) -> None:
     """Add the ways to send a key, which calls need one, and how those without are refused."""
     schemes = {**_SCHEMES, **(_CERTIFICATE if authority.knows_certificates else {})}
     document["components"]["securitySchemes"] = schemes
-    for operation, need in _secured_operations(document):
+    for operation, need in _list_secured_operations(document):
         if authority.is_open(need):
             continue
         operation["security"] = [{name: []} for name in schemes]
@@ -72,7 +72,7 @@ def add_security(document: dict[str, Any], authority: Authority) -> None:
             responses["403"] = _refusal(f"The key has no scope '{need.kind}' for this", body)
 
 
-def _secured_operations(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], CallNeed]]:
+def _list_secured_operations(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], CallNeed]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield operation, need_of(method.upper(), path)[0]

@@ -34,17 +34,17 @@ def router(server: Server) -> APIRouter:
     @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
         """Report whether the process is up and responding. True from the moment the ports open."""
-        return reported(await probes.live(server))
+        return make_response(await probes.live(server))
 
     @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
         """Report whether inference may be sent. When not, `reasons` tells which models are in the way and why."""
-        return reported(await probes.ready(server))
+        return make_response(await probes.ready(server))
 
     @router.get("/health", responses={**responses_of("Ready"), 503: response_of("Ready", "Not ready")})
     async def health() -> Response:
         """Report readiness for probes and tools of other servers: 503 when inference may not be sent."""
-        return reported(await probes.health(server))
+        return make_response(await probes.health(server))
 
     return router
 
@@ -75,7 +75,7 @@ def root_router(server: Server, options: HttpSettings, direct: DirectCalls) -> A
     return router
 
 
-def reported(report: probes.Report) -> Response:
+def make_response(report: probes.Report) -> Response:
     status, content = report
     return json_response(content, status)
 

@@ -22,7 +22,7 @@ _HEADER: Final = request_ids.HEADER.encode()
 
 
 def note_of(request: Request) -> Note:
-    """Return the note of a request that `Identified`, or `logged_app`, serves."""
+    """Return the note of a request that `Identified`, or `log_calls`, serves."""
     note: Note | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
 
@@ -58,10 +58,10 @@ class Identified:
         await self._app(scope, receive, send_with_id)
 
 
-def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
+def log_calls(app: AsgiApp, access: AccessLog) -> AsgiApp:
     """Return the application with a line in the access log for each request."""
 
-    async def logged(scope: Any, receive: Receive, send: Send) -> None:
+    async def serve(scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -103,4 +103,4 @@ def logged_app(app: AsgiApp, access: AccessLog) -> AsgiApp:
                 tenant = "" if identity is None else identity.tenant.name
                 access.record(*entry, start_ns, 0, None, "", tenant)
 
-    return logged
+    return serve

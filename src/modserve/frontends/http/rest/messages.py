@@ -111,7 +111,7 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
 
 
-def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
+def list_forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
     """Return the request's headers that become parameters of an inference request."""
     if options.header_pattern is None:
         return ()
@@ -134,7 +134,7 @@ def infer_head(request: Request, options: HttpSettings, response_encoding: str |
         header_length=_raw(headers.get(infer_request.HEADER_LENGTH)),
         content_encoding=_raw(headers.get("content-encoding")),
         response_encoding=response_encoding,
-        forwarded=forwarded_headers(request, options),
+        forwarded=list_forwarded_headers(request, options),
         timeouts=deadlines.timeouts(headers.items()),
         trace_headers=trace_context.from_pairs(request.headers.raw),
         accept=", ".join(headers.getlist("accept")),

@@ -73,7 +73,7 @@ async def with_slashes(request: Request) -> None:
         }
 
 
-def allowed(scope: Any) -> list[str]:
+def list_methods(scope: Any) -> list[str]:
     """Return the methods of the path that `scope` asks for; none if there is no such path."""
     routes: Iterable[BaseRoute] = scope["app"].routes
     methods = [
@@ -97,15 +97,15 @@ class AnyMethod:
         method = scope["method"] if scope["type"] == "http" else None
         if method == "HEAD":
             await self._app({**scope, "method": "GET"}, receive, _without_body(send))
-        elif method == "OPTIONS" and (methods := _allowed(scope)):
+        elif method == "OPTIONS" and (methods := _list_methods(scope)):
             await Response(headers={"Allow": ", ".join(methods)})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
-def _allowed(scope: Any) -> list[str]:
+def _list_methods(scope: Any) -> list[str]:
     try:
-        return allowed(scope)
+        return list_methods(scope)
     except ModserveError:  # a path that is none, about which the application has more to say
         return []
 

@@ -45,7 +45,7 @@ class ModelLinks:
         """
         if not name or not may_be_model(name) or "/" in name or "\0" in name:
             raise invalid(f"'model_name' cannot be the name of a model: '{name}'")
-        folders = _folders(name, _checked(url))
+        folders = _folders(name, _check_url(url))
         owners = {model: owner for owner, record in self._all().items() for model in record.models}
         for model in folders:
             if model in owners:
@@ -72,7 +72,7 @@ class ModelLinks:
             return {}
 
 
-def _checked(url: str) -> Path:
+def _check_url(url: str) -> Path:
     path = Path(url)
     real = Path(os.path.realpath(url))
     if not path.is_absolute() or not real.is_dir() or any(real.is_relative_to(each) for each in _FORBIDDEN):

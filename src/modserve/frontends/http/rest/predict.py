@@ -22,7 +22,7 @@ async def respond(
 ) -> WholeResponse:
     """Return the response to a prediction that came at `now_ns`, of a model version that is borrowed."""
     coding, limits, max_json = request.head.content_encoding, context.limits, context.max_json
-    content = request.body if coding is None else offload.inflated(coding, request.body, max_json, limits)
+    content = request.body if coding is None else offload.inflate(coding, request.body, max_json, limits)
     memory = RequestMemory(context.server.memory, asyncio.get_running_loop())
     try:
         if isinstance(content, Inflater) or len(content) > limits.json:

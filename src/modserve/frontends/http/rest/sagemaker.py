@@ -44,11 +44,11 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     async def models() -> Response:
         """Return the models that are loaded."""
         urls = await on_thread(links.urls)
-        return json_response({"models": [_shown(name, url) for name, url in urls.items() if _in_use(server, name)]})
+        return json_response({"models": [_describe(name, url) for name, url in urls.items() if _in_use(server, name)]})
 
     async def model(model: str) -> Response:
         """Return a loaded model."""
-        return json_response(_shown(model, await _url(links, server, model)))
+        return json_response(_describe(model, await _url(links, server, model)))
 
     async def load(request: Request) -> Response:
         """Load the model whose files lie in a folder."""
@@ -97,7 +97,7 @@ def _router(server: Server, registry: str, max_json: int) -> APIRouter:
     return router
 
 
-def _shown(name: str, url: str) -> dict[str, str]:
+def _describe(name: str, url: str) -> dict[str, str]:
     return {"modelName": name, "modelUrl": url}
 
 

@@ -88,12 +88,12 @@ class StreamedResponse(StreamingResponse):
             if message.error is not None:
                 call.record_failure(message.error, failures.spelling(message.error).http)
             if message.data:
-                call.sending()
+                call.on_sending()
                 frame, size = response.framing.frame(message.data), call.limits.part
                 for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
                     yield frame[start : start + size]
-                    call.sent_some()
-                call.sent()
+                    call.on_part_sent()
+                call.on_sent()
                 self._note.count += 1
             if message.final:
                 return

@@ -72,11 +72,11 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
 
     async def predict_labelled(request: Request, model: str, label: str) -> Response:
         """Run an inference by the version with this label in the model's routing."""
-        return await predict(request, model, _labelled(server, model, label))
+        return await predict(request, model, _find_version(server, model, label))
 
     def refusal(method: str) -> Callable[..., Awaitable[Response]]:
         async def refuse(model: str, version: int | None = None, label: str = "") -> Response:
-            _servable(server, model, _labelled(server, model, label) if label else version)
+            _servable(server, model, _find_version(server, model, label) if label else version)
             raise v1_models.no_method(method)
 
         return refuse
@@ -118,11 +118,11 @@ def _add_models(router: APIRouter, server: Server) -> None:
 
     async def label_status(model: str, label: str) -> Response:
         """Return the state of the version that has a label in the model's routing."""
-        return await version_status(model, _labelled(server, model, label))
+        return await version_status(model, _find_version(server, model, label))
 
     async def model_metadata(model: str, version: int | None = None, label: str = "") -> Response:
         """Return the model's inputs and outputs as a TensorFlow signature."""
-        version = _labelled(server, model, label) if label else version
+        version = _find_version(server, model, label) if label else version
         try:
             servable = server.model(model, version)
         except ModserveError as error:
@@ -165,7 +165,7 @@ def _route_of_models(server: Server) -> type[APIRoute]:
     return ModelRoute
 
 
-def _labelled(server: Server, model: str, label: str) -> int:
+def _find_version(server: Server, model: str, label: str) -> int:
     """Return the version with a label of the model's routing. Raises NOT_FOUND."""
     return server.routings.labelled(model, label, v1_models.unknown_label(label))
 

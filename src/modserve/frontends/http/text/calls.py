@@ -102,7 +102,7 @@ class TextCall:
                 raise RequestFieldError(f"{member}[{place}] is empty", f"{member}[{place}]", EMPTY)
         prompt = model.text.prompt(options.prompt_name)
         if prompt or model.text.lowercase:
-            texts = [prepared(text, prompt, model.text.lowercase) for text in texts]
+            texts = [prepare(text, prompt, model.text.lowercase) for text in texts]
         encode, most = model.tokenizer.encode, model.text.max_length
         characters = sum(map(tokenizer.characters_of, texts))
         if characters <= _INLINE_CHARACTERS:
@@ -126,7 +126,7 @@ class TextCall:
         dimensions: int | None,
     ) -> list[Vectors]:
         """Return each text's embedding, FP32 [width]. Raises INVALID_ARG for more dimensions than the model's."""
-        plan, prompt = model.plan, prepared("", model.text.prompt(options.prompt_name), model.text.lowercase)
+        plan, prompt = model.plan, prepare("", model.text.prompt(options.prompt_name), model.text.lowercase)
         skip = least = 0
         if prompt and not model.text.pools_prompt:
             skip, least = model.tokenizer.prompt_length(prompt), model.tokenizer.prompt_length("")
@@ -161,7 +161,7 @@ class TextCall:
         self.cost = run.cost
         return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
 
-    async def written(self, content: object, elements: int) -> bytes:
+    async def encode(self, content: object, elements: int) -> bytes:
         """Encode a response as JSON; its numpy arrays have this many elements."""
         if elements > self.context.limits.elements:
             return await offload.on_thread(write, content)
@@ -184,7 +184,7 @@ async def begin(context: CallContext, request: CompleteRequest, models: TextVers
     try:
         raw = request.body if request.head.method == b"POST" else b"{}"
         coding, most = request.head.content_encoding, context.max_json
-        content = raw if coding is None else offload.inflated(coding, raw, most, context.limits)
+        content = raw if coding is None else offload.inflate(coding, raw, most, context.limits)
         if isinstance(content, Inflater) or len(content) > context.limits.json:
             body = await offload.on_thread(_read, content, most, memory.take)
         else:
@@ -223,14 +223,14 @@ def usage(tokens: Sequence[Tokens]) -> Mapping[str, int]:
 
 
 @overload
-def prepared(text: str, prompt: str, lowercase: bool) -> str: ...
+def prepare(text: str, prompt: str, lowercase: bool) -> str: ...
 
 
 @overload
-def prepared(text: Text, prompt: str, lowercase: bool) -> Text: ...
+def prepare(text: Text, prompt: str, lowercase: bool) -> Text: ...
 
 
-def prepared(text: Text, prompt: str, lowercase: bool) -> Text:
+def prepare(text: Text, prompt: str, lowercase: bool) -> Text:
     """Return the text as the tokenizer sees it."""
     if isinstance(text, tuple):
         return (text[0].lower(), text[1].lower()) if lowercase else text
@@ -256,7 +256,7 @@ def _read(content: bytes | Inflater, most: int, reserve: Callable[[int], None] |
         content = content.read_all() if reserve is None else content.read_all(reserve)
     check_json_size(len(content), most)
     if reserve is not None:
-        reserve(limits.parsed_size(content))
+        reserve(limits.estimate_size(content))
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:

@@ -37,7 +37,7 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def required_text(body: Mapping[str, Any], name: str) -> str:
+def require_text(body: Mapping[str, Any], name: str) -> str:
     value = text(body, name)
     if value is None:
         raise RequestFieldError(f"'{name}' is missing: a string", name)

@@ -50,7 +50,7 @@ class _Entry:
         self.servable = servable
         self.folder = folder
         self.settings = settings = servable.config.text
-        self.text = _reading(lambda: _described(folder, servable.id.name, settings))
+        self.text = _reading(lambda: _describe(folder, servable.id.name, settings))
         self.tokenizer: asyncio.Future[Tokenizer | ModserveError] | None = None
         self._plan: tuple[ModelConfig, TensorPlan] | None = None
 
@@ -96,7 +96,7 @@ class TextVersions:
                 raise
             others = await self._names(tasks)
             raise RequestFieldError(
-                f"there is no model '{name[:100]}'; {_listed(others, tasks)}",
+                f"there is no model '{name[:100]}'; {_list_models(others, tasks)}",
                 "model",
                 MODEL_NOT_FOUND,
                 Code.NOT_FOUND,
@@ -110,7 +110,7 @@ class TextVersions:
                 others = await self._names(tasks)
                 raise RequestFieldError(
                     f"model '{name}' is for the task {text.task.value}, and this call is for {_words(tasks)}; "
-                    f"{_listed(others, tasks)}",
+                    f"{_list_models(others, tasks)}",
                     "model",
                 )
             if entry.tokenizer is None:
@@ -153,7 +153,7 @@ class TextVersions:
         if len(names) == 1:
             return names[0]
         why = "the request names no model, and " if names else ""
-        raise RequestFieldError(why + _listed(names, tasks), "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
+        raise RequestFieldError(why + _list_models(names, tasks), "model", MODEL_NOT_FOUND, Code.NOT_FOUND)
 
     async def _names(self, tasks: Collection[TextTask]) -> Sequence[str]:
         """Return the names of READY models with one of the tasks, except models with unusable files."""
@@ -167,7 +167,7 @@ class TextVersions:
         return [*names]
 
 
-def _described(folder: Path, name: str, settings: TextSettings) -> TextDescription:
+def _describe(folder: Path, name: str, settings: TextSettings) -> TextDescription:
     if not description.is_text_model(folder):
         raise no_text_model(name, f"there is no {description.TOKENIZER} beside its file")
     text = description.describe(folder, settings)
@@ -179,13 +179,13 @@ def _described(folder: Path, name: str, settings: TextSettings) -> TextDescripti
 def _reading(work: Callable[[], Value]) -> "asyncio.Future[Value | ModserveError]":
     """Run `work` on a thread. A failure becomes a value, since its traceback would hold what holds it."""
 
-    def guarded() -> Value | ModserveError:
+    def run() -> Value | ModserveError:
         try:
             return work()
         except ModserveError as error:
             return error.with_traceback(None)
 
-    return offload.in_background(guarded)
+    return offload.in_background(run)
 
 
 def _value(outcome: Value | ModserveError) -> Value:
@@ -199,6 +199,6 @@ def _words(tasks: Collection[TextTask]) -> str:
     return " or ".join(task.value for task in tasks) or "text"
 
 
-def _listed(names: Sequence[str], tasks: Collection[TextTask]) -> str:
+def _list_models(names: Sequence[str], tasks: Collection[TextTask]) -> str:
     words = _words(tasks)
     return f"models for {words} are: {format_names(names)}" if names else f"there is no model for {words}"

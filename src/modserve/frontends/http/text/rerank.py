@@ -18,10 +18,10 @@ from .models import TextHandle
 async def rerank(call: TextCall) -> bytes:
     """Return the documents in the order of their relevance to the query, the most relevant first."""
     body = call.body
-    query, documents = fields.required_text(body, "query"), _documents(body)
+    query, documents = fields.require_text(body, "query"), _documents(body)
     most, with_documents = fields.whole_number(body, "top_n"), fields.flag(body, "return_documents", False)
     model = await call.model([TextTask.RERANK])
-    by_place, tokens = await ranked(call, model, query, documents, fields.options(body), "documents")
+    by_place, tokens = await rank_texts(call, model, query, documents, fields.options(body), "documents")
     results: list[dict[str, Any]] = []
     for place, score in by_place[:most]:
         document = {"document": {"text": documents[place]}} if with_documents else {}
@@ -34,7 +34,7 @@ async def rerank(call: TextCall) -> bytes:
         "usage": usage(tokens),
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
-    return await call.written(content, len(results))
+    return await call.encode(content, len(results))
 
 
 async def score(call: TextCall) -> bytes:
@@ -48,7 +48,7 @@ async def score(call: TextCall) -> bytes:
         raise RequestFieldError(message, "text_1")
     model = await call.model([TextTask.RERANK])
     pairs: list[Text] = list(zip(firsts, seconds, strict=True))
-    values, tokens = await _scored(call, model, pairs, fields.options(body), "text_2")
+    values, tokens = await _score(call, model, pairs, fields.options(body), "text_2")
     content = {
         "id": f"score-{uuid.uuid4()}",
         "object": "list",
@@ -57,10 +57,10 @@ async def score(call: TextCall) -> bytes:
         "data": [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)],
         "usage": usage(tokens),
     }
-    return await call.written(content, len(values))
+    return await call.encode(content, len(values))
 
 
-async def ranked(
+async def rank_texts(
     call: TextCall,
     model: TextHandle,
     query: str,
@@ -73,11 +73,11 @@ async def ranked(
     if not query:
         raise RequestFieldError("'query' is an empty string", "query", EMPTY)
     pairs: list[Text] = [(query, document) for document in documents]
-    values, tokens = await _scored(call, model, pairs, options, member, activation)
+    values, tokens = await _score(call, model, pairs, options, member, activation)
     return sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0])), tokens
 
 
-async def _scored(
+async def _score(
     call: TextCall,
     model: TextHandle,
     pairs: list[Text],

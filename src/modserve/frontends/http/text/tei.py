@@ -11,8 +11,8 @@ from modserve.text.outputs import label_of, label_scores, scores
 from modserve.text.tokenizer import Text, Tokenizer, Tokens
 
 from . import fields
-from .calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepared, span
-from .rerank import ranked, rerank
+from .calls import PLACED_TOKEN_BYTES, TextCall, check_count, origins, prepare, span
+from .rerank import rank_texts, rerank
 
 _CLASSIFIERS: Final = (TextTask.CLASSIFICATION, TextTask.RERANK, TextTask.TOKEN_CLASSIFICATION)
 _OUTSIDE: Final = "O"
@@ -27,7 +27,7 @@ async def embed(call: TextCall) -> bytes:
     model = await call.model([TextTask.EMBEDDING])
     tokens = await call.tokens(model, texts, options, "inputs")
     vectors = await call.vectors(model, tokens, options, normalize, dimensions)
-    return await call.written(vectors, sum(map(len, vectors)))
+    return await call.encode(vectors, sum(map(len, vectors)))
 
 
 async def rank(call: TextCall) -> bytes:
@@ -38,14 +38,14 @@ async def rank(call: TextCall) -> bytes:
     body = call.body
     if body.get("documents") is not None and body.get("texts") is None:
         return await rerank(call)
-    query, texts = fields.required_text(body, "query"), fields.texts(body, "texts")
+    query, texts = fields.require_text(body, "query"), fields.texts(body, "texts")
     raw, with_text = fields.flag(body, "raw_scores", False), fields.flag(body, "return_text", False)
     model = await call.model([TextTask.RERANK])
-    by_place, _ = await ranked(call, model, query, texts, fields.options(body), "texts", "none" if raw else None)
+    by_place, _ = await rank_texts(call, model, query, texts, fields.options(body), "texts", "none" if raw else None)
     ranks = [
         {"index": place, **({"text": texts[place]} if with_text else {}), "score": score} for place, score in by_place
     ]
-    return await call.written(ranks, len(ranks))
+    return await call.encode(ranks, len(ranks))
 
 
 async def predict(call: TextCall) -> bytes:
@@ -63,7 +63,7 @@ async def predict(call: TextCall) -> bytes:
         predictions = await offload.on_thread(_entities, texts, prompt, model.text.lowercase, tokens, outputs, labels)
     else:
         predictions = [label_scores(values, labels) for values in outputs]
-    return await call.written(predictions if several else predictions[0], sum(values.size for values in outputs))
+    return await call.encode(predictions if several else predictions[0], sum(values.size for values in outputs))
 
 
 async def similarity(call: TextCall) -> bytes:
@@ -73,7 +73,7 @@ async def similarity(call: TextCall) -> bytes:
         raise RequestFieldError("'inputs' must be an object with 'source_sentence' and 'sentences'", "inputs")
     if not isinstance(parameters, dict):
         raise RequestFieldError("'parameters' must be an object", "parameters")
-    source, sentences = fields.required_text(inputs, "source_sentence"), fields.texts(inputs, "sentences")
+    source, sentences = fields.require_text(inputs, "source_sentence"), fields.texts(inputs, "sentences")
     options = fields.options(parameters)
     model = await call.model([TextTask.EMBEDDING])
     check_count(model, len(sentences), "sentences")
@@ -82,7 +82,7 @@ async def similarity(call: TextCall) -> bytes:
     texts = [*sentences, source]
     tokens = await call.tokens(model, texts, options, "sentences")
     *vectors, own = await call.vectors(model, tokens, options, True, None)
-    return await call.written([float(vector @ own) for vector in vectors], len(vectors))
+    return await call.encode([float(vector @ own) for vector in vectors], len(vectors))
 
 
 async def run(call: TextCall) -> bytes:
@@ -107,7 +107,7 @@ async def tokenize(call: TextCall) -> bytes:
     check_count(model, len(texts), "inputs")
     prompt = model.text.prompt(name)
     wholes = [prompt + text for text in texts]
-    return await offload.on_thread(_tokenized, model.tokenizer, wholes, model.text.lowercase, special, call)
+    return await offload.on_thread(_tokenize, model.tokenizer, wholes, model.text.lowercase, special, call)
 
 
 async def decode(call: TextCall) -> bytes:
@@ -122,7 +122,7 @@ async def decode(call: TextCall) -> bytes:
         if each and not 0 <= min(each) <= max(each) < model.tokenizer.size:
             raise RequestFieldError(f"'ids' has a token that is none of 0 to {model.tokenizer.size - 1}", "ids")
     decoded = await offload.on_thread(lambda: [model.tokenizer.decode(each, skip) for each in lists])
-    return await call.written(decoded, 0)
+    return await call.encode(decoded, 0)
 
 
 async def info(call: TextCall) -> bytes:
@@ -149,7 +149,7 @@ async def info(call: TextCall) -> bytes:
         "prompts": dict(text.prompts or {}),
         "version": call.context.server.version,
     }
-    return await call.written(content, 0)
+    return await call.encode(content, 0)
 
 
 def _entities(
@@ -189,13 +189,13 @@ def _entities(
     return entities
 
 
-def _tokenized(tokenizer: Tokenizer, texts: Sequence[str], lowercase: bool, special: bool, call: TextCall) -> bytes:
+def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], lowercase: bool, special: bool, call: TextCall) -> bytes:
     import orjson
 
     call.memory.take(PLACED_TOKEN_BYTES * sum(map(len, texts)))
     lists = []
     for text in texts:
-        encoding = tokenizer.pieces(prepared(text, "", lowercase), special)
+        encoding = tokenizer.pieces(prepare(text, "", lowercase), special)
         source = origins(text, lowercase)
         places = [span(source, offsets) for offsets in encoding.offsets]
         rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, places, strict=True)

@@ -187,16 +187,16 @@ def _chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
 
 
-def decoded_path(path: bytes) -> str:
+def decode_path(path: bytes) -> str:
     if b"%" not in path:
         return path.decode(errors="replace")
     parts = _ENCODED_SLASH.split(path)
     return SLASH.join(unquote_to_bytes(part).decode(errors="replace") for part in parts)
 
 
-def logged_path(path: bytes) -> str:
+def format_path(path: bytes) -> str:
     """Return a path as logs show it."""
-    return decoded_path(path).replace(SLASH, "%2F")
+    return decode_path(path).replace(SLASH, "%2F")
 
 
 def _address(name: object) -> tuple[str, int] | None:
@@ -219,7 +219,7 @@ def scope(head: RequestHead, transport: asyncio.BaseTransport, certificate: Cred
         "http_version": head.version,
         "method": head.method.decode("ascii").upper(),
         "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
-        "path": decoded_path(path),
+        "path": decode_path(path),
         "raw_path": path,
         "query_string": query,
         "root_path": "",

@@ -15,7 +15,7 @@ responses and ends what takes too long. Its state:
 Any phase goes with or without a call or a blockage; but LAST without a call only lingers. When the server stops
 (`context.closing`), the response to the last request that has come says that it is the last: the phase is LAST by then.
 Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
-event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again.
+event loop is over; then `_on_response_end`, `resume_writing` or the loop's next turn call it again.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from modserve.core.requests.memory import MemoryExhaustedError
 from modserve.core.requests.origin import Origin
 from modserve.core.runtime.turn import BURST
 from modserve.core.tensors.tensor import Buffer
-from modserve.frontends.certificates import shown_by
+from modserve.frontends.certificates import read_credentials
 from modserve.frontends.http.error_forms import encode_message
 from modserve.frontends.http.infer import InferCall
 from modserve.frontends.listening import peer_of
@@ -37,7 +37,7 @@ from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
-from .asgi import AsgiCall, decoded_path, logged_path
+from .asgi import AsgiCall, decode_path, format_path
 from .context import AHEAD, SMALL_BODY, Hold, HttpContext
 from .direct_call import DirectCall
 from .half_closed import close_later, has_unread, look_after
@@ -83,13 +83,13 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._keyed:
-            self._certificate = shown_by(transport)
+            self._certificate = read_credentials(transport)
         self._origin = Origin(peer_of(transport))
-        if not self.context.opened(self, transport.get_extra_info("peername")):
+        if not self.context.add_connection(self, transport.get_extra_info("peername")):
             self._refuse(503, *self.context.turn_away())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.context.closed(self)
+        self.context.remove_connection(self)
         self._transport = None
         self._read_no_more()
         self._held.resize(0)
@@ -278,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
             log.begin(len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
         own = direct or self._keyed or head.origin  # what is said of one request, not of the connection
-        origin = Origin(self._origin.peer, head.origin, logged_path(head.route)) if own else self._origin
+        origin = Origin(self._origin.peer, head.origin, format_path(head.route)) if own else self._origin
         admitted = self._keyed and (model or direct)
         tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
         if self._keyed and tenant is None:
@@ -293,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
             return
         transport, keep = self._transport, head.keep_alive and self._phase is not _LAST
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        ways = self._write, self._done, self._ending
+        ways = self._write, self._on_response_end, self._ending
         if direct:
             self._call = one = DirectCall(context, transport, head, keep, log, *ways, origin, caller, tenant)
             turn.begin()
@@ -316,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
                 request_id = call.request_id
             ending = self._phase is _LAST or self._ending()
             lines = header_lines(head, request_id, ending, context.load_lines)
-            outcome = context.spelled(outcome) if head.renamed else outcome
+            outcome = context.spell_outcome(outcome) if head.renamed else outcome
             binary_head = context.platform_head if head.renamed else context.binary_head
             size, parts = inference_response(outcome, lines, context.json_head, binary_head, context.statuses)
             self._write(size, parts, ending)
@@ -332,14 +332,14 @@ class HttpConnection(asyncio.Protocol):
         if size > SMALL_BODY and transport is not None:
             self._held.resize(0)
             loop, paused = self.context.loop, self._blockage is not None
-            self._call = response = LongResponse(loop, transport, parts, self._done, paused)
+            self._call = response = LongResponse(loop, transport, parts, self._on_response_end, paused)
             response.write()
             return
         if transport is not None:
             transport.write(b"".join(parts))
-        self._done(True)
+        self._on_response_end(True)
 
-    def _done(self, complete: bool) -> None:
+    def _on_response_end(self, complete: bool) -> None:
         """Go on to the next request: the response to the one at hand has been written."""
         self._call = None
         if self._held.size:
@@ -353,7 +353,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:
         """Report the error and close: what follows on the connection cannot be understood, or is not to be read."""
-        body = encode_message(decoded_path(self._reader.path), message, status)
+        body = encode_message(decode_path(self._reader.path), message, status)
         if self._access is not None:
             self._access.refuse(self._origin, status, len(body))
         self._read_no_more()

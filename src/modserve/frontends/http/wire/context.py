@@ -30,7 +30,7 @@ from modserve.server import Server
 from modserve.settings import HttpSettings, PlatformRoutes
 
 from .head_reader import HeadReader
-from .responses import BINARY_HEAD, JSON_HEAD, dated
+from .responses import BINARY_HEAD, JSON_HEAD, add_date
 
 if TYPE_CHECKING:
     from modserve.access.authority import Authority
@@ -238,11 +238,11 @@ class HttpContext:
         """Return the head of a renamed request, now that its body has come."""
         return head if self.platform is None else self.platform.by_body(head, body)
 
-    def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
+    def spell_outcome(self, outcome: Body | ModserveError) -> Body | ModserveError:
         """Return the outcome of a renamed inference as its client gets it."""
-        return outcome if self.platform is None else self.platform.spelled(outcome)
+        return outcome if self.platform is None else self.platform.spell_outcome(outcome)
 
-    def opened(self, connection: OpenConnection, peer: object) -> bool:
+    def add_connection(self, connection: OpenConnection, peer: object) -> bool:
         """Add a connection. True if there is room; at the limit, an address with more connections loses one."""
         self.connections.add(connection)
         self.idle.clear()
@@ -259,7 +259,7 @@ class HttpContext:
         other.close_when_idle()
         return True
 
-    def closed(self, connection: OpenConnection) -> None:
+    def remove_connection(self, connection: OpenConnection) -> None:
         self.connections.discard(connection)
         self._places.remove(connection)
         if not self.connections:
@@ -319,10 +319,10 @@ class HttpContext:
 
     def _set_date(self) -> None:
         self.date = b"Date: %b\r\n%b" % (formatdate(time.time(), usegmt=True).encode(), self._load_line)
-        self.binary_head = dated(BINARY_HEAD, self.date)
-        self.json_head = dated(JSON_HEAD, self.date)
+        self.binary_head = add_date(BINARY_HEAD, self.date)
+        self.json_head = add_date(JSON_HEAD, self.date)
         if self.platform is not None:
-            self.platform_head = dated(self.platform.binary_head, self.date)
+            self.platform_head = add_date(self.platform.binary_head, self.date)
 
     # The number of connections
 

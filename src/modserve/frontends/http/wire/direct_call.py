@@ -24,7 +24,7 @@ from modserve.protocol import failures
 from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
-from .asgi import logged_path
+from .asgi import format_path
 from .context import HttpContext
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
@@ -173,7 +173,7 @@ class DirectCall:
 
     def _fail(self, error: Exception) -> None:
         if not self._over:
-            path = logged_path(self._head.route)
+            path = format_path(self._head.route)
             _log.error("POST %s failed unexpectedly", path, exc_info=error)
             self._respond(WholeResponse(encode_message(path, "Internal Server Error", 500), 500))
 
@@ -187,7 +187,7 @@ class DirectCall:
         """End the call, and log it with its status."""
         self._over = True
         if self._log is not None:
-            self._log.other(self._note, logged_path(self._head.route), status, self._sent, self._tenant)
+            self._log.other(self._note, format_path(self._head.route), status, self._sent, self._tenant)
 
     # The response
 
@@ -241,10 +241,10 @@ class DirectCall:
         self.begun = True
         self._parts.append((head, False))
         self._add(response.first)
-        response.call.listen(self._arrived)
+        response.call.listen(self._on_arrival)
         self._pump()
 
-    def _arrived(self) -> None:
+    def _on_arrival(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._context.loop.call_soon(self._turn, context=self._caller)
@@ -272,14 +272,14 @@ class DirectCall:
             if exchange.is_long(call, outcome):
                 making = offload.in_background(partial(exchange.message_of, stream.encode, outcome, final))
                 self._waiting = making
-                making.add_done_callback(self._made)
+                making.add_done_callback(self._on_message)
                 return
             message = exchange.message_of(stream.encode, outcome, final)
             if final:
                 call.release()
             self._add(message)
 
-    def _made(self, making: "asyncio.Future[StreamMessage]") -> None:
+    def _on_message(self, making: "asyncio.Future[StreamMessage]") -> None:
         """Take a message that a thread has made."""
         self._waiting = None
         if self._stream is None or making.cancelled():
@@ -298,7 +298,7 @@ class DirectCall:
         if message.error is not None:
             call.record_failure(message.error, failures.spelling(message.error).http)
         if message.data:
-            call.sending()
+            call.on_sending()
             frame, size = stream.framing.frame(message.data), call.limits.part
             self._sent += len(frame)
             for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
@@ -324,9 +324,9 @@ class DirectCall:
                 count += end
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._transport.write(data)
-            call.sent_some()
+            call.on_part_sent()
             if count:
-                call.sent()
+                call.on_sent()
         if self._stream is None or self._parts or self.paused:
             return
         call.acknowledge()

@@ -109,7 +109,7 @@ def check_host(hosts: list[bytes], old: bool) -> None:
     if len(hosts) > 1 or (not hosts and not old):
         raise RefusedRequestError(400, f"a request needs exactly one Host header, this one has {len(hosts)}")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
-        raise RefusedRequestError(400, f"the Host header is not a host and port: '{_shown(hosts[0])}'")
+        raise RefusedRequestError(400, f"the Host header is not a host and port: '{_shorten(hosts[0])}'")
 
 
 def check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options: HttpSettings) -> None:
@@ -126,7 +126,7 @@ def check_browser(method: bytes, host: bytes, marks: dict[bytes, bytes], options
 def length_of(value: bytes) -> int:
     digits = value.rstrip(b" \t").lstrip(b"0")
     if len(digits) > _LONGEST_NUMBER:
-        raise RefusedRequestError(400, f"the Content-Length is not a length: '{_shown(value)}'")
+        raise RefusedRequestError(400, f"the Content-Length is not a length: '{_shorten(value)}'")
     return int(digits or b"0")
 
 
@@ -135,10 +135,10 @@ def check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
     if old:
         raise RefusedRequestError(400, "a request of HTTP/1.0 cannot have a Transfer-Encoding")
     if chunked or value.lower() != b"chunked":
-        raise RefusedRequestError(501, f"the Transfer-Encoding '{_shown(value)}' is not supported, only 'chunked' is")
+        raise RefusedRequestError(501, f"the Transfer-Encoding '{_shorten(value)}' is not supported, only 'chunked' is")
 
 
-def _shown(value: bytes) -> str:
+def _shorten(value: bytes) -> str:
     text = value[: _MAX_SHOWN + 1].decode("latin-1")
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
 
@@ -150,7 +150,7 @@ def check_path(target: bytes) -> None:
     if match is not None:
         raise RefusedRequestError(
             400,
-            f"the path has '{_shown(match[0])}' at byte {match.start()}: control characters, backslashes and the "
+            f"the path has '{_shorten(match[0])}' at byte {match.start()}: control characters, backslashes and the "
             "segments '.' and '..' are not permitted, encoded or not",
         )
 

@@ -148,9 +148,9 @@ class HeadFields:
         elif kind == _HEADER_LENGTH:
             self.header_length = value
         elif kind == _ACCEPT_ENCODING:
-            self.accept_encoding = _joined(self.accept_encoding, value)
+            self.accept_encoding = _join(self.accept_encoding, value)
         elif kind == _ACCEPT:
-            self.accept = _joined(self.accept, value)
+            self.accept = _join(self.accept, value)
         elif kind == _REQUEST_ID:
             self.request_id = value
         elif kind == _TIMEOUT:
@@ -406,7 +406,7 @@ class HeadReader:
 _NO_KIND: Final = (0, b"")
 
 
-def _joined(before: bytes | None, value: bytes) -> bytes:
+def _join(before: bytes | None, value: bytes) -> bytes:
     return value if before is None else before + b", " + value
 
 

@@ -116,7 +116,7 @@ class PlatformPaths:
         known.old, known.cors, known.report_format = head.old, head.cors, head.report_format
         return known
 
-    def spelled(self, outcome: Body | ModserveError) -> Body | ModserveError:
+    def spell_outcome(self, outcome: Body | ModserveError) -> Body | ModserveError:
         """Return the outcome of an inference. SageMaker unloads models when it hears of failures for want of memory."""
         if self._routes.registry and isinstance(outcome, ModserveError) and is_memory_failure(outcome):
             return NoModelMemoryError(Code.UNAVAILABLE, outcome.message)

@@ -136,7 +136,7 @@ class Reader:
             self.body.add(piece, self.missing)
             return None if self.missing else self._end(self.body.take())
         fields = self._heads.scan(data, start) if self.state is IDLE else None
-        head = None if fields is None else self._scanned(fields, data)
+        head = None if fields is None else self._understand_scan(fields, data)
         if fields is None or head is None:
             end = self.at = self._next_end(data, start)
             return self._parse_piece(data[start:end])
@@ -150,7 +150,7 @@ class Reader:
         self.expecting = fields.expecting
         return None
 
-    def _scanned(self, fields: HeadFields, data: bytes) -> RequestHead | None:
+    def _understand_scan(self, fields: HeadFields, data: bytes) -> RequestHead | None:
         """Return the head of a scan; None if it is wrong, for which the parser finds the words."""
         heads, line = self._heads, fields.line
         if fields.length > self._options.max_json or 0 < self._memory.limit < fields.length:

@@ -25,7 +25,7 @@ CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
-def dated(template: bytes, date: bytes) -> bytes:
+def add_date(template: bytes, date: bytes) -> bytes:
     """Return one of the templates above with a header line for the date."""
     status, _, rest = template.partition(b"\r\n")
     return status + b"\r\n" + date + rest
