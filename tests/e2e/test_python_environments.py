@@ -86,7 +86,7 @@ PACKED = {
 }
 LOAD = """
 import sys; from pathlib import Path; from modserve.backends.python import environment
-print(environment._unpacked(Path(sys.argv[1]), "x", "m", Path(sys.argv[2])))
+print(environment._find_unpacked(Path(sys.argv[1]), "x", "m", Path(sys.argv[2])))
 """
 
 
@@ -279,7 +279,7 @@ def test_a_full_disk(source: ModelSource, tmp_path: Path) -> None:
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "from pathlib import Path; from modserve.backends.python import environment\n"
-        "try: environment._unpacked(Path(sys.argv[1]), 'x', 'm', Path(sys.argv[2]))\n"
+        "try: environment._find_unpacked(Path(sys.argv[1]), 'x', 'm', Path(sys.argv[2]))\n"
         "except Exception as error: print(repr(error))\n"
     )
     (tmp_path / "cache").mkdir()

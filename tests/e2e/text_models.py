@@ -97,7 +97,7 @@ class TritonPythonModel(Speaker):
         figures.count("generation_tokens_total", 7)
         for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"):
             figures.observe(name, seconds)
-        figures.finished("stop")
+        figures.count_end("stop")
         for name, value in (("num_requests_running", 2), ("num_requests_waiting", 1), ("kv_cache_usage_perc", 0.25)):
             figures.set(name, value)
         figures.report(clock())

@@ -11,7 +11,7 @@ from onnx_repository import copied, page_configs, write
 
 from modserve import InferenceServer, Settings, config
 from modserve.backends.api import Placement
-from modserve.backends.onnxruntime.providers import requested
+from modserve.backends.onnxruntime.providers import choose_providers
 from modserve.core.configuration.model_config import InstanceKind
 
 EXTENSIONS = "onnxruntime-extensions==0.15.2"
@@ -44,7 +44,7 @@ def test_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     given = config.parse(page_configs()["gpu"], Path("config.pbtxt"), "model").provisional()
-    assert requested(given, Placement(InstanceKind.GPU, 1)) == [
+    assert choose_providers(given, Placement(InstanceKind.GPU, 1)) == [
         (
             providers[0],
             {

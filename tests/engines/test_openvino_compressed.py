@@ -10,7 +10,7 @@ pytest.importorskip("openvino")
 
 from openvino_models import configured, named, op, opened, parameter, run, save, save_one
 
-from modserve.backends.openvino.compression import GROUP, compress_weights, quantised
+from modserve.backends.openvino.compression import GROUP, compress_weights, quantise
 from modserve.backends.openvino.library import core, ov
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors.tensor import Array
@@ -32,7 +32,7 @@ def error(output: Array, expected: Array) -> float:
 @pytest.mark.parametrize(("length", "groups"), [(4 * GROUP, 4), (GROUP, 1), (GROUP + 8, 1), (3, 1)])
 def test_numbers_and_scales(axis: int, length: int, groups: int) -> None:
     weights = matrix(length, 5) if axis == 0 else matrix(5, length)
-    numbers, scales = quantised(weights, axis)
+    numbers, scales = quantise(weights, axis)
     assert (numbers.dtype, scales.dtype) == (np.int8, np.float32)
     assert scales.size == 5 * groups
     again = (numbers * scales).reshape(weights.shape)
@@ -41,7 +41,7 @@ def test_numbers_and_scales(axis: int, length: int, groups: int) -> None:
 
 
 def test_columns_of_zeros() -> None:
-    numbers, scales = quantised(np.zeros((4, 2), np.float32), 0)
+    numbers, scales = quantise(np.zeros((4, 2), np.float32), 0)
     assert not numbers.any()
     assert np.isfinite(scales).all()
 

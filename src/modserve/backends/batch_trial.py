@@ -150,14 +150,14 @@ class _Trial:
             for order in ((0, 1), (1, 0), (0, 0)) if not number else ((0, 1),):
                 if self._elapsed_s > _MOST_S:
                     return _TOO_LONG
-                if mixed := self._mixed(rows, apart, order):
+                if mixed := self._find_mixing(rows, apart, order):
                     return mixed
         return "" if varies else _NO_EVIDENCE
 
     def _row(self, size: int, most: int, sample: int, random: "Generator") -> dict[str, Array]:
         return {tensor.name: _values(tensor, _dims(tensor, size), most, sample, random) for tensor in self._inputs}
 
-    def _mixed(self, rows: Sequence[Inputs], apart: Sequence[Mapping[str, Array]], order: tuple[int, int]) -> str:
+    def _find_mixing(self, rows: Sequence[Inputs], apart: Sequence[Mapping[str, Array]], order: tuple[int, int]) -> str:
         """Return evidence that rows executed together, in this order, give other outputs than apart; empty if none."""
         inputs = {name: np.concatenate([rows[each][name] for each in order]) for name in rows[0]}
         try:

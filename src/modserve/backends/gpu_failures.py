@@ -16,7 +16,7 @@ PyTorch writes "CUDA error: …", ONNX Runtime "CUDA failure 700: … ; GPU=0 ; 
 _FULL = re.compile(r"CUDA (?:error|failure 2): out of memory|\bCU[A-Z]+_STATUS_ALLOC_FAILED")
 
 
-def lost(text: str) -> InstanceLostError | None:
+def find_loss(text: str) -> InstanceLostError | None:
     """Return the failure that `text` reports, if the GPU is unusable afterwards; else None."""
     match = _STICKY.search(text)
     if match is None:

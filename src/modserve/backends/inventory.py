@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 from .catalogue import BY_BACKEND
-from .registry import installed_backends
+from .registry import find_installed_backends
 
 _WITHOUT_LIBRARY = {
     "python": "models in Python (model.py), decorated functions and classes",
@@ -34,7 +34,7 @@ class BackendEntry:
 
 def inventory() -> list[BackendEntry]:
     """List all known backends: installed ones first, each half by name."""
-    entries = [_entry(point) for point in installed_backends()]
+    entries = [_entry(point) for point in find_installed_backends()]
     return sorted(entries, key=lambda entry: (not entry.installed, entry.backend))
 
 

@@ -43,9 +43,9 @@ def imports_since(since_ns: int) -> list[str]:
     return [name for name, (_, end_ns) in list(_imports.items()) if not end_ns or end_ns > since_ns]
 
 
-def installed_backends() -> EntryPoints:
+def find_installed_backends() -> EntryPoints:
     """Return the entry points of all backends, reread only if a package has come or gone: that takes milliseconds."""
-    return _entry_points(tuple((place, _changed_ns(place)) for place in sys.path))
+    return _entry_points(tuple((place, _read_mtime_ns(place)) for place in sys.path))
 
 
 @lru_cache(1)
@@ -53,7 +53,7 @@ def _entry_points(places: tuple[tuple[str, int], ...]) -> EntryPoints:
     return entry_points(group=GROUP)
 
 
-def _changed_ns(place: str) -> int:
+def _read_mtime_ns(place: str) -> int:
     try:
         return os.stat(place or os.curdir).st_mtime_ns
     except OSError:
@@ -64,7 +64,7 @@ class BackendRegistry:
     """The backends of this process. Safe to use from several threads."""
 
     def __init__(self, extra: dict[str, Backend] | None = None) -> None:
-        self._entries = {entry.name: entry for entry in installed_backends()}
+        self._entries = {entry.name: entry for entry in find_installed_backends()}
         self._loaded: dict[str, Backend] = dict(extra or {})
         self._extra = frozenset(self._loaded)
         # An import may take many seconds, during which models of other backends go on loading: a lock for each name.

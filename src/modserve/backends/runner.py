@@ -41,7 +41,7 @@ class Runner:
 
     def outputs(self, inputs: Inputs) -> Mapping[str, Array]:
         """Execute once. The outputs are the caller's."""
-        return _kept(self._instance.execute(inputs, self._names), reuses(self._instance))
+        return _copy_outputs(self._instance.execute(inputs, self._names), reuses(self._instance))
 
     def run(self, times: int) -> int:
         for _ in range(times):
@@ -81,7 +81,7 @@ class AsyncRunner:
 
     def outputs(self, inputs: Inputs) -> Mapping[str, Array]:
         """Execute once. The outputs are the caller's."""
-        return _kept(self._loop.run_until_complete(self._execute(inputs)), reuses(self._instance))
+        return _copy_outputs(self._loop.run_until_complete(self._execute(inputs)), reuses(self._instance))
 
     def run(self, times: int) -> int:
         self._loop.run_until_complete(self._lane_race(times))
@@ -121,10 +121,10 @@ class AsyncRunner:
             else:
                 outcome.set_result(result)
 
-        def done(result: Values | BaseException) -> None:
+        def on_done(result: Values | BaseException) -> None:
             self._loop.call_soon_threadsafe(settle, result)
 
-        self._instance.start(inputs, self._names, done)
+        self._instance.start(inputs, self._names, on_done)
         return await outcome
 
     def _fail(self, error: InstanceLostError) -> None:
@@ -149,6 +149,6 @@ def runner(
     return Runner(instance, names, timed)
 
 
-def _kept(outputs: Mapping[str, Any], reused: bool) -> Mapping[str, Array]:
+def _copy_outputs(outputs: Mapping[str, Any], reused: bool) -> Mapping[str, Array]:
     arrays = {name: value.array if isinstance(value, Tensor) else value for name, value in outputs.items()}
     return {name: np.array(array) if reused else np.asarray(array) for name, array in arrays.items()}

@@ -130,7 +130,7 @@ class Bench:
         """How often the server has heard of tokens."""
         self.is_due = False
         figures: Any = SimpleNamespace(
-            **dict.fromkeys(("observe", "first_token", "next_tokens", "finished"), lambda *_: None),
+            **dict.fromkeys(("observe", "first_token", "next_tokens", "count_end"), lambda *_: None),
             count=self._count,
             set=self.gauges.__setitem__,
             is_due=lambda at: self.is_due,

@@ -47,7 +47,7 @@ def test_what_tokens_change_comes_with_a_report(module: Module, figures: Figures
         figures.count("generation_tokens_total", 2)
         figures.next_tokens(seconds)
     for reason in ("stop", "length", "stop"):
-        figures.finished(reason)
+        figures.count_end(reason)
     assert module.changes == []
     figures.report(1.0)
     tokens, first, short, long, *ends = module.changes

@@ -189,7 +189,7 @@ def test_binary_columns_stay_bytes(program: ModuleType, names: Sequence[str], mo
     ],
 )
 def test_columns_of_dates(program: ModuleType, text: str, expected: str) -> None:
-    (value,) = program.converted("x", column(text.encode()), "datetime").ravel()
+    (value,) = program.convert("x", column(text.encode()), "datetime").ravel()
     assert value.dtype == "datetime64[ns]"
     assert str(value) == str(np.datetime64(expected, "ns"))
 

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from modserve.backends.onnxruntime.divisions import guarded
-from modserve.backends.onnxruntime.graph import depends_on_data, precision, unranked
+from modserve.backends.onnxruntime.divisions import guard_divisions
+from modserve.backends.onnxruntime.graph import depends_on_data, find_unranked, precision
 from modserve.backends.onnxruntime.sessions import ModelFile
-from modserve.backends.onnxruntime.zipmap import flattened
+from modserve.backends.onnxruntime.zipmap import flatten_zipmaps
 
 MB = 1024 * 1024
 MANY = 500_000
@@ -36,10 +36,10 @@ def weights(kind: int, values: Any) -> bytes:
 def read(content: bytes) -> None:
     """Look at a model as a load does."""
     with memoryview(content) as view:
-        assert flattened(view) is None
-        assert guarded(view) is None
+        assert flatten_zipmaps(view) is None
+        assert guard_divisions(view) is None
         depends_on_data(view)
-        unranked(view)
+        find_unranked(view)
         precision(view)
 
 
@@ -84,7 +84,7 @@ def test_divisors_that_are_no_raw_bytes(kind: int, values: Sequence[int], is_har
     graph = helper.make_graph([helper.make_node("Div", ["x", "w"], ["y"])], "graph", [x], [y], [divisor])
     content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
     assert not onnx.load_from_string(content).graph.initializer[0].raw_data
-    assert (guarded(content) is None) == is_harmless
+    assert (guard_divisions(content) is None) == is_harmless
 
 
 def test_of_a_graph_behind_a_list() -> None:
@@ -92,7 +92,7 @@ def test_of_a_graph_behind_a_list() -> None:
     ends = [helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in ("a", "b")]
     body = helper.make_graph([helper.make_node("Div", ["a", "a"], ["b"])], "body", ends[:1], ends[1:])
     node = helper.make_node("SequenceMap", ["x"], ["y"], axes=[1, 2], body=body)
-    after = guarded(model(node))
+    after = guard_divisions(model(node))
     assert after is not None
     assert after.count + after.others == 1
 
@@ -122,7 +122,7 @@ def test_an_edited_copy_of_a_large_model_is_a_file(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert peak < MB
     assert file.is_guarded
-    expected = guarded((tmp_path / "model.onnx").read_bytes())
+    expected = guard_divisions((tmp_path / "model.onnx").read_bytes())
     assert expected is not None
     assert content == b"".join(expected.content)
     assert not edited.exists()

@@ -46,15 +46,15 @@ def test_the_log_says_what_a_build_cannot_use(
 
 
 def test_the_log_warns_of_two_distributions(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "installed", lambda: {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"})
+    monkeypatch.setattr(builds, "find_installed", lambda: {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"})
     OnnxRuntimeBackend()
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage().startswith("onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1 are installed over each other")
 
 
 def test_what_is_installed_here() -> None:
-    assert builds.installed() == {"onnxruntime": ort.__version__}
-    assert builds.loaded_distribution() == "onnxruntime"
+    assert builds.find_installed() == {"onnxruntime": ort.__version__}
+    assert builds.find_loaded_distribution() == "onnxruntime"
 
 
 def test_files_that_are_gone_are_not_an_error_of_python(monkeypatch: pytest.MonkeyPatch) -> None:

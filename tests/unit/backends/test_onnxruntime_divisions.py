@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from modserve.backends.api import ModelSource
 from modserve.backends.onnxruntime import element_types
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
-from modserve.backends.onnxruntime.divisions import GuardedModel, division_by_zero, guarded
+from modserve.backends.onnxruntime.divisions import GuardedModel, division_by_zero, guard_divisions
 from modserve.core.configuration.model_config import ModelConfig, TensorSpec
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors import dtypes
@@ -67,7 +67,7 @@ def joined(after: GuardedModel) -> bytes:
 
 def counts(content: bytes) -> "tuple[int, int] | None":
     """How many divisions have a guard, and how many cannot have one; None where nothing is changed."""
-    after = guarded(content)
+    after = guard_divisions(content)
     return None if after is None else (after.count, after.others)
 
 
@@ -101,7 +101,7 @@ def test_results_are_as_before_and_nothing_traps(op: str, kind: str, opset: int)
     if not loads(before):  # older versions of ONNX Runtime divide fewer types
         assert kind not in ("int32", "int64")
         return
-    after = guarded(before)
+    after = guard_divisions(before)
     assert after is not None
     assert (after.count, after.others) == (1, 0)
     limits = np.iinfo(kind)
@@ -156,18 +156,18 @@ def test_results_are_as_before_and_nothing_traps(op: str, kind: str, opset: int)
     ids=["floats", "fmod", "constant", "unsigned constant", "constant node", "followed", "empty", "text", "cut"],
 )
 def test_what_is_left_alone(content: bytes) -> None:
-    assert guarded(content) is None
+    assert guard_divisions(content) is None
 
 
 def test_no_cut_of_a_model_is_a_fault() -> None:
     whole = within_an_if()
     for end in range(len(whole)):
-        guarded(whole[:end])
+        guard_divisions(whole[:end])
 
 
 def test_what_is_made_is_onnx() -> None:
     node = helper.make_node("Div", ["A", "B"], ["C"])
-    after = guarded(model([node], [value(name, "int32", ["n"]) for name in "AB"], [value("C", "int32", ["n"])]))
+    after = guard_divisions(model([node], [value(name, "int32", ["n"]) for name in "AB"], [value("C", "int32", ["n"])]))
     assert after is not None
     onnx.checker.check_model(onnx.load_from_string(joined(after)), full_check=True)
 
@@ -248,7 +248,7 @@ def test_types_are_followed(maker: str) -> None:
         [value("X", kind)],
         [value("C")],
     )
-    after = guarded(content)
+    after = guard_divisions(content)
     assert after is not None
     assert (after.count, after.others) == (1, 0)
     session(joined(after))  # which checks the types
@@ -279,7 +279,7 @@ def within_an_if() -> bytes:
 
 
 def test_graphs_within_nodes() -> None:
-    after = guarded(within_an_if())
+    after = guard_divisions(within_an_if())
     assert after is not None
     assert (after.count, after.others) == (2, 0)
     one, zero = np.array([1]), np.array([0])
@@ -321,7 +321,7 @@ def function_model(*kinds: str) -> bytes:
 
 
 def test_functions() -> None:
-    after = guarded(function_model("int32"))
+    after = guard_divisions(function_model("int32"))
     assert after is not None
     assert (after.count, after.others) == (1, 0)
     run = session(joined(after))

@@ -8,7 +8,7 @@ import pytest
 from modserve.backends.api import Placement
 from modserve.backends.onnxruntime import builds
 from modserve.backends.onnxruntime.options import warnings
-from modserve.backends.onnxruntime.providers import check, requested
+from modserve.backends.onnxruntime.providers import check, choose_providers
 from modserve.core.configuration.model_config import Accelerator, InstanceKind, ModelConfig
 from modserve.core.errors import Code, ModserveError
 from modserve.testing import config
@@ -35,7 +35,7 @@ def accelerated(*names: str, on_cpu: tuple[str, ...] = (), **parameters: str) ->
 
 def refused(config: ModelConfig, placement: Placement = CPU) -> str:
     with pytest.raises(ModserveError) as caught:
-        requested(config, placement)
+        choose_providers(config, placement)
     assert caught.value.code is Code.INVALID_ARG
     return caught.value.message
 
@@ -44,7 +44,7 @@ def refused(config: ModelConfig, placement: Placement = CPU) -> str:
 def test_a_gpu_needs_a_provider_that_runs_there(listed: str) -> None:
     model = config(parameters={"execution_providers": listed})
     assert "has an instance on GPU 3, but parameter 'execution_providers' has no provider" in refused(model, GPU)
-    assert requested(config(parameters={"execution_providers": "openvino"}), GPU)
+    assert choose_providers(config(parameters={"execution_providers": "openvino"}), GPU)
 
 
 # Which, and in which order
@@ -71,14 +71,14 @@ def test_a_gpu_needs_a_provider_that_runs_there(listed: str) -> None:
     ids=str,
 )
 def test_order(config: ModelConfig, placement: Placement, expected: list[str]) -> None:
-    names = [name.removesuffix("ExecutionProvider") for name, _ in requested(config, placement)]
+    names = [name.removesuffix("ExecutionProvider") for name, _ in choose_providers(config, placement)]
     assert names == expected
 
 
 def test_the_gpu_is_that_of_the_instance() -> None:
     parameters = {"execution_providers": "rocm,openvino"}
-    assert dict(requested(config(parameters=parameters), GPU))["ROCMExecutionProvider"] == {"device_id": "3"}
-    assert requested(config(parameters={"execution_providers": "cuda"}), CPU) == [("CUDAExecutionProvider", {})]
+    assert dict(choose_providers(config(parameters=parameters), GPU))["ROCMExecutionProvider"] == {"device_id": "3"}
+    assert choose_providers(config(parameters={"execution_providers": "cuda"}), CPU) == [("CUDAExecutionProvider", {})]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_two_ways_to_say_it() -> None:
     ids=str,
 )
 def test_options_of_tensorrt(parameters: dict[str, str], expected: dict[str, str]) -> None:
-    assert requested(config(gpu_accelerators=(Accelerator("tensorrt", parameters),)), GPU)[0] == (
+    assert choose_providers(config(gpu_accelerators=(Accelerator("tensorrt", parameters),)), GPU)[0] == (
         "TensorrtExecutionProvider",
         {**expected, "device_id": "3"},
     )
@@ -182,7 +182,7 @@ def test_options_of_cuda() -> None:
         ),
         parameters={"gpu_mem_limit": "4096", "cudnn_conv_algo_search": "1", "do_copy_in_default_stream": "1"},
     )
-    assert requested(given, GPU) == [
+    assert choose_providers(given, GPU) == [
         (
             "CUDAExecutionProvider",
             {
@@ -200,22 +200,22 @@ def test_options_of_cuda() -> None:
 def test_no_graphs_are_recorded(name: str, key: str) -> None:
     """With inputs in memory that differs from request to request, they would give the first responses again."""
     given = config(gpu_accelerators=(Accelerator(name, {key: "1"}),))
-    assert all(options == {"device_id": "3"} for _, options in requested(given, GPU))
+    assert all(options == {"device_id": "3"} for _, options in choose_providers(given, GPU))
     (warning,) = warnings(given, gpus=4)
     assert warning.startswith(f"model 'model': parameter '{key}' of accelerator '{name}' has no effect: no CUDA graphs")
 
 
 def test_openvino_keeps_to_the_threads_of_the_instances() -> None:
-    (chosen,) = requested(accelerated(on_cpu=("openvino",)), CPU, threads=3, sharing=2)
+    (chosen,) = choose_providers(accelerated(on_cpu=("openvino",)), CPU, threads=3, sharing=2)
     assert chosen[1] == {"device_type": "CPU", "num_of_threads": "6", "num_streams": "2"}
-    (chosen,) = requested(accelerated(on_cpu=("openvino",), num_of_threads="1", cache_dir="/c"), CPU, 3, 2)
+    (chosen,) = choose_providers(accelerated(on_cpu=("openvino",), num_of_threads="1", cache_dir="/c"), CPU, 3, 2)
     assert chosen[1] == {"device_type": "CPU", "num_of_threads": "1", "num_streams": "2", "cache_dir": "/c"}
-    (chosen,) = requested(accelerated(on_cpu=("openvino",), device_type="GPU"), CPU, 3, 2)
+    (chosen,) = choose_providers(accelerated(on_cpu=("openvino",), device_type="GPU"), CPU, 3, 2)
     assert chosen[1] == {"device_type": "GPU"}
 
 
 def test_xnnpack_keeps_to_the_threads_of_an_instance() -> None:
-    assert requested(accelerated(on_cpu=("xnnpack",)), CPU, threads=3, sharing=2) == [
+    assert choose_providers(accelerated(on_cpu=("xnnpack",)), CPU, threads=3, sharing=2) == [
         ("XnnpackExecutionProvider", {"intra_op_num_threads": "3"})
     ]
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from modserve.backends.api import ModelSource
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
-from modserve.backends.onnxruntime.zipmap import flattened
+from modserve.backends.onnxruntime.zipmap import flatten_zipmaps
 from modserve.core.configuration.model_config import DescribedTensor, TensorSpec
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensors import dtypes
@@ -50,7 +50,7 @@ def session(content: bytes) -> ort.InferenceSession:
 @pytest.mark.parametrize("opsets", [[ONNX, CLASSIC], [CLASSIC]], ids=["both", "classic"])
 def test_the_same_probabilities(labels: dict[str, Any], opsets: list[Any]) -> None:
     before = classifier(labels, *opsets)
-    after = flattened(before)
+    after = flatten_zipmaps(before)
     assert after is not None
     (names,) = labels.values()
     assert after.labels == {"output_probability": tuple(names)}
@@ -66,7 +66,7 @@ def test_labels_that_are_packed() -> None:
     before = classifier({"classlabels_int64s": [1, 2, 3]}, ONNX, CLASSIC)
     assert before.count(plain) == 1
     packed = b"\x42\x04\x01\x02\x03\x00"  # one more, and as long
-    after = flattened(before.replace(plain, packed))
+    after = flatten_zipmaps(before.replace(plain, packed))
     assert after is not None
     assert after.labels == {"output_probability": (1, 2, 3, 0)}
 
@@ -80,7 +80,7 @@ def test_a_graph_with_several() -> None:
     relu = helper.make_tensor_value_info("R", TensorProto.FLOAT, ["batch", 3])
     graph = helper.make_graph(nodes, "graph", [FLOATS], [dictionaries("A", NUMBERS), relu, dictionaries("B", STRINGS)])
     made = helper.make_model(graph, ir_version=8, opset_imports=[ONNX, CLASSIC]).SerializeToString()
-    after = flattened(made)
+    after = flatten_zipmaps(made)
     assert after is not None
     assert [*after.labels] == ["A", "B"]
     first, relued, second = session(after.content).run(None, {"IN": -ROWS})
@@ -95,7 +95,7 @@ def test_what_has_none_stays() -> None:
         [FLOATS],
         [helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["batch", 3])],
     )
-    assert flattened(helper.make_model(graph).SerializeToString()) is None
+    assert flatten_zipmaps(helper.make_model(graph).SerializeToString()) is None
 
 
 @pytest.mark.parametrize("labels", [NUMBERS, STRINGS], ids=["numbers", "strings"])
@@ -103,9 +103,9 @@ def test_files_that_are_cut_or_spoilt_anywhere(labels: dict[str, Any]) -> None:
     """ONNX Runtime says what is wrong with them; here nothing may be raised."""
     content = classifier(labels, ONNX, CLASSIC)
     for end in range(len(content)):
-        flattened(content[:end])
-        flattened(content[:end] + b"\xff" + content[end + 1 :])
-        flattened(content[:end] + b"\x00" + content[end + 1 :])
+        flatten_zipmaps(content[:end])
+        flatten_zipmaps(content[:end] + b"\xff" + content[end + 1 :])
+        flatten_zipmaps(content[:end] + b"\x00" + content[end + 1 :])
 
 
 # The backend

@@ -10,8 +10,8 @@ from modserve.backends.options import default_max_batch_size
 from modserve.backends.tensorflow.options import (
     IN_CALLER,
     TensorFlowOptions,
+    find_saved_model,
     read_options,
-    saved_model_directory,
     warnings,
 )
 from modserve.core.errors import ModserveError
@@ -96,6 +96,6 @@ def test_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_a_saved_model(tmp_path: Path) -> None:
     (tmp_path / "model.savedmodel").mkdir()
-    assert saved_model_directory(tmp_path / "model.savedmodel") == tmp_path / "model.savedmodel"
-    assert saved_model_directory(tmp_path / "saved_model.pb") == tmp_path
-    assert saved_model_directory(tmp_path / "model.graphdef") is None
+    assert find_saved_model(tmp_path / "model.savedmodel") == tmp_path / "model.savedmodel"
+    assert find_saved_model(tmp_path / "saved_model.pb") == tmp_path
+    assert find_saved_model(tmp_path / "model.graphdef") is None

@@ -136,7 +136,7 @@ class Bench:
         self.is_due = False
         figures: Any = SimpleNamespace(
             count=lambda *values: self.counts.append(values),
-            finished=lambda *values: self.counts.append(values),
+            count_end=lambda *values: self.counts.append(values),
             report=lambda at: self.counts.append(("report",)),
             is_due=lambda at: self.is_due,
             first_token=lambda *values: self.times.append(("first_token", *values)),

@@ -20,7 +20,7 @@ from .options import LATENCY
 from .race import race
 from .samples import Samples, shapes_of
 from .selection import OpenCandidate, Selection, close_quietly, error_text
-from .tuning import tuned
+from .tuning import reopen_tuned
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def choose(job: Selection, rows: Sequence[CandidateRow]) -> tuple[Choice, OpenCa
     with _measuring:
         with ExitStack() as stack:
             choice, opened = _Measurement(job, rows, stack).choose()
-        return tuned(job, choice, opened) if job.options.tune else (choice, opened)
+        return reopen_tuned(job, choice, opened) if job.options.tune else (choice, opened)
 
 
 @dataclass(slots=True)
@@ -68,17 +68,21 @@ class _Measurement:
     def choose(self) -> tuple[Choice, OpenCandidate]:
         tried = self._open()
         if all(each.candidate.precision != FP32 for each in tried):
-            raise self._refused()  # also if there is none
+            raise self._make_refusal()  # also if there is none
         first = tried[0]
         details: dict[str, object] = {"reference": first.candidate.title}
         able = [each for each in tried if not each.row.why]
         if len(able) == 1:
             # Nothing to compare it with: it need not be run.
-            return self._kept(able[0], f"{able[0].candidate.title} is the only engine here that can serve it", details)
+            return self._settle(
+                able[0], f"{able[0].candidate.title} is the only engine here that can serve it", details
+            )
         try:
             made = self._job.samples(first.config)
         except UnmeasurableError as error:
-            return self._kept(first, f"{first.candidate.title} is the default; nothing was measured: {error}", details)
+            return self._settle(
+                first, f"{first.candidate.title} is the default; nothing was measured: {error}", details
+            )
         self._check(able, made)
         ran = [each for each in able if each.runner is not None]
         if not ran:
@@ -88,11 +92,11 @@ class _Measurement:
             )
             _log.warning("model '%s': %s", self._job.name, reason)
             first.row.why = ""
-            return self._kept(first, reason, details)
+            return self._settle(first, reason, details)
         self._race([each for each in ran if not each.row.why])
         winners = [each for each in ran if not each.row.why]
         if not winners:
-            raise self._refused()
+            raise self._make_refusal()
         reference = ran[0].candidate
         if winners[0].row.seconds is None:
             chosen = winners[0].row
@@ -108,7 +112,7 @@ class _Measurement:
             "tolerance": str(self._job.options.tolerance),
             "measuring_seconds": round(self._budget.spent, 3),
         }
-        return self._kept(next(each for each in winners if each.row is chosen), reason, details)
+        return self._settle(next(each for each in winners if each.row is chosen), reason, details)
 
     def _open(self) -> list[_Trial]:
         """Open the candidates. A candidate with other tensors than the first one must not serve."""
@@ -119,7 +123,7 @@ class _Measurement:
             try:
                 opened = self._job.open(row.candidate)
                 self._stack.callback(self._close, opened)
-                tried.append(_Trial(row, opened, self._job.completed(opened)))
+                tried.append(_Trial(row, opened, self._job.complete(opened)))
             except Exception as error:
                 self._failure = self._failure or error
                 row.why = error_text(error)
@@ -202,11 +206,11 @@ class _Measurement:
                 each.row.rounds = len(timing.seconds)
                 each.row.seconds = timing.typical if timing.seconds else None
 
-    def _kept(self, tried: _Trial, reason: str, details: Mapping[str, object]) -> tuple[Choice, OpenCandidate]:
+    def _settle(self, tried: _Trial, reason: str, details: Mapping[str, object]) -> tuple[Choice, OpenCandidate]:
         self._keep = tried.opened
         return Choice(tried.candidate, reason, tuple(row.to_json() for row in self._rows), details), tried.opened
 
-    def _refused(self) -> ModserveError:
+    def _make_refusal(self) -> ModserveError:
         reasons = "".join(f"\n  {row.candidate.title}: {row.why}" for row in self._rows)
         code = self._failure.code if isinstance(self._failure, ModserveError) else Code.INVALID_ARG
         artifact = self._job.artifact

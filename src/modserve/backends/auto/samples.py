@@ -42,7 +42,7 @@ def samples(config: ModelConfig, directory: Path, sample_shape: str, *, large: b
     if not config.inputs:
         raise UnmeasurableError("its inputs are unknown")
     counts = sorted({1, config.max_batch_size}) if config.batching else [1]
-    batches = [_generated(config, sizes, rows) for rows in counts]
+    batches = [_generate_batch(config, sizes, rows) for rows in counts]
     timed = len(batches) - 1 if large else 0
     return Samples(tuple(batches), (batches[timed],), counts[timed], "generated data")
 
@@ -51,7 +51,7 @@ def _rows(inputs: Inputs, config: ModelConfig) -> int:
     return max((array.shape[0] for array in inputs.values() if config.batching and array.ndim), default=1)
 
 
-def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]:
+def _generate_batch(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]:
     """Return a generated batch as the model sees it: its inputs, and those that the server adds for sequences."""
     random = generator()
     batch: Shape = (rows,) if config.batching else ()
@@ -79,7 +79,7 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
 def _warm_up_inputs(warm_up: WarmUp, config: ModelConfig, sizes: Sizes, directory: Path) -> dict[str, Array]:
     """Return the inputs of one sample; generates missing ones."""
     rows = warm_up.batch_size if config.batching else 1
-    inputs = _generated(config, sizes, rows)
+    inputs = _generate_batch(config, sizes, rows)
     for name, value in warm_up.inputs.items():
         inputs[name] = _warm_up_data(name, value, rows, config, directory / WARM_UP_FOLDER)
     return inputs

@@ -89,7 +89,7 @@ class Selection:
             size, description = tuned.batch or size, replace(description, cpu_instances=tuned.instances)
         return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
 
-    def completed(self, opened: OpenCandidate) -> ModelConfig:
+    def complete(self, opened: OpenCandidate) -> ModelConfig:
         """Return the configuration as the server completes it with this engine. Raises INVALID_ARG."""
         return self.source.completed(self.describe(opened))
 

@@ -167,7 +167,7 @@ class _Search:
         Each takes one of `parts` equal parts of the time that is left.
         """
         with self.budget.running():
-            entrants = self._grown(crew, count, self.budget.left / parts)
+            entrants = self._try_batches(crew, count, self.budget.left / parts)
         both = bool(self.leaders)
         self.leaders |= entrants
         limit = _CONTENDERS * min(self.seconds[setting] for setting in self.leaders)
@@ -177,7 +177,7 @@ class _Search:
         ahead = self.best.instances
         self.leaders = {setting: each for setting, each in self.leaders.items() if setting.instances == ahead}
 
-    def _grown(self, crew: Crew, count: int, limit_s: float) -> dict[BatchSetting, "_Entrant"]:
+    def _try_batches(self, crew: Crew, count: int, limit_s: float) -> dict[BatchSetting, "_Entrant"]:
         budget, entrants = self.budget, dict[BatchSetting, _Entrant]()
         end_s = budget.spent + limit_s
         best, worse, execution_s = float("inf"), 0, 0.0
@@ -188,7 +188,7 @@ class _Search:
                 self.left_out[setting] = budget.over_text
                 break
             try:
-                took = self._timed(entrant, end_s)
+                took = self._time_row(entrant, end_s)
             except Exception as error:
                 if not entrants:
                     raise
@@ -202,7 +202,7 @@ class _Search:
                 break
         return entrants
 
-    def _timed(self, entrant: "_Entrant", end_s: float) -> float:
+    def _time_row(self, entrant: "_Entrant", end_s: float) -> float:
         """Return the seconds of a row, by the best of some executions after the first; by the first if time is up."""
         took: list[float] = []
         for _ in range(1 + _TRIALS):

@@ -18,7 +18,7 @@ from .setting import BatchSetting, Crew, batch_sizes, best_setting, instance_cou
 _log = logging.getLogger(__name__)
 
 
-def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice, OpenCandidate]:
+def reopen_tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice, OpenCandidate]:
     """Reopen the engine with the best number of instances and batch size; unchanged if they cannot be found."""
     try:
         setting, facts = _find_setting(job, opened)
@@ -32,7 +32,7 @@ def tuned(job: Selection, choice: Choice, opened: OpenCandidate) -> tuple[Choice
 
 def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, dict[str, object]]:
     """Return the best setting, with 0 for values not tuned, and the measurements. Raises the engine's exceptions."""
-    config, tune = job.completed(opened), job.options.tune
+    config, tune = job.complete(opened), job.options.tune
     if config.sequence_batching is not None or job.options.objective == LATENCY:
         raise UnmeasurableError("the latency of single requests counts, not throughput")
     made = job.samples(config)

@@ -71,12 +71,12 @@ class FilModel:
             )
         self._threads = options.threads or source.cpu_threads
         self._double = any(spec.datatype is dtypes.FP64 for spec in config.inputs)
-        self.forest, self._predictor = self._prepared()
+        self.forest, self._predictor = self._prepare()
         shap = any(spec.name == contributions.OUTPUT for spec in config.outputs)
         self._contributions = contributions.contributions(self.path, self.kind, self._threads) if shap else None
         self.result = _result(self.forest, options, config)
 
-    def _prepared(self) -> tuple[Forest, Predictor]:
+    def _prepare(self) -> tuple[Forest, Predictor]:
         """Return the forest and its predictor."""
         name, options = self._source.config.name, self._options
         wishes_treelite = self._double or options.predictor == "treelite"
@@ -199,12 +199,12 @@ class FilInstance:
         values = {}
         for name in outputs:
             if name == contributions.OUTPUT and self._contributed is not None:
-                values[name] = self._shaped(name, self._contributed(rows), shape, self._shap_columns)
+                values[name] = self._shape_output(name, self._contributed(rows), shape, self._shap_columns)
             else:
-                values[name] = self._shaped(name, self._make(self._predictor(rows)), shape, self._columns)
+                values[name] = self._shape_output(name, self._make(self._predictor(rows)), shape, self._columns)
         return values
 
-    def _shaped(self, name: str, values: Array, shape: tuple[int, ...], columns: int) -> Array:
+    def _shape_output(self, name: str, values: Array, shape: tuple[int, ...], columns: int) -> Array:
         return values.astype(self._types.get(name, np.float32), copy=False).reshape(*shape[:-1], columns)
 
     def close(self) -> None:

@@ -91,10 +91,10 @@ def read(
         ended = subprocesses.run(command, f"reading '{path}'", limit_s, env=variables)
         if ended.returncode:
             raise _failure(path, kind, ended)
-        return loaded(result)
+        return load_forest(result)
 
 
-def loaded(path: Path) -> Forest:
+def load_forest(path: Path) -> Forest:
     """Load a forest that `reader` has written."""
     with np.load(path, allow_pickle=False) as file:
         arrays = {key: file[key] for key in file.files}

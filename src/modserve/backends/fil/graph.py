@@ -124,7 +124,7 @@ def _targets(forest: Forest, trees: Array, nodes: Array) -> tuple[Array, Array, 
     leaf = arrays["left"] < 0
     columns = np.arange(forest.columns).reshape(forest.targets, forest.classes)
     of_tree = [
-        columns[_chosen(target), _chosen(kind)].ravel()
+        columns[_select(target), _select(kind)].ravel()
         for target, kind in zip(arrays["target_id"].tolist(), arrays["class_id"].tolist(), strict=True)
     ]
     counts = np.array([len(each) for each in of_tree])[trees]
@@ -139,7 +139,7 @@ def _targets(forest: Forest, trees: Array, nodes: Array) -> tuple[Array, Array, 
     return np.repeat(trees, counts), np.repeat(nodes, counts), places, values.astype(np.float32)
 
 
-def _chosen(index: int) -> slice:
+def _select(index: int) -> slice:
     """Return the slice of one target or class; an index below 0 selects all of them."""
     return slice(None) if index < 0 else slice(index, index + 1)
 

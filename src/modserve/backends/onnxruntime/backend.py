@@ -21,7 +21,7 @@ from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
 from ..code import OperatorLibraries
 from ..options import default_max_batch_size
 from . import builds
-from .graph import depends_on_data, precision, unranked
+from .graph import depends_on_data, find_unranked, precision
 from .instance import OnnxRuntimeInstance
 from .onnx_file import read_file
 from .options import (
@@ -53,7 +53,7 @@ def set_up() -> None:
             "explains how to install onnxruntime-gpu",
             ", ".join(sorted(gpus)),
         )
-    if warning := builds.conflict(builds.installed(), builds.loaded_distribution()):
+    if warning := builds.conflict(builds.find_installed(), builds.find_loaded_distribution()):
         _log.warning("%s", warning)
 
 
@@ -143,7 +143,7 @@ class OnnxRuntimeModel:
     def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
         """Describe the inputs and the outputs."""
         session = self._first.session
-        any_rank = read_file(self._own_file.path, unranked, frozenset[str]())
+        any_rank = read_file(self._own_file.path, find_unranked, frozenset[str]())
         inputs = [describe(argument, any_rank) for argument in session.get_inputs()]
         # Old files list all weights among the inputs: only those count that the configuration takes for inputs.
         configured = self._source.config.inputs_by_name

@@ -41,7 +41,7 @@ def line() -> str:
     return f"onnxruntime {ort.__version__}: {', '.join(ort.get_available_providers())}"
 
 
-def installed() -> dict[str, str]:
+def find_installed() -> dict[str, str]:
     """Return the distributions in the folder that the module was loaded from, and their versions."""
     versions = {}
     for name in DISTRIBUTIONS:
@@ -80,7 +80,7 @@ def conflict(distributions: Mapping[str, str], loaded: str) -> str:
     )
 
 
-def loaded_distribution() -> str:
+def find_loaded_distribution() -> str:
     return str(getattr(ort, "package_name", ""))
 
 

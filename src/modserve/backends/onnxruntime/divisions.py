@@ -20,7 +20,20 @@ from modserve.core.wire.protobuf_wire import WireField, bytes_field, fields
 
 from . import onnx_file as onnx
 from .element_types import BOOL, INT32, INT64, INTEGER_BYTES, Divisions, divisions
-from .onnx_file import Node, Pieces, attribute, edited, field_of, integer, node, number_of, of, read_node, tensor, texts
+from .onnx_file import (
+    Node,
+    Pieces,
+    apply_edits,
+    attribute,
+    field_of,
+    integer,
+    node,
+    number_of,
+    of,
+    read_node,
+    tensor,
+    texts,
+)
 
 MARK: Final = "modserve: divisor of "
 """Prefix of the name of the node that fails for a 0; the name of the division follows."""
@@ -41,10 +54,10 @@ class GuardedModel:
     others: int
 
 
-def guarded(model: Buffer) -> GuardedModel | None:
+def guard_divisions(model: Buffer) -> GuardedModel | None:
     """Return the model with guards; None if it divides no integers, or is no model."""
     try:
-        return _guarded(model)
+        return _guard_model(model)
     except (ValueError, IndexError, RecursionError):  # ONNX Runtime says what is wrong with it
         return None
 
@@ -60,7 +73,7 @@ def is_constant_zero(error: str) -> bool:
     return "indices element out of data bounds" in error
 
 
-def _guarded(model: Buffer) -> GuardedModel | None:
+def _guard_model(model: Buffer) -> GuardedModel | None:
     risky = divisions(model)
     if not risky:
         return None
@@ -75,7 +88,7 @@ def _guarded(model: Buffer) -> GuardedModel | None:
             part.number == onnx.MODEL_FUNCTION and _opset(model, of(model, part, onnx.FUNCTION_OPSET)) >= _OLDEST_OPSET
         ):
             edits.append((part, field_of(onnx.MODEL_FUNCTION, writer.with_guards(part, onnx.FUNCTION_NODE))))
-    return GuardedModel(edited(model, 0, len(model), edits), writer.count, len(risky) - writer.count)
+    return GuardedModel(apply_edits(model, 0, len(model), edits), writer.count, len(risky) - writer.count)
 
 
 def _opset(model: Buffer, imports: Iterable[WireField]) -> int:
@@ -104,7 +117,7 @@ class _Writer:
                 self.count += 1
             elif bisect_left(self._heads, field.start) < bisect_left(self._heads, field.end):  # a risky one is inside
                 edits.append((field, field_of(node_number, self._with_graphs(field))))
-        return edited(self._data, message.start, message.end, edits)
+        return apply_edits(self._data, message.start, message.end, edits)
 
     def _with_graphs(self, outer: WireField) -> Pieces:
         """Return the content of a node with graphs inside."""
@@ -115,9 +128,9 @@ class _Writer:
                 for graph in onnx.graphs_of(self._data, part)
             ]
             if graphs:
-                content = edited(self._data, part.start, part.end, graphs)
+                content = apply_edits(self._data, part.start, part.end, graphs)
                 edits.append((part, field_of(onnx.NODE_ATTRIBUTE, content)))
-        return edited(self._data, outer.start, outer.end, edits)
+        return apply_edits(self._data, outer.start, outer.end, edits)
 
     def _guard(self, division: Node) -> list[bytes]:
         """Return the nodes that replace a division: its guard, and itself."""
@@ -153,12 +166,12 @@ class _Writer:
         nodes.append(node("Sub", [kept, name + "nothing"], name + "looked at"))
         if one != INT64:
             nodes.append(node("Cast", [name + "looked at"], name + "checked", [integer("to", one)]))
-        return [*nodes, self._divided_by(division.field, name + ("looked at" if one == INT64 else "checked"))]
+        return [*nodes, self._replace_divisor(division.field, name + ("looked at" if one == INT64 else "checked"))]
 
-    def _divided_by(self, division: WireField, divisor: str) -> bytes:
+    def _replace_divisor(self, division: WireField, divisor: str) -> bytes:
         _, second = of(self._data, division, onnx.NODE_INPUT)
         edits: list[tuple[WireField, Pieces]] = [(second, [bytes_field(onnx.NODE_INPUT, divisor.encode())])]
-        return b"".join(edited(self._data, division.start, division.end, edits))
+        return b"".join(apply_edits(self._data, division.start, division.end, edits))
 
 
 def _constant(output: str, element: int, values: list[int], dims: tuple[int, ...] = ()) -> bytes:

@@ -123,7 +123,7 @@ class _GraphReader:
                     types[name], constants[name] = type_, part
             elif part.number in (onnx.GRAPH_INPUT, onnx.GRAPH_OUTPUT, onnx.GRAPH_VALUE):
                 name = text(data, part, onnx.VALUE_NAME)
-                types[name] = self._declared(part) or types.get(name, UNKNOWN)
+                types[name] = self._read_type(part) or types.get(name, UNKNOWN)
                 if part.number == onnx.GRAPH_INPUT:
                     inputs.append(name)
                 elif part.number == onnx.GRAPH_OUTPUT:
@@ -144,7 +144,7 @@ class _GraphReader:
         outer_attributes: Mapping[str, WireField],
         depth: int,
     ) -> None:
-        attributes = self._resolved(node.attributes, outer_attributes)
+        attributes = self._resolve(node.attributes, outer_attributes)
         inputs = [types.get(name, UNKNOWN) for name in node.inputs]
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
@@ -152,7 +152,7 @@ class _GraphReader:
         else:
             made = self._graphs_of(node, attributes, inputs, types, constants, depth)
             if node.domain in onnx.OWN_DOMAINS and not made:
-                made = self._made(node, inputs, attributes)
+                made = self._infer_types(node, inputs, attributes)
         for name, one in zip(node.outputs, [*made, *[UNKNOWN] * len(node.outputs)], strict=False):
             types[name] = types.get(name, UNKNOWN) or one
             constants.pop(name, None)
@@ -162,11 +162,11 @@ class _GraphReader:
             for tensor in of(self._data, attributes["value"], onnx.ATTRIBUTE_TENSOR):
                 constants[node.outputs[0]] = tensor
             return
-        is_division = node.op_type == "Div" or (node.op_type == "Mod" and not self._named(attributes, "fmod", 0))
+        is_division = node.op_type == "Div" or (node.op_type == "Mod" and not self._read_integer(attributes, "fmod", 0))
         if is_division and not self._is_safe(constants.get(node.inputs[1])):
             self.divisions.setdefault(node.field.head, set()).add(types[node.outputs[0]])
 
-    def _resolved(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
+    def _resolve(self, attributes: Mapping[str, WireField], outer: Mapping[str, WireField]) -> dict[str, WireField]:
         """Resolve a function node's references to attributes of the call, under other names."""
         if not outer:
             return dict(attributes)
@@ -213,7 +213,7 @@ class _GraphReader:
                 made = [a or b for a, b in zip(made, of_graph, strict=False)] or of_graph
         return made[1:] if node.op_type == "Loop" else made  # whose graph gives the condition as well
 
-    def _made(self, node: Node, inputs: _Types, attributes: Mapping[str, WireField]) -> list[int]:
+    def _infer_types(self, node: Node, inputs: _Types, attributes: Mapping[str, WireField]) -> list[int]:
         op, count = node.op_type, len(node.outputs)
         first = inputs[0] if inputs else UNKNOWN
         if op in _FIXED:
@@ -223,16 +223,16 @@ class _GraphReader:
         elif op in _FROM_INPUT:
             first = inputs[_FROM_INPUT[op]] if len(inputs) > _FROM_INPUT[op] else UNKNOWN
         elif op in _NAMED:
-            first = self._named(attributes, *_NAMED[op])
+            first = self._read_integer(attributes, *_NAMED[op])
         elif op in _NAMED_OR_FIRST:
-            first = self._named(attributes, "dtype", first)
+            first = self._read_integer(attributes, "dtype", first)
         elif op == "QuantizeLinear":
-            first = inputs[2] if len(inputs) > 2 else self._named(attributes, "output_dtype", UINT8)
+            first = inputs[2] if len(inputs) > 2 else self._read_integer(attributes, "output_dtype", UINT8)
         elif op in _CONSTANTS:
             first = self._constant(op, attributes)
         return [first, *(_OTHERS.get(op) or [first] * (count - 1))]
 
-    def _named(self, attributes: Mapping[str, WireField], name: str, default: int) -> int:
+    def _read_integer(self, attributes: Mapping[str, WireField], name: str, default: int) -> int:
         return number_of(self._data, attributes[name], onnx.ATTRIBUTE_INT) if name in attributes else default
 
     def _constant(self, op: str, attributes: Mapping[str, WireField]) -> int:
@@ -242,7 +242,7 @@ class _GraphReader:
                 return number_of(self._data, tensor, onnx.TENSOR_TYPE) if tensor is not None else one
         return FLOAT if op == "ConstantOfShape" else UNKNOWN
 
-    def _declared(self, value: WireField) -> int:
+    def _read_type(self, value: WireField) -> int:
         """Return the element type of a value, also in a sequence or an optional one."""
         data = self._data
         kinds = list(of(data, value, onnx.VALUE_TYPE))

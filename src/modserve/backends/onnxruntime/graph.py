@@ -59,7 +59,7 @@ def _node_depends(model: Buffer, node: WireField) -> bool:
     return False
 
 
-def unranked(model: Buffer) -> frozenset[str]:
+def find_unranked(model: Buffer) -> frozenset[str]:
     """Return the names of the inputs and outputs without a shape in a serialised ONNX model."""
     names: set[str] = set()
     try:

@@ -18,7 +18,7 @@ from .divisions import division_by_zero
 from .options import SHRINKAGE, log_severity
 from .output_memory import LARGE, output_memory
 from .sessions import text_of
-from .tensors import decoded, to_array, to_bfloat16
+from .tensors import decode_texts, to_array, to_bfloat16
 
 _NO_MEMORY = ("Failed to allocate memory", "Available memory of")
 """Messages of its arenas; the latter if ``gpu_mem_limit`` is reached."""
@@ -55,7 +55,7 @@ class OnnxRuntimeInstance:
         feeds: dict[str, Array | ort.OrtValue] = dict(inputs)
         for name in self._strings:
             if name in feeds:
-                feeds[name] = decoded(name, inputs[name])
+                feeds[name] = decode_texts(name, inputs[name])
         for name in self._bfloat16:
             if name in feeds:
                 feeds[name] = to_bfloat16(inputs[name])
@@ -74,7 +74,7 @@ class OnnxRuntimeInstance:
                 raise invalid(f"the request makes the graph divide an integer by 0, in node '{division}'") from None
             if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
                 raise refused("onnxruntime", text) from None
-            if (lost := gpu_failures.lost(text)) is not None:
+            if (lost := gpu_failures.find_loss(text)) is not None:
                 raise lost from error
             if any(part in text for part in _NO_MEMORY) or gpu_failures.is_full(text):
                 raise internal(f"onnxruntime has no memory for the request: {text}") from None

@@ -149,7 +149,7 @@ def has_external_weights(model: Buffer) -> bool:
     )
 
 
-def edited(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:
+def apply_edits(data: Buffer, start: int, end: int, edits: list[tuple[WireField, Pieces]]) -> Pieces:
     """Return a part of the data with some of its fields replaced."""
     pieces: Pieces = []
     for field, replacement in sorted(edits, key=lambda edit: edit[0].head):

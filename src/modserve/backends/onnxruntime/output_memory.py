@@ -85,10 +85,10 @@ def output_memory(session: ort.InferenceSession) -> OutputMemory | None:
     """Return the memory for outputs; None if there is no arena, or another one as well."""
     if session.get_providers() != [CPU] or not session.get_session_options().enable_cpu_mem_arena:
         return None
-    return OutputMemory(session, dict(_made_up(session.get_inputs())))
+    return OutputMemory(session, dict(_make_up_inputs(session.get_inputs())))
 
 
-def _made_up(arguments: Iterable[ort.NodeArg]) -> Iterable[tuple[str, Array | Value]]:
+def _make_up_inputs(arguments: Iterable[ort.NodeArg]) -> Iterable[tuple[str, Array | Value]]:
     """Yield inputs of the least size for a run that computes nothing."""
     for argument in arguments:
         described = describe(argument)

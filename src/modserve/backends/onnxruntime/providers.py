@@ -63,7 +63,7 @@ _TENSORRT_NAMES = {
 }
 
 
-def requested(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
+def choose_providers(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
     """Return the providers of a session, in order of preference, without the CPU's, which always is the last.
 
     `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for unknown names,

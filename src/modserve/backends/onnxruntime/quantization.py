@@ -47,7 +47,7 @@ class QuantisedFile:
         self._model = source.config.name
         directory = directory_of(source.options.get(QUANTIZED_DIRECTORY), "quantized")
         try:
-            self.path = self._temporarily(path) if directory is None else self._kept(path, directory)
+            self.path = self._temporarily(path) if directory is None else self._find_or_make(path, directory)
         except OSError as error:
             raise invalid(f"model '{self._model}' cannot be quantised: {error}") from error
 
@@ -60,7 +60,7 @@ class QuantisedFile:
         if self._is_new:
             self.path.unlink(missing_ok=True)
 
-    def _kept(self, path: Path, directory: Path) -> Path:
+    def _find_or_make(self, path: Path, directory: Path) -> Path:
         content = content_digest(path.parent)  # the file's weights may be in others beside it
         name = f"{path.stem}-{content[:32]}-ort{ort.__version__}-{_EDITION}-"
         intact = _intact(directory, name)

@@ -19,7 +19,7 @@ from . import builds, divisions, zipmap
 from .divisions import GuardedModel
 from .onnx_file import Pieces, has_external_weights, read_file
 from .options import session_options, session_threads, threads_of
-from .providers import CPU, RECORD, check, node_counts, requested
+from .providers import CPU, RECORD, check, choose_providers, node_counts
 from .zipmap import Labels
 
 _log = logging.getLogger(__name__)
@@ -95,12 +95,12 @@ class ModelFile:
             yield read_file(self.path, partial(self._edit, stack), as_it_is)
 
     def _edit(self, stack: ExitStack, view: memoryview) -> str | bytes:
-        flattened = zipmap.flattened(view)
+        flattened = zipmap.flatten_zipmaps(view)
         if flattened is not None:
             self.labels = flattened.labels
         guarded = None
         if self._guards:
-            guarded = divisions.guarded(view if flattened is None else flattened.content)
+            guarded = divisions.guard_divisions(view if flattened is None else flattened.content)
             self._guards = guarded is not None  # for the next session
         if guarded is not None:
             self.divisions = GuardedModel([], guarded.count, guarded.others)
@@ -127,7 +127,7 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
     """Open a session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
     config = source.config
     threads = threads_of(source)
-    providers = requested(config, placement, threads, sharing)
+    providers = choose_providers(config, placement, threads, sharing)
     options = session_options(source, sharing)
     if providers:
         options.add_session_config_entry(RECORD, "1")

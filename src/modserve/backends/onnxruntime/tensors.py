@@ -81,6 +81,6 @@ def to_array(value: Value) -> Array:
     return np.frombuffer(data, dtype=dtypes.BF16.numpy).reshape(shape)
 
 
-def decoded(name: str, array: Array) -> Array:
+def decode_texts(name: str, array: Array) -> Array:
     """Decode BYTES elements to text, which ONNX strings are. Raises INVALID_ARG if they are not UTF-8."""
     return object_array(texts_of(name, array), array.shape)

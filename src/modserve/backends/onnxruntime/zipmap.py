@@ -14,7 +14,7 @@ from modserve.core.tensors.tensor import Buffer
 from modserve.core.wire.protobuf_wire import WireField, bytes_field, fields, integers, number_field
 
 from . import onnx_file as onnx
-from .onnx_file import Pieces, edited, field_of, node, of, text, texts, value
+from .onnx_file import Pieces, apply_edits, field_of, node, of, text, texts, value
 
 _OPSET_IF_NONE = 13
 """Version of ONNX's operators for a model that has only those of classical machine learning."""
@@ -30,15 +30,15 @@ class FlattenedModel:
     labels: Mapping[str, Labels]
 
 
-def flattened(model: Buffer) -> FlattenedModel | None:
+def flatten_zipmaps(model: Buffer) -> FlattenedModel | None:
     """Return the model without the ZipMap nodes that make its outputs; None if it has none, or is no model."""
     try:
-        return _flattened(model)
+        return _flatten(model)
     except (ValueError, IndexError):  # ONNX Runtime says what is wrong with it
         return None
 
 
-def _flattened(model: Buffer) -> FlattenedModel | None:
+def _flatten(model: Buffer) -> FlattenedModel | None:
     graph = next((field for field in fields(model) if field.number == onnx.MODEL_GRAPH), None)
     if graph is None:
         return None
@@ -59,8 +59,8 @@ def _flattened(model: Buffer) -> FlattenedModel | None:
         edits.append((outputs[output[0]], [bytes_field(onnx.GRAPH_OUTPUT, declaration)]))
     if not edits:
         return None
-    content = field_of(onnx.MODEL_GRAPH, edited(model, graph.start, graph.end, edits))
-    whole = edited(model, 0, len(model), [(graph, content)])
+    content = field_of(onnx.MODEL_GRAPH, apply_edits(model, graph.start, graph.end, edits))
+    whole = apply_edits(model, 0, len(model), [(graph, content)])
     return FlattenedModel(b"".join([*whole, _missing_operators(model)]), labels)
 
 

@@ -83,8 +83,8 @@ class OpenVinoModel:
     def describe(self) -> ModelDescription:
         config, opened = self._source.config, self._graph
         return ModelDescription(
-            tuple(graph.described(opened.inputs, config.inputs, opened, config.name)),
-            tuple(graph.described(opened.outputs, config.outputs, opened, config.name)),
+            tuple(graph.describe_tensors(opened.inputs, config.inputs, opened, config.name)),
+            tuple(graph.describe_tensors(opened.outputs, config.outputs, opened, config.name)),
             default_max_batch_size(self._source.options),
         )
 

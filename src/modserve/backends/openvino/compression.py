@@ -34,7 +34,7 @@ def compress_weights(model: Any) -> int:
         transposed = bool(node.get_attributes().get("transpose_b"))
         key = f"{source.get_name()} {transposed}"
         if key not in compressed:
-            numbers, scales = quantised(weights, axis=1 if transposed else 0)
+            numbers, scales = quantise(weights, axis=1 if transposed else 0)
             product = opset.multiply(opset.convert(opset.constant(numbers), "f32"), opset.constant(scales))
             whole = np.array(weights.shape, np.int64)
             compressed[key] = product if numbers.ndim == 2 else opset.reshape(product, opset.constant(whole), False)
@@ -42,7 +42,7 @@ def compress_weights(model: Any) -> int:
     return len(compressed)
 
 
-def quantised(weights: Array, axis: int) -> tuple[Array, Array]:
+def quantise(weights: Array, axis: int) -> tuple[Array, Array]:
     """Return INT8 numbers and FP32 scales with nearly the FP32 matrix `weights` as product; groups lie along `axis`.
 
     Both have one axis more where the matrix is divided into groups; reshaping the product to the matrix undoes it.

@@ -76,7 +76,9 @@ def load(core: Any, path: Path, config: ModelConfig, options: OpenVinoOptions) -
     )
 
 
-def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph, model: str) -> list[DescribedTensor]:
+def describe_tensors(
+    ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph, model: str
+) -> list[DescribedTensor]:
     """Describe tensors. Raises UNSUPPORTED for a datatype that the protocol, or this backend, lacks."""
     configured = {spec.name: spec for spec in specs}
     tensors = []

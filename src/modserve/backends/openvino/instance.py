@@ -78,7 +78,7 @@ class OpenVinoInstance:
                 if name in self._narrowed:
                     _check_range(name, array)
                 if rows:
-                    array = _padded(array, self._graph.fixed_batch)
+                    array = _pad(array, self._graph.fixed_batch)
                 if array.nbytes > _SMALL_BYTES and array.flags.c_contiguous:
                     lent.append(index)
                 else:
@@ -197,7 +197,7 @@ def _new_shape(shape: Any) -> Any:
     return ov.Shape([size.get_length() if size.is_static else 0 for size in shape])
 
 
-def _padded(array: Array, rows: int) -> Array:
+def _pad(array: Array, rows: int) -> Array:
     filled = np.zeros((rows, *array.shape[1:]), array.dtype)
     filled[: len(array)] = array
     return filled

@@ -41,7 +41,7 @@ class EnvironmentArchiveError(Exception):
 def unpack(archive: str, directory: str) -> None:
     """Unpack a tar archive into an empty directory. Raises OSError, or `EnvironmentArchiveError` for a bad archive."""
     links: list[tuple[str, str, str]] = []
-    with _opened(archive) as stream:
+    with _open(archive) as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r|") as members:
                 for member in members:
@@ -65,7 +65,7 @@ def unpack(archive: str, directory: str) -> None:
             )
 
 
-def _opened(archive: str) -> io.BufferedIOBase:
+def _open(archive: str) -> io.BufferedIOBase:
     with open(archive, "rb") as file:
         start = file.read(8)
     reader = next((each for magic, each in _READERS.items() if start.startswith(magic)), None)

@@ -115,13 +115,13 @@ class WorkerCalls:
             if operation in CONTROLS:
                 self._check_alive()
                 future = CONTROLS[operation](self._models, arguments)
-                future.add_done_callback(functools.partial(self._controlled, number))
+                future.add_done_callback(functools.partial(self._on_control_done, number))
             else:
                 self._result(number, self._metrics.control(operation, arguments), None)
         except Exception as error:
             self._result(number, None, error)
 
-    def _controlled(self, number: int, future: "Future[Any]") -> None:
+    def _on_control_done(self, number: int, future: "Future[Any]") -> None:
         error = future.exception()
         value = None if error is not None else future.result()
         try:

@@ -47,7 +47,7 @@ def prepare(
     if model.environment_path is not None:
         path = model.environment_path
         label = f"model '{name}': parameter '{ENVIRONMENT_PATH}' is '{path}'"
-        directory = _named(path, source.model_directory, label, name, backend, inherited)
+        directory = _find_directory(path, source.model_directory, label, name, backend, inherited)
         if file is not None and backend.install_requirements:
             _log.info("model '%s': '%s' is not installed, because '%s' names an environment", name, file, path)
         ready = _of_directory(directory, inherited, f"the environment '{path}' of model '{name}'")
@@ -71,7 +71,7 @@ def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str)
     python = interpreter.find(directory)
     if python is None:
         raise invalid(f"{which_one} has no interpreter: expected '{directory / 'bin' / 'python'}'")
-    return interpreter.inspect(python, variables.activated(inherited, directory), which_one)
+    return interpreter.inspect(python, variables.activate(inherited, directory), which_one)
 
 
 def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpreter:
@@ -81,11 +81,11 @@ def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> Interpret
     which_one = f"the interpreter of --backend-config=python,{PYTHON}={backend.python}"
     directory = Path(backend.python).parent.parent
     in_environment = any((directory / name).exists() for name in ("pyvenv.cfg", "conda-meta"))
-    own = variables.activated(inherited, directory) if in_environment else variables.for_other_interpreter(inherited)
+    own = variables.activate(inherited, directory) if in_environment else variables.for_other_interpreter(inherited)
     return interpreter.inspect(backend.python, own, which_one)
 
 
-def _named(
+def _find_directory(
     text: str, model_directory: Path, label: str, name: str, backend: BackendOptions, inherited: Mapping[str, str]
 ) -> Path:
     """Return the directory of the environment that a model names. Relative paths count from the server's directory."""
@@ -97,7 +97,7 @@ def _named(
     if os.access(path, os.X_OK) and path.parent.name == "bin":
         raise invalid(f"{label}, which is a program; expected the directory of the environment, '{path.parent.parent}'")
     cache = environment_cache.directory(backend.environment_directory, inherited)
-    return _unpacked(path.resolve(), label, name, cache)
+    return _find_unpacked(path.resolve(), label, name, cache)
 
 
 def _elsewhere(text: str, model_directory: Path) -> str:
@@ -109,7 +109,7 @@ def _elsewhere(text: str, model_directory: Path) -> str:
     )
 
 
-def _unpacked(path: Path, label: str, name: str, cache: Path) -> Path:
+def _find_unpacked(path: Path, label: str, name: str, cache: Path) -> Path:
     """Return the directory that an archive is unpacked in, once for each state of the file."""
     try:
         regular_file.check_regular(path)
@@ -145,7 +145,7 @@ def _fix_prefix(place: Path, label: str, lock: int) -> None:
     if not program.is_file() or python is None:
         return
     doing = f"{label}; its 'bin/conda-unpack'"
-    own = variables.activated(os.environ, place)
+    own = variables.activate(os.environ, place)
     ended = subprocesses.run([python, str(program)], doing, _UNPACK_LIMIT_S, env=own, pass_fds=(lock,))
     if ended.returncode:
         text = subprocesses.last_lines(ended.stderr or ended.stdout)

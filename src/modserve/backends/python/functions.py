@@ -33,11 +33,11 @@ _MODEL = '''\
 import sys
 
 if "modserve_worker" in sys.modules:
-    from modserve_worker.importing import imported
+    from modserve_worker.importing import import_target
 else:
-    from modserve.backends.python.worker.importing import imported
+    from modserve.backends.python.worker.importing import import_target
 
-model = imported({target!r}, {directory!r})
+model = import_target({target!r}, {directory!r})
 '''
 
 _DESCRIBE = """\
@@ -111,13 +111,13 @@ class FunctionRepository:
             if model.config is not None:
                 content = self._text(model.config)
             else:
-                mark, content = self._described(name, model)
+                mark, content = self._describe_once(name, model)
         except ModserveError as error:
             content = error
         path = Path(model.directory) / model.target
         return Listing(name, self, path, (1,), content, marks={None: mark})
 
-    def _described(self, name: str, model: _Model) -> tuple[Mark, bytes]:
+    def _describe_once(self, name: str, model: _Model) -> tuple[Mark, bytes]:
         if name in self._seen and _mark(self._seen[name][0][0]) == self._seen[name][0]:
             return self._seen[name]
         description = _describe(model)

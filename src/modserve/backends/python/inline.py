@@ -56,7 +56,7 @@ class InlineInstance(LocalInstance):
         if self._model.is_async:
             task = self._loop.create_task(self._run(requests, done))
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_end)
         else:
             done(self._execute(requests))
 
@@ -68,7 +68,7 @@ class InlineInstance(LocalInstance):
         else:
             done(finals)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not self._tasks:
             self._idle.set()

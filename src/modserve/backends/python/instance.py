@@ -32,7 +32,7 @@ from .interpreter import Interpreter
 from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import WorkerProcess
 from .worker import wire
-from .worker.errors import forgotten
+from .worker.errors import describe_forgotten
 from .worker.records import INLINE_BYTES, Descriptions, OutgoingRecord, Record, Status, write_records
 from .worker.remote import SEQUENCE_END, SEQUENCE_START
 from .worker.wire import Frame, Location, MessageKind
@@ -76,14 +76,14 @@ class WorkerInstance:
         self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
         worker.takers |= {
-            MessageKind.EXECUTED: self._executed,
+            MessageKind.EXECUTED: self._on_executed,
             MessageKind.RESPOND: self._respond,
             MessageKind.WATCH: self._watch,
             MessageKind.LET_GO: self._let_go,
             MessageKind.LOG: self._write_log,
             **self._calls.takers,
         }
-        worker.on_end = self._ended
+        worker.on_end = self._on_end
 
     def __repr__(self) -> str:
         return f"WorkerInstance({self.worker!r}, {len(self._open)} requests)"
@@ -167,7 +167,7 @@ class WorkerInstance:
         """End the process, whatever it is doing: it is lost."""
         self.worker.kill_because(reason)
 
-    def _ended(self, error: InstanceLostError) -> None:
+    def _on_end(self, error: InstanceLostError) -> None:
         self._lost = error.message
         self._calls.close()
         if self._handle is not None:
@@ -194,15 +194,15 @@ class WorkerInstance:
                 worker.trim_later()
             frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
             (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
-            self._sent(batch)
+            self._on_sent(batch)
             return
         worker.trim_later()
         writing = worker.loop.run_in_executor(
             None, _execute_frame, requests, numbers, worker.descriptions, worker.arena.place
         )
-        writing.add_done_callback(functools.partial(self._written, batch))
+        writing.add_done_callback(functools.partial(self._on_written, batch))
 
-    def _sent(self, batch: "_Batch") -> None:
+    def _on_sent(self, batch: "_Batch") -> None:
         if self._room:
             self._full = batch
             self._leave_room()
@@ -213,7 +213,7 @@ class WorkerInstance:
             batch, self._full = self._full, None
             batch.done(None)
 
-    def _written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
+    def _on_written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
         if writing.cancelled() or batch not in self._batches:
             return
         if (error := writing.exception()) is not None:
@@ -223,7 +223,7 @@ class WorkerInstance:
             batch.done(error)
         else:
             self.worker.send(writing.result())
-            self._sent(batch)
+            self._on_sent(batch)
 
     def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
         """Return the open requests with these numbers; None stands for the current batch. All, if none is open."""
@@ -234,7 +234,7 @@ class WorkerInstance:
 
     # What the worker says
 
-    def _executed(self, frame: Frame) -> None:
+    def _on_executed(self, frame: Frame) -> None:
         records = self.worker.records(frame)
         finals = self._finals(records)
         if finals is None:
@@ -302,19 +302,19 @@ class WorkerInstance:
         number = wire.read_number(frame[3])
         request = self._open.get(number)
         if request is None or request.cancelled:
-            self._cancelled(number)
+            self._on_cancel(number)
         else:
-            request.on_cancel(functools.partial(self._cancelled, number))
+            request.on_cancel(functools.partial(self._on_cancel, number))
             self._resume(number)
 
-    def _cancelled(self, number: int) -> None:
+    def _on_cancel(self, number: int) -> None:
         self.worker.send(wire.number_frame(MessageKind.CANCELLED, number))
 
     def _let_go(self, frame: Frame) -> None:
         request = self._open.pop(wire.read_number(frame[3]), None)
         self._leave_room()
         if request is not None:
-            request.fail(internal(forgotten(self.worker.label, self._decoupled)), final=True, wait=False)
+            request.fail(internal(describe_forgotten(self.worker.label, self._decoupled)), final=True, wait=False)
 
     def _write_log(self, frame: Frame) -> None:
         level, text, ids = _LEVELS[frame[2]], str(frame[3], "utf-8", "replace"), ""

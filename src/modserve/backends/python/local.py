@@ -28,7 +28,7 @@ from .worker import model as python_model
 from .worker import request as worker_request
 from .worker import response as worker_response
 from .worker import tensor as worker_tensor
-from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException, forgotten
+from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException, describe_forgotten
 from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class LocalInstance:
         try:
             self._model = python_model.load(of_host=self._server, isolated=True, **load)
         except ModelError as error:
-            raise self._failed(error) from None
+            raise self._report_error(error) from None
 
     # On loading threads. Raises what is wrong with the model
 
@@ -68,7 +68,7 @@ class LocalInstance:
         try:
             return self._model.auto_complete_config(config)
         except ModelError as error:
-            raise self._failed(error) from None
+            raise self._report_error(error) from None
 
     def initialize(self, label: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
         self._label = self._server.label = label
@@ -76,7 +76,7 @@ class LocalInstance:
         try:
             self._model.initialize(dict(arguments))
         except ModelError as error:
-            raise self._failed(error) from None
+            raise self._report_error(error) from None
         if self._model.has_is_ready:
             self.check_ready = self._check_ready
 
@@ -84,14 +84,14 @@ class LocalInstance:
         try:
             self._model.finalize()
         except ModelError as error:
-            self._failed(error)
+            self._report_error(error)
         finally:
             self._server.close()
 
     async def _check_ready(self) -> bool:
         return await asyncio.get_running_loop().run_in_executor(None, self._model.is_ready)
 
-    def _failed(self, error: ModelError, requests: Sequence[EngineRequest] = ()) -> ModserveError:
+    def _report_error(self, error: ModelError, requests: Sequence[EngineRequest] = ()) -> ModserveError:
         if error.traceback:
             ids = request_ids.joined([request.request_id for request in requests])
             known_as = f" [X-Request-ID {ids}]" if ids else ""
@@ -107,9 +107,9 @@ class LocalInstance:
         try:
             handles = [LocalRequest(request, self._decoupled) for request in requests]
             try:
-                responses = self._model.execute([self._received(handle) for handle in handles])
+                responses = self._model.execute([self._convert_request(handle) for handle in handles])
             except ModelError as error:
-                _fail(handles, self._failed(error, requests))
+                _fail(handles, self._report_error(error, requests))
                 return None
             return self._settle(handles, responses)
         finally:
@@ -120,15 +120,15 @@ class LocalInstance:
         _batch.set(tuple([weakref.ref(request) for request in requests]))
         self._server.open.update(requests)
         try:
-            responses = await self._model.execute_async([self._received(handle) for handle in handles])
+            responses = await self._model.execute_async([self._convert_request(handle) for handle in handles])
         except ModelError as error:
-            _fail(handles, self._failed(error, requests))
+            _fail(handles, self._report_error(error, requests))
             return None
         return self._settle(handles, responses)
 
-    def _received(self, handle: "LocalRequest") -> worker_request.InferenceRequest:
+    def _convert_request(self, handle: "LocalRequest") -> worker_request.InferenceRequest:
         request = handle.request
-        inputs = [received_tensor(name, tensor) for name, tensor in request.tensors.items()]
+        inputs = [convert_tensor(name, tensor) for name, tensor in request.tensors.items()]
         parameters, timeout_ns, context = request.parameters, request.timeout_ns, request.trace_context
         extras: dict[str, Any] = {}
         if parameters or timeout_ns or context:  # as few requests have
@@ -140,7 +140,7 @@ class LocalInstance:
                 "parameters": parameters,
                 "trace": worker_request.InferenceTrace(context),
             }
-        return worker_request.InferenceRequest.received(
+        return worker_request.InferenceRequest.make_unchecked(
             handle,
             inputs,
             request.outputs,
@@ -217,7 +217,7 @@ class LocalRequest:
 
     def let_go(self) -> None:
         if not self.ended:
-            self.fail(internal(forgotten("the model", self._decoupled)))
+            self.fail(internal(describe_forgotten("the model", self._decoupled)))
 
 
 _NOTHING: Mapping[str, Any] = {}
@@ -231,14 +231,14 @@ def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
 # Tensors, over the same memory
 
 
-def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
+def convert_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
     """Convert a tensor of the server to a model's. Its array is read-only if it lies over a client's bytes."""
     raw = tensor.received
     if raw is None:
-        return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, None, tensor.array)
+        return worker_tensor.Tensor.make_unchecked(name, tensor.datatype.name, tensor.shape, None, tensor.array)
     if type(raw) is not bytes:
         raw = memoryview(raw).toreadonly()
-    return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, raw)
+    return worker_tensor.Tensor.make_unchecked(name, tensor.datatype.name, tensor.shape, raw)
 
 
 def as_core(tensor: worker_tensor.Tensor) -> Tensor:
@@ -272,13 +272,13 @@ class InServerHost:
     def call(self, request: worker_request.InferenceRequest) -> worker_response.InferenceResponse:
         self._before_wait("exec()")
         try:
-            return _received_response(self._infer(request).result())
+            return _convert_response(self._infer(request).result())
         except ModserveError as error:
             return _failure(error)
 
     async def call_async(self, request: worker_request.InferenceRequest) -> worker_response.InferenceResponse:
         try:
-            return _received_response(await asyncio.wrap_future(self._infer(request)))
+            return _convert_response(await asyncio.wrap_future(self._infer(request)))
         except ModserveError as error:
             return _failure(error)
 
@@ -345,8 +345,8 @@ class LocalResponses(worker_response.ResponseIterator):
         outcome, self._over = self._outcomes.get()
         self._call.taken()
         if outcome is None:
-            return worker_response.InferenceResponse.received([])
-        return _failure(outcome) if isinstance(outcome, ModserveError) else _received_response(outcome)
+            return worker_response.InferenceResponse.make_unchecked([])
+        return _failure(outcome) if isinstance(outcome, ModserveError) else _convert_response(outcome)
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -369,7 +369,7 @@ def _context(request: worker_request.InferenceRequest) -> str:
 def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:
     return InferenceRequest(
         model_name=request.model_name,
-        inputs={one._name: as_core(one) for one in [tensor.sealed() for tensor in request.inputs()]},
+        inputs={one._name: as_core(one) for one in [tensor.seal() for tensor in request.inputs()]},
         outputs=tuple(request._names),
         version=None if request.model_version < 0 else request.model_version,
         id=request.request_id(),
@@ -378,10 +378,10 @@ def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:
     )
 
 
-def _received_response(response: InferenceResponse) -> worker_response.InferenceResponse:
-    tensors = [received_tensor(name, tensor) for name, tensor in response.outputs.items()]
-    return worker_response.InferenceResponse.received(tensors, None, dict(response.parameters) or None)
+def _convert_response(response: InferenceResponse) -> worker_response.InferenceResponse:
+    tensors = [convert_tensor(name, tensor) for name, tensor in response.outputs.items()]
+    return worker_response.InferenceResponse.make_unchecked(tensors, None, dict(response.parameters) or None)
 
 
 def _failure(error: ModserveError) -> worker_response.InferenceResponse:
-    return worker_response.InferenceResponse.received([], TritonError(error.message, ErrorCode[error.code.name]))
+    return worker_response.InferenceResponse.make_unchecked([], TritonError(error.message, ErrorCode[error.code.name]))

@@ -160,7 +160,7 @@ class WorkerProcess:
         self.loop.add_reader(self._socket.fileno(), self._read)
         self.loop.add_reader(self._output.fd, self._read_output)
         if self._pidfd >= 0:
-            self.loop.add_reader(self._pidfd, self._exited)
+            self.loop.add_reader(self._pidfd, self._on_exit)
 
     def send_soon(self, frame: bytes) -> None:
         """Send together with everything sent before the event loop polls again, for a busy process."""
@@ -216,7 +216,7 @@ class WorkerProcess:
         except OSError:
             more = False
         if not more:
-            self._died()
+            self._on_socket_end()
         return more
 
     def _take_some(self) -> bool:
@@ -227,7 +227,7 @@ class WorkerProcess:
     def _receive(self, count: int) -> bool:
         """Process received frames. Returns False after an invalid one: later ones may be as wrong."""
         try:
-            for frame in self._frames.received(count):
+            for frame in self._frames.take_in(count):
                 self.takers[frame[0]](frame)
         except Exception as error:
             _log.exception("%s sent data that the server does not understand, and is killed", self.label)
@@ -284,15 +284,15 @@ class WorkerProcess:
 
     # The end
 
-    def _exited(self) -> None:
+    def _on_exit(self) -> None:
         """Read the rest after the process's end. Its socket may still be open, in a child that it has left behind."""
         for _ in range(_LAST_READS):
             if not self._read():
                 break
         if self._listening:
-            self._died()
+            self._on_socket_end()
 
-    def _died(self) -> None:
+    def _on_socket_end(self) -> None:
         """Handle the end of the socket: the process has ended, or is about to."""
         questions, self._questions = self._questions, deque()
         self.end()
@@ -300,7 +300,7 @@ class WorkerProcess:
         threading.Thread(target=self._wait, args=(questions,), name=f"end-{self.process.pid}", daemon=True).start()
 
     def _wait(self, questions: "deque[Future[Any]]") -> None:
-        how = self._ended_how()
+        how = self._describe_end()
         with contextlib.suppress(RuntimeError):  # the event loop has closed
             self.loop.call_soon_threadsafe(self._tell, questions, how)
 
@@ -310,7 +310,7 @@ class WorkerProcess:
             question.set_exception(error)
         self.on_end(error)
 
-    def _ended_how(self) -> str:
+    def _describe_end(self) -> str:
         """Wait for the end and describe its cause. On any thread."""
         by_itself = exits.wait(self.process, time.monotonic() + _EXIT_S)
         with self._ending:

@@ -3,7 +3,7 @@
 A worker has those of the server, so that the user's settings reach the model, and
 
 - ``OMP_NUM_THREADS``, see `with_threads`;
-- for an interpreter in an environment of its own, what activating it would set (`activated`).
+- for an interpreter in an environment of its own, what activating it would set (`activate`).
 """
 
 import os
@@ -28,7 +28,7 @@ _OF_ANOTHER_INTERPRETER = (
 _THREADS = "OMP_NUM_THREADS"
 
 
-def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
+def activate(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Return the variables of a worker that runs an environment's interpreter, as if that were active.
 
     The variables are those that Triton's python backend sets (``ParseActivationScript`` in src/pb_utils.cc), and
@@ -41,12 +41,12 @@ def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
     variables["VIRTUAL_ENV_PROMPT"] = f"({directory})"
     if (directory / "conda-meta").is_dir():
         variables["CONDA_PREFIX"] = str(directory)
-    variables["PATH"] = _prefixed(directory / "bin", inherited.get("PATH", os.defpath))
+    variables["PATH"] = _prefix_path(directory / "bin", inherited.get("PATH", os.defpath))
     libraries = directory / "lib"
     if libraries.is_dir():
         before = inherited.get(library_path.NAME, "")
         variables[library_path.ORIGINAL] = before
-        variables[library_path.NAME] = _prefixed(libraries, before)
+        variables[library_path.NAME] = _prefix_path(libraries, before)
     return variables
 
 
@@ -77,7 +77,7 @@ def with_threads(variables: Mapping[str, str], cpu_instances: int, cpu_threads: 
     return {**variables, _THREADS: str(max(1, cpu_threads))}
 
 
-def _prefixed(directory: Path, path: str) -> str:
+def _prefix_path(directory: Path, path: str) -> str:
     return os.pathsep.join([str(directory), *([path] if path else [])])
 
 

@@ -64,7 +64,7 @@ def _form(path: Path, archive: zipfile.ZipFile) -> Form:
         return Form.TORCHSCRIPT
     if "data.pkl" in inner:
         with archive.open(f"{root}/data.pkl") as file:
-            raise _saved(path, _classes(file.read(_MOST_PICKLE)))
+            raise _make_refusal(path, _classes(file.read(_MOST_PICKLE)))
     raise invalid(
         f"'{path}' is a zip archive but not a PyTorch model: "
         f"it contains {', '.join(names[:3]) or 'nothing'}. Save the model with {_SCRIPT}, or with {_EXPORT}"
@@ -85,7 +85,7 @@ def _no_archive(path: Path, start: bytes) -> ModserveError:
     )
 
 
-def _saved(path: Path, classes: list[str]) -> ModserveError:
+def _make_refusal(path: Path, classes: list[str]) -> ModserveError:
     """Return the error for a file of ``torch.save`` that holds the names of these classes."""
     foreign = [name for name in classes if name.partition(".")[0] not in _OF_WEIGHTS or name.startswith("torch.nn.")]
     modules = [name for name in foreign if not name.startswith("torch.nn.parameter.")]

@@ -90,7 +90,7 @@ class PyTorchModel:
         self._path = path
         self._form = form
         first = source.placements[0] if source.placements else Placement(InstanceKind.CPU)
-        self._program = self._opened(_device(first))
+        self._program = self._open_program(_device(first))
         self._shares = not self._program.stateful if options.weight_sharing is None else options.weight_sharing
         if self._program.stateful and self._shares and form is not Form.CLASS:
             _log.warning(
@@ -152,7 +152,7 @@ class PyTorchModel:
     def close(self) -> None:
         self._program.close()
 
-    def _opened(self, device: torch.device | None) -> TorchProgram:
+    def _open_program(self, device: torch.device | None) -> TorchProgram:
         source, options = self._source, self._options
         with one_thread(), torch.inference_mode(options.inference_mode):
             if self._form is Form.CLASS:

@@ -29,8 +29,8 @@ from .naming import (
     Structure,
     bind,
     bind_results,
-    bracketed,
     fill,
+    name_part,
     parse_structure,
     program_inputs,
 )
@@ -51,7 +51,7 @@ class ExportedProgram:
         check_archive(source.path)
         program = self._load()
         signature = program.graph_signature
-        written = _written(program)
+        written = _find_written(program)
         inputs = {name for name in signature.user_inputs if isinstance(name, str)}
         self._writes_inputs = bool(written & inputs)
         self.stateful = bool(written - inputs)
@@ -69,14 +69,14 @@ class ExportedProgram:
 
     def describe(self) -> ModelDescription:
         config = self._source.config
-        names, results = self._described_names(config)
+        names, results = self._choose_names(config)
         inputs = [
-            self._described(name, spec)
+            self._describe_tensor(name, spec)
             for name, spec in zip(names, self._input_specs, strict=True)
             if self._is_tensor(spec)
         ]
         outputs = [
-            self._described(name, spec)
+            self._describe_tensor(name, spec)
             for name, spec in zip(results, self._output_specs, strict=True)
             if self._is_tensor(spec)
         ]
@@ -92,7 +92,7 @@ class ExportedProgram:
                 self._shared[device] = module
         constants = {place: spec for place, spec in enumerate(self._input_specs) if not self._is_tensor(spec)}
         return LoadedProgram(
-            _runner(module, self._inputs, _bound(self._label, config, self._slots, constants, self._note)),
+            _runner(module, self._inputs, _bind_leaves(self._label, config, self._slots, constants, self._note)),
             {},
             self._writes_inputs,
             _returns_attributes(module),
@@ -114,7 +114,7 @@ class ExportedProgram:
     def _is_tensor(self, spec: object) -> bool:
         return isinstance(spec, str) and isinstance(self._values.get(spec), torch.Tensor)
 
-    def _described_names(self, config: ModelConfig) -> tuple[list[str], list[str]]:
+    def _choose_names(self, config: ModelConfig) -> tuple[list[str], list[str]]:
         """Return the names of all inputs and outputs of the program: the configured ones, or the best of its own."""
         names = [slot.names[0] for slot in self._slots]
         if config.inputs:
@@ -124,7 +124,7 @@ class ExportedProgram:
                 names[place] = name
         paths = self._outputs.paths()
         results = [
-            bracketed(str(path[0]), path[1:]) if path and isinstance(path[0], str) else f"OUTPUT__{place}"
+            name_part(str(path[0]), path[1:]) if path and isinstance(path[0], str) else f"OUTPUT__{place}"
             for place, path in enumerate(paths)
         ]
         if config.outputs:
@@ -132,7 +132,7 @@ class ExportedProgram:
                 results[place] = name
         return names, results
 
-    def _described(self, name: str, spec: str) -> DescribedTensor:
+    def _describe_tensor(self, name: str, spec: str) -> DescribedTensor:
         value = self._values[spec]
         datatype = DATATYPES.get(value.dtype)
         if datatype is None:
@@ -162,7 +162,7 @@ class CompiledProgram:
         if config.inputs and config.outputs:
             return None
         names = ", ".join(slot.names[0] for slot in self._slots)
-        results = ", ".join(bracketed("RESULT", path) for path in self._outputs.paths())
+        results = ", ".join(name_part("RESULT", path) for path in self._outputs.paths())
         raise invalid(
             f"{self._label}: a compiled package does not describe types and shapes, so config.pbtxt must list inputs "
             f"and outputs. It takes {names} (or INPUT__0, INPUT__1, …) and returns {results} (or OUTPUT__0, …)"
@@ -212,7 +212,7 @@ class _Constant:
         self.value = value
 
 
-def _bound(
+def _bind_leaves(
     label: str, config: ModelConfig, slots: Sequence[ProgramTensor], constants: Mapping[int, object], note: OnceLog
 ) -> list[Any]:
     """Return for each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
@@ -259,10 +259,10 @@ def _module(program: Any, options: PyTorchOptions, device: Any, label: str) -> A
     module = program.module()
     if options.precision:
         module = module.to(getattr(torch, options.precision))
-    return compiled(module, options, label)
+    return compile_module(module, options, label)
 
 
-def compiled(module: Any, options: PyTorchOptions, label: str) -> Any:
+def compile_module(module: Any, options: PyTorchOptions, label: str) -> Any:
     """Apply ``torch.compile`` if the model's parameters ask for it. Raises INVALID_ARG if there is no compiler."""
     if options.compile is None or options.compile.get("disable"):
         return module
@@ -279,7 +279,7 @@ def _values(program: Any) -> dict[str, Any]:
     return {node.name: node.meta.get("val") for node in program.graph.nodes}
 
 
-def _written(program: Any) -> set[str]:
+def _find_written(program: Any) -> set[str]:
     """Return the names of arguments, weights, buffers and constants that executions of a program may write to."""
     signature = program.graph_signature
     written = {*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()}

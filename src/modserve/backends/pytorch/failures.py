@@ -34,7 +34,7 @@ def one_line(text: str) -> str:
 def of_execution(error: Exception) -> ModserveError:
     """Return INTERNAL, as for any engine that cannot run a request; `InstanceLostError` if a GPU has failed."""
     text = str(error)
-    if (lost := gpu_failures.lost(text)) is not None:
+    if (lost := gpu_failures.find_loss(text)) is not None:
         return lost
     kind, line = type(error).__name__, one_line(text) or type(error).__name__
     if (

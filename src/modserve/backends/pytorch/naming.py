@@ -102,7 +102,7 @@ def _node(value: Mapping[str, Any]) -> Structure:
     return Structure(kind, tuple(keys), children)
 
 
-def bracketed(root: str, path: Iterable[int | str]) -> str:
+def name_part(root: str, path: Iterable[int | str]) -> str:
     """Return ``root[2][key]``, Triton's name of a part of a structure."""
     return root + "".join([f"[{key}]" for key in path])
 
@@ -149,23 +149,23 @@ def bind(
         known = [slot.names[0] for slot in slots if slot.names]
         if direction == "input" and known:
             on_order(
-                f"{label}: {direction}s {_listed(names)} are matched in this order to {_listed(known)}, because "
-                "their names are neither these nor NAME__index"
+                f"{label}: {direction}s {_list_names(names)} are matched in this order to {_list_names(known)}, "
+                "because their names are neither these nor NAME__index"
             )
     else:
         unknown = [name for name in names if name not in aliases]
         raise invalid(
-            f"{label} has no {direction} {_listed(unknown)}: it has {_listed(slot.names[0] for slot in slots)}"
+            f"{label} has no {direction} {_list_names(unknown)}: it has {_list_names(slot.names[0] for slot in slots)}"
         )
     for name, place in zip(names, places, strict=True):
         if place >= len(slots):
-            have = _listed(slot.names[0] for slot in slots if slot.names)
+            have = _list_names(slot.names[0] for slot in slots if slot.names)
             raise invalid(
                 f"{label}: {direction} '{name}' is the model's {direction} number {place}, counted from 0, but it has "
                 f"{len(slots)}{f' ({have})' if have else ''}"
             )
     if direction == "input" and len(set(places)) < len(places):
-        raise invalid(f"{label}: two of the inputs {_listed(names)} are the same input of the model")
+        raise invalid(f"{label}: two of the inputs {_list_names(names)} are the same input of the model")
     return dict(zip(names, places, strict=True))
 
 
@@ -179,20 +179,20 @@ def argument_slots(label: str, arguments: Sequence[Argument], names: Sequence[st
         inner = [name[len(prefix) : -1] if name.startswith(prefix) and name[-1] == "]" else name for name in names]
         return [ProgramTensor((0, key), (name, key)) for name, key in zip(names, inner, strict=True)]
     if len(arguments) == 1 and arguments[0].kind == "list":
-        return [ProgramTensor((0, index), (bracketed(arguments[0].name, [index]),)) for index in range(len(names))]
+        return [ProgramTensor((0, index), (name_part(arguments[0].name, [index]),)) for index in range(len(names))]
     slots: list[ProgramTensor] = []
     for place, argument in enumerate(arguments):
         name, required = argument.name, argument.required
         if argument.kind == "tuple":
             slots += [
-                ProgramTensor((place, index), (bracketed(name, [index]),), required) for index in range(argument.size)
+                ProgramTensor((place, index), (name_part(name, [index]),), required) for index in range(argument.size)
             ]
         elif argument.kind in ("list", "dict"):
             inside = [each[len(name) + 1 : -1] for each in names if each.startswith(f"{name}[") and each[-1] == "]"]
             keys: Sequence[int | str] = inside
             if argument.kind == "list":
                 keys = sorted([int(index) for index in inside if index.isdecimal()])
-            slots += [ProgramTensor((place, key), (bracketed(name, [key]),)) for key in keys]
+            slots += [ProgramTensor((place, key), (name_part(name, [key]),)) for key in keys]
             if required and not keys:
                 example = f"{name}[0]" if argument.kind == "list" else f"{name}[key]"
                 raise invalid(
@@ -218,17 +218,17 @@ def bind_arguments(
     missing = [slot.names[0] for place, slot in enumerate(slots) if slot.required and place not in by_place]
     if missing:
         raise invalid(
-            f"{label}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), but the "
-            f"configuration has none for {_listed(missing)}"
+            f"{label}: the model takes {len(slots)} inputs ({_list_names(slot.names[0] for slot in slots)}), but the "
+            f"configuration has none for {_list_names(missing)}"
         )
     parts: dict[int, list[tuple[Path, str]]] = {}
     for place, name in sorted(by_place.items()):
         path = slots[place].path
         parts.setdefault(int(path[0]), []).append((path[1:], name))
-    return [(arguments[place], _assembled(arguments[place].kind, part)) for place, part in sorted(parts.items())]
+    return [(arguments[place], _assemble(arguments[place].kind, part)) for place, part in sorted(parts.items())]
 
 
-def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
+def _assemble(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
     if kind == "dict":
         return {path[0]: name for path, name in parts}
     if kind in ("list", "tuple"):
@@ -244,22 +244,22 @@ def program_inputs(inputs: Structure, argument_names: Sequence[str] = ()) -> lis
     arguments, keywords = inputs.children
     slots = []
     for path in arguments.paths():
-        names = [bracketed("ARGS", path)]
+        names = [name_part("ARGS", path)]
         place = int(path[0])
         if place < len(argument_names):
-            names.insert(0, bracketed(argument_names[place], path[1:]))
+            names.insert(0, name_part(argument_names[place], path[1:]))
         slots.append(ProgramTensor(path, tuple(names)))
     for path in keywords.paths():
-        slots.append(ProgramTensor(path, (bracketed(str(path[0]), path[1:]), bracketed("KWARGS", path))))
+        slots.append(ProgramTensor(path, (name_part(str(path[0]), path[1:]), name_part("KWARGS", path))))
     return slots
 
 
 def result_slots(paths: Iterable[Path]) -> list[ProgramTensor]:
     """Return the tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
     return [
-        ProgramTensor(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
+        ProgramTensor(path, (name_part(path[0], path[1:]), name_part("RESULT", path)))
         if path and isinstance(path[0], str)
-        else ProgramTensor(path, (bracketed("RESULT", path),))
+        else ProgramTensor(path, (name_part("RESULT", path),))
         for path in paths
     ]
 
@@ -291,5 +291,5 @@ def fill(template: Template, values: Mapping[str, object]) -> Any:
     return type(template)([fill(part, values) for part in template])
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

@@ -21,7 +21,7 @@ from modserve.core.errors import ModserveError, invalid
 from ..api import ModelSource
 from ..tensors import input_datatypes
 from .archive import Form, form_of
-from .export import compiled
+from .export import compile_module
 from .failures import one_line
 from .naming import Argument, OnceLog, bind_arguments, fill
 from .options import PyTorchOptions
@@ -46,7 +46,7 @@ class PythonClass:
         self._file = file
         self._weights = file.with_suffix(".pt")
         self._module = _import(self._label, file)
-        self._class = _chosen(self._label, self._module, options.model_class, file)
+        self._class = _choose_class(self._label, self._module, options.model_class, file)
         self._arguments = _arguments(self._class)
         self._defaults = _defaults(self._class)
         self._note = OnceLog(_log)
@@ -70,10 +70,10 @@ class PythonClass:
         else:
             module = first
         names = list(input_datatypes(config))
-        bound = bind_arguments(self._label, _expanded(self._arguments, names), names, self._note)
+        bound = bind_arguments(self._label, _expand_rest(self._arguments, names), names, self._note)
         has_rest = any(argument.kind == "rest" for argument, _ in bound)
         defaults = self._defaults if has_rest else []
-        callable_ = compiled(module, self._options, self._label)
+        callable_ = compile_module(module, self._options, self._label)
         parameter = next(module.parameters(), None)
         if device is None and parameter is not None and parameter.device.type != "cpu":
             device = parameter.device
@@ -107,7 +107,7 @@ class PythonClass:
 
     def _new(self, device: Any) -> Any:
         """Make an object of the class, with its weights."""
-        module = self._made()
+        module = self._make_module()
         if self._weights.exists():
             try:
                 weights = torch.load(str(self._weights), map_location=device or "cpu", weights_only=True)
@@ -125,7 +125,7 @@ class PythonClass:
 
     def _sibling(self, first: Any, device: Any) -> Any:
         """Make another one, over the same parameters, with buffers of its own."""
-        module = self._made()
+        module = self._make_module()
         parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
         state = {
             name: value if name in parameters else value.clone()
@@ -139,7 +139,7 @@ class PythonClass:
                 setattr(module.get_submodule(owner), attribute, buffer.clone())
         return module.eval()
 
-    def _made(self) -> Any:
+    def _make_module(self) -> Any:
         try:
             return self._class()
         except Exception as error:
@@ -174,7 +174,7 @@ def _import(label: str, file: Path) -> ModuleType:
     return module
 
 
-def _chosen(label: str, module: ModuleType, requested: str, file: Path) -> Any:
+def _choose_class(label: str, module: ModuleType, requested: str, file: Path) -> Any:
     """Return the class to serve: by name, or as Triton chooses, but never one that the file imports."""
     classes = {
         name: value
@@ -227,7 +227,7 @@ def _arguments(class_: Any) -> list[Argument]:
     return arguments
 
 
-def _expanded(arguments: list[Argument], names: list[str]) -> list[Argument]:
+def _expand_rest(arguments: list[Argument], names: list[str]) -> list[Argument]:
     """Assign the remaining names to ``*args``."""
     before = [argument for argument in arguments if argument.kind != "rest" and argument.size >= 0]
     rest = next((argument for argument in arguments if argument.kind == "rest"), None)

@@ -78,7 +78,7 @@ def _double(estimator: Any) -> bool:
     return type(estimator).__name__.startswith("HistGradientBoosting")
 
 
-def accelerated(estimator: Any, threads: int) -> AcceleratedForest | None:
+def accelerate(estimator: Any, threads: int) -> AcceleratedForest | None:
     """Convert a forest. None if it is none, has several outputs or categories, or if Treelite is not installed."""
     kind = type(estimator).__name__
     if not type(estimator).__module__.startswith("sklearn.ensemble.") or kind not in _CLASSIFIERS | _REGRESSORS:
@@ -89,24 +89,24 @@ def accelerated(estimator: Any, threads: int) -> AcceleratedForest | None:
     if getattr(estimator, "n_outputs_", 1) != 1:
         return None
     try:
-        return _converted(estimator, threads)
+        return _convert(estimator, threads)
     except Exception as error:  # Treelite lags behind scikit-learn, or cannot be imported: nothing is lost
         _log.info("a %s runs on scikit-learn, because Treelite cannot load it: %s", kind, error)
         return None
 
 
-def _converted(estimator: Any, threads: int) -> AcceleratedForest | None:
+def _convert(estimator: Any, threads: int) -> AcceleratedForest | None:
     import treelite
 
     from ..fil import reader
-    from ..fil.forest import loaded
+    from ..fil.forest import load_forest
     from ..fil.predictors import OnnxPredictor
     from .shapes import as_tensor
 
     with tempfile.TemporaryDirectory(prefix="modserve-") as folder:
         file = Path(folder) / "forest.npz"
         reader.write(treelite.sklearn.import_model(estimator), str(file), False)
-        forest = loaded(file)
+        forest = load_forest(file)
     if forest.obstacle:
         _log.info("a %s runs on scikit-learn: %s", type(estimator).__name__, forest.obstacle)
         return None

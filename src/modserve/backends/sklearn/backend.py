@@ -23,7 +23,7 @@ from ..api import InstanceSpec, ModelSource, refused
 from ..options import default_max_batch_size
 from ..tensors import object_array, texts_of
 from . import options
-from .acceleration import AcceleratedForest, accelerated, computable
+from .acceleration import AcceleratedForest, accelerate, computable
 from .files import PICKLES, check, load
 from .options import METHODS
 from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
@@ -86,7 +86,7 @@ class SklearnModel:
         _limit_jobs(self._estimator, source.cpu_threads)
         fits = all(computable(self._estimator, spec.datatype.numpy) for spec in config.inputs)
         wished = fits and options.accelerate(config)
-        self._accelerated = accelerated(self._estimator, source.cpu_threads) if wished else None
+        self._accelerated = accelerate(self._estimator, source.cpu_threads) if wished else None
         self.any_thread = self._accelerated is not None
 
     def describe(self) -> ModelDescription | None:
@@ -100,7 +100,7 @@ class SklearnModel:
         for name, method in self._outputs(config).items():
             try:
                 output = output_of(name, as_tensor(method, getattr(self._estimator, method)(rows)))
-                outputs.append(_typed(output, config.outputs_by_name.get(name)))
+                outputs.append(_apply_type(output, config.outputs_by_name.get(name)))
             except ModserveError:
                 raise
             except Exception as error:  # the estimator's own
@@ -160,10 +160,10 @@ def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) 
         return described
     spec, (tensor,) = config.inputs[0], described
     shape = (-1, -1) if spec.dims == (-1,) else tensor.shape
-    return (_typed(DescribedTensor(spec.name, tensor.datatype, shape), spec),)
+    return (_apply_type(DescribedTensor(spec.name, tensor.datatype, shape), spec),)
 
 
-def _typed(tensor: DescribedTensor, spec: TensorSpec | None) -> DescribedTensor:
+def _apply_type(tensor: DescribedTensor, spec: TensorSpec | None) -> DescribedTensor:
     """Return the tensor with the configured type of numbers, into which they are converted."""
     if spec is None or (spec.datatype is dtypes.BYTES) != (tensor.datatype is dtypes.BYTES):
         return tensor

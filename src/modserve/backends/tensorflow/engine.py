@@ -33,7 +33,7 @@ from modserve.core.tensors.tensor import Array, Shape
 from ..api import InstanceSpec, ModelSource, Placement, refused
 from ..options import library_path
 from . import graphs
-from .options import IN_CALLER, TensorFlowOptions, read_options, saved_model_directory, warnings
+from .options import IN_CALLER, TensorFlowOptions, find_saved_model, read_options, warnings
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class TensorFlowEngine:
         options = read_options(source)
         for library in source.config.operation_libraries:
             _load_operators(library, source)
-        if warning := self._threads.wanted(source.config.name, options.intra_threads):
+        if warning := self._threads.claim(source.config.name, options.intra_threads):
             _log.warning("%s", warning)
         return TensorFlowModel(source, options, self.gpu_count())
 
@@ -128,7 +128,7 @@ class _ProcessThreads:
         self._lock = threading.Lock()
         self._first: tuple[str, int] | None = None
 
-    def wanted(self, model: str, count: int) -> str:
+    def claim(self, model: str, count: int) -> str:
         """Return a warning if there are already fewer or more than the model's parameter asks for."""
         with self._lock:
             first, number = self._first = self._first or (model, count)
@@ -149,10 +149,10 @@ class TensorFlowModel:
         self._gpus = gpus
         self._lock = threading.Lock()
         self._sessions: dict[tuple[Placement, int], _Session] = {}
-        directory = saved_model_directory(source.path)
+        directory = find_saved_model(source.path)
         name = source.config.name
         if directory is not None:
-            saved = graphs.tagged(graphs.read_saved_model(directory, name), options.tag, name)
+            saved = graphs.find_tagged(graphs.read_saved_model(directory, name), options.tag, name)
             self._graph = saved.graph_def
             self._signature: graphs.GraphSignature | None = graphs.signature_of(saved, options.signature, source.config)
             load = tf.compat.v1.saved_model.loader.load

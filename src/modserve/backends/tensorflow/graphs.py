@@ -98,7 +98,7 @@ def _parse(message: Message, file: Path, name: str) -> None:
         ) from error
 
 
-def tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
+def find_tagged(model: saved_model_pb2.SavedModel, tag: str, name: str) -> Any:
     """Return the graph with this exact tag, as TensorFlow's loader does. Raises INVALID_ARG with the tags there are."""
     tags = [sorted(graph.meta_info_def.tags) for graph in model.meta_graphs]
     for graph, its_tags in zip(model.meta_graphs, tags, strict=True):
@@ -134,8 +134,8 @@ def signature_of(graph: Any, wanted_name: str, config: ModelConfig) -> GraphSign
     return GraphSignature(
         {key: info.name for key, info in inputs.items()},
         {key: info.name for key, info in outputs.items()},
-        tuple(_described(key, info, config) for key, info in inputs.items()),
-        tuple(_described(key, info, config) for key, info in outputs.items()),
+        tuple(_describe_info(key, info, config) for key, info in inputs.items()),
+        tuple(_describe_info(key, info, config) for key, info in outputs.items()),
         name,
     )
 
@@ -144,13 +144,13 @@ def _is_servable(info: Any) -> bool:
     return info.WhichOneof("encoding") == "name" and info.dtype in _DATATYPES
 
 
-def _described(name: str, info: Any, config: ModelConfig) -> DescribedTensor:
+def _describe_info(name: str, info: Any, config: ModelConfig) -> DescribedTensor:
     if info.WhichOneof("encoding") != "name":
         raise invalid(f"tensor '{name}' of model '{config.name}' is sparse or composite; expected a plain tensor")
-    return described(name, info.dtype, info.tensor_shape, config)
+    return describe_tensor(name, info.dtype, info.tensor_shape, config)
 
 
-def described(name: str, dtype: int, shape: Any, config: ModelConfig) -> DescribedTensor:
+def describe_tensor(name: str, dtype: int, shape: Any, config: ModelConfig) -> DescribedTensor:
     """Describe a tensor by its TensorShapeProto; the configuration supplies a missing rank. Raises INVALID_ARG."""
     datatype = _DATATYPES.get(dtype)
     if datatype is None:
@@ -190,10 +190,10 @@ def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelCon
     nodes = {node.name for node in graph.node}
     for name in inputs:
         if name.partition(":")[0] not in placeholders:
-            _unexpected("input", name, placeholders, config)
+            _raise_unexpected("input", name, placeholders, config)
     for name in outputs:
         if name.partition(":")[0] not in nodes:
-            _unexpected("output", name, last, config)
+            _raise_unexpected("output", name, last, config)
 
     def tensor(name: str) -> Any:
         try:
@@ -203,7 +203,7 @@ def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelCon
 
     def describe(name: str) -> DescribedTensor:
         value = tensor(name)
-        return described(name, value.dtype.as_datatype_enum, value.shape.as_proto(), config)
+        return describe_tensor(name, value.dtype.as_datatype_enum, value.shape.as_proto(), config)
 
     return GraphSignature(
         {name: tensor(name).name for name in inputs},
@@ -213,7 +213,7 @@ def signature_of_graph(graph: graph_pb2.GraphDef, tensors: Any, config: ModelCon
     )
 
 
-def _unexpected(kind: str, name: str, allowed: list[str], config: ModelConfig) -> NoReturn:
+def _raise_unexpected(kind: str, name: str, allowed: list[str], config: ModelConfig) -> NoReturn:
     shown = ", ".join(allowed[:_MOST_NAMES])
     raise invalid(f"unexpected inference {kind} '{name}', allowed {kind}s are: {shown} (model '{config.name}')")
 

@@ -97,7 +97,7 @@ def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def saved_model_directory(path: Path) -> Path | None:
+def find_saved_model(path: Path) -> Path | None:
     """Return the directory of a SavedModel, of which the path may also name the file; None for any other file."""
     if path.name in SAVED_MODEL_FILES:
         return path.parent

@@ -16,7 +16,7 @@ from .options import (
     PARAMETERS,
     SIGNATURE,
     TAG,
-    saved_model_directory,
+    find_saved_model,
 )
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class OpenVinoStandIn:
         ):
             if value:
                 raise unsupported(f"model '{config.name}': '{key}' needs TensorFlow: {_INSTALL}")
-        path = saved_model_directory(source.path) or source.path
+        path = find_saved_model(source.path) or source.path
         parameters = {key: value for key, value in config.parameters.items() if key not in PARAMETERS or key in _ALIKE}
         for key in config.parameters.keys() & {*PARAMETERS} - {*_ALIKE, INTRA_THREADS}:
             _log.warning("model '%s': parameter '%s' has no effect: %s here", config.name, key, _WHY)

@@ -11,7 +11,7 @@ from modserve.backends.python.worker.wire import MessageKind, RecordReader
 def read(data: bytes) -> list[wire.Frame]:
     reader = RecordReader()
     reader.room()[: len(data)] = data
-    return reader.received(len(data))
+    return reader.take_in(len(data))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_middle_of_a_long_traceback_is_left_out() -> None:
     try:
         raise ValueError("long " * 100_000)
     except ValueError as error:
-        text = failure.formatted(error)
+        text = failure.format_traceback(error)
         told = failure.of_exception(error, "")
     assert text.startswith("Traceback (most recent call last):")
     assert "\n…\n" in text

@@ -145,7 +145,7 @@ async def test_a_place_that_cannot_be_imported_is_a_model_that_says_why(folder: 
 
 async def test_a_place_becomes_a_file_that_imports_it(folder: Path) -> None:
     text = await model_file("some_functions:Models.inner")
-    assert "imported('some_functions:Models.inner', " in text
+    assert "import_target('some_functions:Models.inner', " in text
     made = types.ModuleType("made")
     try:
         exec(text, vars(made))
@@ -157,7 +157,7 @@ async def test_a_place_becomes_a_file_that_imports_it(folder: Path) -> None:
 
 async def test_an_object_for_a_process_becomes_a_file_that_imports_it() -> None:
     here = Path(__file__).parent
-    assert f"imported('{__name__}:double', {str(here)!r})" in await model_file(double)
+    assert f"import_target('{__name__}:double', {str(here)!r})" in await model_file(double)
 
 
 async def test_an_object_of_a_script_is_imported_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_an_object_of_a_script_is_imported_from_its_file(monkeypatch: pyte
 
     f.__module__, f.__qualname__ = "__main__", "f"
     vars(script)["f"] = model(f)
-    assert f"imported('script.py:f', {str(tmp_path)!r})" in await model_file(f)
+    assert f"import_target('script.py:f', {str(tmp_path)!r})" in await model_file(f)
 
 
 @pytest.mark.parametrize("inside", [in_thread, on_loop])
@@ -178,9 +178,9 @@ async def test_an_object_inside_the_server_is_used_as_it_is(inside: Any) -> None
     before = set(importing.HELD)
     repository = FunctionRepository({"m": inside}, model_config.from_json)
     (target,) = set(importing.HELD) - before
-    assert importing.imported(target, "") is inside
+    assert importing.import_target(target, "") is inside
     lease = await repository.fetch((await repository.look())["m"], 1)
-    assert f"imported({target!r}, " in (lease.path / "1" / "model.py").read_text()
+    assert f"import_target({target!r}, " in (lease.path / "1" / "model.py").read_text()
     await lease.release()
     del repository
     assert set(importing.HELD) == before
@@ -188,10 +188,10 @@ async def test_an_object_inside_the_server_is_used_as_it_is(inside: Any) -> None
 
 def test_a_module_is_read_again_when_it_has_changed(folder: Path) -> None:
     try:
-        first = importing.imported("some_functions:length", str(folder))
-        assert importing.imported("some_functions:length", str(folder)) is first
+        first = importing.import_target("some_functions:length", str(folder))
+        assert importing.import_target("some_functions:length", str(folder)) is first
         (folder / "some_functions.py").write_text(FUNCTIONS.replace("len(text)", "len(text) + 1"))
-        assert importing.imported("some_functions:length", str(folder))("four") == 5
+        assert importing.import_target("some_functions:length", str(folder))("four") == 5
     finally:
         sys.modules.pop("some_functions", None)
 
@@ -269,12 +269,12 @@ def test_threads_that_import_a_changed_module_wait_until_it_is_read(
     file = tmp_path / "crowded.py"
     file.write_text(code.format("", "1.0"))
     try:
-        importing.imported("crowded:f", str(tmp_path))
+        importing.import_target("crowded:f", str(tmp_path))
         file.write_text(code.format("crowd.reading.set()\ncrowd.others.wait()\n", "2.0"))
         with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(importing.imported, "crowded:f", str(tmp_path))
+            first = pool.submit(importing.import_target, "crowded:f", str(tmp_path))
             crowd.reading.wait()
-            second = pool.submit(lambda: importing.imported("crowded:f", str(tmp_path))(1.0))
+            second = pool.submit(lambda: importing.import_target("crowded:f", str(tmp_path))(1.0))
             wait([second], 0.05)  # one that does not wait has the old function by then
             crowd.others.set()
             assert first.result()(1.0) == second.result() == 2.0

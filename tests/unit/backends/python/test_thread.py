@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from local_models import FakeModels, FakeRequest, engine, instance, result
 
-from modserve.backends.python.local import as_core, received_tensor
+from modserve.backends.python.local import as_core, convert_tensor
 from modserve.backends.python.thread import PythonThreadInstance
 from modserve.backends.python.worker.tensor import Tensor as WorkerTensor
 from modserve.core.errors import Code, ModserveError, invalid
@@ -227,7 +227,7 @@ def test_errors_of_calls(tmp_path: Path) -> None:
 def test_inputs_are_read_only(kind: Any) -> None:
     array = np.arange(3, dtype=np.float32)
     fp32 = Tensor.from_array(array).datatype
-    tensor = received_tensor("IN", Tensor.from_raw(fp32, (3,), kind(bytearray(array.tobytes()))))
+    tensor = convert_tensor("IN", Tensor.from_raw(fp32, (3,), kind(bytearray(array.tobytes()))))
     assert tensor.as_numpy().tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="read-only"):
         tensor.as_numpy()[0] = 1
@@ -236,7 +236,7 @@ def test_inputs_are_read_only(kind: Any) -> None:
 @pytest.mark.parametrize("array", [np.zeros((0, 3), np.int8), np.array([[True]]), np.array([b"a"], np.object_)])
 def test_tensors_there_and_back(array: Any) -> None:
     core = as_core(WorkerTensor("T", array))
-    again = received_tensor("T", core)
+    again = convert_tensor("T", core)
     assert (again.dims, again.as_numpy().tolist()) == (array.shape, array.tolist())
     if array.dtype != object:
         assert core.array is array

@@ -17,7 +17,7 @@ def test_another_interpreter() -> None:
 
 def test_an_environment(tmp_path: Path) -> None:
     inherited = {"PATH": "/bin", "VIRTUAL_ENV": "/of/the/server", "PYTHONNOUSERSITE": ""}
-    assert variables.activated(inherited, tmp_path) == {
+    assert variables.activate(inherited, tmp_path) == {
         "PATH": f"{tmp_path}/bin:/bin",
         "VIRTUAL_ENV": str(tmp_path),
         "VIRTUAL_ENV_PROMPT": f"({tmp_path})",
@@ -27,14 +27,14 @@ def test_an_environment(tmp_path: Path) -> None:
 
 def test_an_environment_of_conda(tmp_path: Path) -> None:
     (tmp_path / "conda-meta").mkdir()
-    assert variables.activated({"CONDA_PREFIX": "/of/the/server"}, tmp_path)["CONDA_PREFIX"] == str(tmp_path)
+    assert variables.activate({"CONDA_PREFIX": "/of/the/server"}, tmp_path)["CONDA_PREFIX"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(("before", "joined"), [(None, "{lib}"), ("", "{lib}"), ("/cuda:/x", "{lib}:/cuda:/x")])
 def test_libraries(tmp_path: Path, before: str | None, joined: str) -> None:
     (tmp_path / "lib").mkdir()
     inherited = {} if before is None else {"LD_LIBRARY_PATH": before}
-    result = variables.activated(inherited, tmp_path)
+    result = variables.activate(inherited, tmp_path)
     assert result["LD_LIBRARY_PATH"] == joined.format(lib=tmp_path / "lib")
     assert result[library_path.ORIGINAL] == (before or "")
 
@@ -62,9 +62,9 @@ def test_the_servers_packages_are_not_for_environments(tmp_path: Path) -> None:
     own = sysconfig.get_path("purelib")
     link = tmp_path / "link"
     link.symlink_to(own)
-    result = variables.activated({"PYTHONPATH": f"/mine:{own}:{link}::/yours"}, tmp_path)
+    result = variables.activate({"PYTHONPATH": f"/mine:{own}:{link}::/yours"}, tmp_path)
     assert result["PYTHONPATH"] == "/mine:/yours"
-    assert "PYTHONPATH" not in variables.activated({"PYTHONPATH": own}, tmp_path)
+    assert "PYTHONPATH" not in variables.activate({"PYTHONPATH": own}, tmp_path)
 
 
 def test_threads_of_libraries() -> None:

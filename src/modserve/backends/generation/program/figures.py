@@ -97,7 +97,7 @@ class Figures:
         """Count new tokens of an output, `seconds` after the ones before."""
         self.observe("inter_token_latency_seconds", seconds)
 
-    def finished(self, reason: str) -> None:
+    def count_end(self, reason: str) -> None:
         self._ends[reason] += 1
 
     def set(self, name: str, value: float) -> None:

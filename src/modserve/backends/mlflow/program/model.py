@@ -106,7 +106,7 @@ class TritonPythonModel:
         return responses
 
     def predict(self, arrays, parameters):
-        data = self.data({name: converted(name, array, self.kinds.get(name)) for name, array in arrays.items()})
+        data = self.data({name: convert(name, array, self.kinds.get(name)) for name, array in arrays.items()})
         return self.model.predict(data, params=parameters) if parameters else self.model.predict(data)
 
     def data(self, arrays):
@@ -130,16 +130,16 @@ class TritonPythonModel:
         missing = [name for name, _, _ in self.outputs if name not in columns]
         if missing:
             raise KeyError(f"the model returned {sorted(map(str, columns))}, but not {missing}")
-        return {name: self.shaped(name, columns[name], kind, dims, rows) for name, kind, dims in self.outputs}
+        return {name: self.shape_output(name, columns[name], kind, dims, rows) for name, kind, dims in self.outputs}
 
-    def shaped(self, name, values, kind, dims, rows):
+    def shape_output(self, name, values, kind, dims, rows):
         if hasattr(values, "toarray"):
             values = values.toarray()
         if isinstance(values, np.ndarray) and np.ma.is_masked(values):
             raise ValueError(f"'{name}' has masked elements, which have no value to send")
         array = np.asarray(values)
         if kind == "TYPE_STRING":
-            array = encoded(array)
+            array = encode(array)
         else:
             array = array.astype(pb_utils.triton_string_to_numpy(kind), copy=False)
         fixed = all(size > 0 for size in dims)
@@ -170,7 +170,7 @@ def kinds(schema, names):
     }
 
 
-def converted(name, array, kind):
+def convert(name, array, kind):
     """Convert a tensor of bytes to the type that MLflow needs: it converts neither texts nor dates itself."""
     if array.dtype != object or kind == "binary":
         return array
@@ -223,7 +223,7 @@ def moment(name, text):
     return value
 
 
-def encoded(array):
+def encode(array):
     """Encode the elements as bytes: dates and times as in ISO 8601."""
     if array.dtype.kind == "M":
         array = np.datetime_as_string(array)

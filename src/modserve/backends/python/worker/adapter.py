@@ -18,7 +18,7 @@ from .definition import Context, Definition, label_of, place
 from .errors import ErrorCode, TritonError
 from .response import COMPLETE_FINAL, InferenceResponse
 from .tensor import Tensor
-from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stacked
+from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stack_rows
 
 Outcome = Union[Dict[str, Any], Exception]
 """Outcome of a request: its outputs, or its failure."""
@@ -70,7 +70,7 @@ class _Adapter:
         self._host = host.current()
         config = json.loads(args["model_config"])
         _compare(definition, config)
-        for warning in _ignored(definition, config):
+        for warning in _find_ignored(definition, config):
             self._host.log("WARNING", warning)
         self._object: Any = definition.target
         if isinstance(definition.target, type):
@@ -139,7 +139,7 @@ class _Adapter:
         definition = self.definition
         if definition.by_row:
             values = await self._all(self._call(arrays, row) for row in range(rows))
-            return {each.name: stacked(each, [value[each.name] for value in values]) for each in definition.outputs}
+            return {each.name: stack_rows(each, [value[each.name] for value in values]) for each in definition.outputs}
         single = await self._call(arrays)
         return {each.name: output(each, single[each.name], rows, definition.batching) for each in definition.outputs}
 
@@ -262,7 +262,7 @@ def _compare(definition: Definition, config: Dict[str, Any]) -> None:
                 raise ValueError(f"the configuration has {what} '{each['name']}'; the declaration has {listed}")
 
 
-def _ignored(definition: Definition, config: Dict[str, Any]) -> Iterator[str]:
+def _find_ignored(definition: Definition, config: Dict[str, Any]) -> Iterator[str]:
     """Yield warnings about options of a declaration that only a config.pbtxt can set in a model repository."""
     mode = config.get("parameters", {}).get("EXECUTION_MODE", {}).get("string_value", "process")
     if definition.isolation not in ("process", mode):

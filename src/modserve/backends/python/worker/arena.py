@@ -120,7 +120,7 @@ class Arena:
             if block is None or not block.holders or location.start + location.size > block.capacity:
                 raise ValueError("elements are in a block that is in use")
             block.holders += 1
-        return _leased(block.mapping, location, self._released)
+        return _lease_array(block.mapping, location, self._released)
 
     def release(self, offset: int) -> None:
         """Count the end of a lease of a block. Any thread."""
@@ -189,7 +189,7 @@ class Mirror:
             known = self._mappings[location.offset] = (mapping, address)
         if location.start + location.size > location.capacity:
             raise ValueError("elements are in their block")
-        return _leased(known[0], location, self._released)
+        return _lease_array(known[0], location, self._released)
 
     def find(self, address: int, size: int) -> Optional[Tuple[int, int, int]]:
         """Return a block's offset and capacity, and the place of some memory in it; None for memory elsewhere."""
@@ -219,7 +219,7 @@ class Mirror:
         self._mappings.pop(offset, None)
 
 
-def _leased(memory: Any, location: Location, released: "Deque[int]") -> Any:
+def _lease_array(memory: Any, location: Location, released: "Deque[int]") -> Any:
     # All that is made of this array refers to it: views, memoryviews, tensors of other libraries.
     array = np.frombuffer(memory, np.uint8, location.size, location.start)
     offset = location.offset

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .fields import Declaration, Field, as_mapping, declared, hinted, is_stream, output_fields, type_hints
+from .fields import Declaration, Field, as_mapping, is_stream, output_fields, read_declaration, read_hint, type_hints
 
 ISOLATIONS = ("process", "thread", "inline")
 _RESERVED = {
@@ -121,7 +121,7 @@ class Definition(NamedTuple):
 def define(target: Any, options: Options) -> Definition:
     """Define a model. Raises ValueError if the object cannot be one; the text has the remedy."""
     _check(options)
-    called, method = _called(target)
+    called, method = _find_callable(target)
     batching = options.max_batch_size > 0
     explicit = options.inputs is not None and options.outputs is not None
     hints = {} if explicit else type_hints(called)
@@ -186,7 +186,7 @@ def _instance_groups(instances: Any) -> List[Any]:
     return list(instances) if isinstance(instances, collections.abc.Iterable) else [instances]
 
 
-def _called(target: Any) -> Tuple[Any, str]:
+def _find_callable(target: Any) -> Tuple[Any, str]:
     """Return the callable for requests, and its name in a class."""
     if not isinstance(target, type):
         if not callable(target):
@@ -226,13 +226,13 @@ def _inputs(
         for name in named:
             if name not in hints:
                 raise ValueError(f"parameter '{name}' has no type hint, and there is no inputs={{'{name}': …}}")
-            fields.append(_located(f"input '{name}'", hinted, name, hints[name], batching))
+            fields.append(_read_at(f"input '{name}'", read_hint, name, hints[name], batching))
     else:
         for key, declaration in as_mapping("inputs", declarations).items():
             if key not in named and "**" not in parameters:
                 listed = ", ".join(named) or "there are none"
                 raise ValueError(f"input '{key}' is not a parameter of the function; its parameters: {listed}")
-            fields.append(_located(f"input '{key}'", declared, key, declaration))
+            fields.append(_read_at(f"input '{key}'", read_declaration, key, declaration))
     if not fields:
         raise ValueError("it has no inputs; expected parameters with type hints, or inputs={'x': ('FP32', [-1, 3])}")
     declared_keys = {each.key for each in fields}
@@ -253,13 +253,13 @@ def _with_default(field: Field, parameter: Optional[inspect.Parameter]) -> Field
 def _outputs(returned: Any, declarations: Optional[Mapping[str, Declaration]], batching: bool) -> "List[Field]":
     if declarations is not None:
         fields = [
-            _located(f"output '{key}'", declared, key, each)
+            _read_at(f"output '{key}'", read_declaration, key, each)
             for key, each in as_mapping("outputs", declarations).items()
         ]
     elif returned is None or returned is type(None):
         raise ValueError("it has no return type hint, and there is no outputs={'y': ('FP32', [-1])}")
     else:
-        fields = _located("the return value", output_fields, returned, batching)
+        fields = _read_at("the return value", output_fields, returned, batching)
     if not fields:
         raise ValueError("it has no outputs; expected at least one, such as outputs={'y': ('FP32', [-1])}")
     for each in fields:
@@ -268,7 +268,7 @@ def _outputs(returned: Any, declarations: Optional[Mapping[str, Declaration]], b
     return fields
 
 
-def _located(where: str, read: Any, *arguments: Any) -> Any:
+def _read_at(where: str, read: Any, *arguments: Any) -> Any:
     try:
         return read(*arguments)
     except ValueError as error:

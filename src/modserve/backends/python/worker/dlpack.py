@@ -57,13 +57,13 @@ def _of_cpython(name: str, result: Any, *arguments: Any) -> Any:
     """Return a function of CPython's C API. PyPy has none of it, and models that use no DLPack run there."""
     api = getattr(ctypes, "pythonapi", None)
     if api is None:
-        return _unsupported
+        return _raise_unsupported
     function = getattr(api, name)
     function.restype, function.argtypes = result, arguments
     return function
 
 
-def _unsupported(*arguments: Any) -> Any:
+def _raise_unsupported(*arguments: Any) -> Any:
     raise TritonModelException(f"DLPack needs CPython; this is {sys.implementation.name}")
 
 

@@ -46,7 +46,7 @@ class TritonError(Exception):
             raise TypeError(
                 f"the code of a TritonError must be one such as TritonError.NOT_FOUND, from 0 to 7, not {code!r}"
             ) from None
-        self._message = shortened(message)
+        self._message = shorten(message)
         super().__init__(message)
 
     def __reduce__(self) -> "tuple[type, tuple[str, ErrorCode]]":
@@ -96,7 +96,7 @@ LONGEST = 64 * 1024
 """Limit, in characters, of a message or log line from the model: a longer one would only delay other requests."""
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a model's text, without the middle if it is very long."""
     if len(text) <= LONGEST:
         return text
@@ -111,7 +111,7 @@ def type_name(value: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def forgotten(label: str, decoupled: bool) -> str:
+def describe_forgotten(label: str, decoupled: bool) -> str:
     """Return the failure of a request without a final response from `execute` or a response sender."""
     text = f"{label} released a request without a final response"
     if decoupled:

@@ -69,14 +69,14 @@ def of_exception(error: BaseException, before: str, own: Optional[OwnFiles] = No
     if isinstance(error, ModelError):
         return error
     try:
-        return _described(error, before, own)
+        return _describe(error, before, own)
     except BaseException as failure:  # a class of the model's own may raise wherever it is looked at
         return ModelError(
             "INTERNAL", f"{before}{type(error).__name__}: <{type(failure).__name__} when it was described>"
         )
 
 
-def _described(error: BaseException, before: str, own: Optional[OwnFiles]) -> ModelError:
+def _describe(error: BaseException, before: str, own: Optional[OwnFiles]) -> ModelError:
     code = error.code if isinstance(error, TritonModelException) else ErrorCode.INTERNAL
     if isinstance(error, TritonError):
         code = error._code
@@ -93,10 +93,10 @@ def _described(error: BaseException, before: str, own: Optional[OwnFiles]) -> Mo
     places.reverse()
     lines = [f"  {file}({line}): {function}" for file, line, function in places[:_FRAMES]]
     at = AT + "\n".join(lines) + "\n" if lines else ""
-    return ModelError(code.name, f"{before}{text}{at}", formatted(error))
+    return ModelError(code.name, f"{before}{text}{at}", format_traceback(error))
 
 
-def formatted(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Return the traceback from the start of the model's code, without the middle of a very long one."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame):

@@ -130,7 +130,7 @@ def _shape(shape: Any) -> Tuple[int, ...]:
     return tuple(int(each) for each in lengths)
 
 
-def declared(key: str, declaration: Any) -> Field:
+def read_declaration(key: str, declaration: Any) -> Field:
     """Read a field from ``inputs=`` or ``outputs=``. Raises ValueError."""
     if not isinstance(declaration, Spec):
         if isinstance(declaration, (str, bytes)) or not isinstance(declaration, (tuple, list)) or len(declaration) != 2:
@@ -144,7 +144,7 @@ def declared(key: str, declaration: Any) -> Field:
     return Field(declaration.name or key, key, datatype, _shape(declaration.shape), declaration.optional)
 
 
-def hinted(key: str, hint: Any, batching: bool) -> Field:
+def read_hint(key: str, hint: Any, batching: bool) -> Field:
     """Read a field from a type hint. Raises ValueError."""
     hint, optional = _without_none(hint)
     spec = Spec()
@@ -165,13 +165,13 @@ def hinted(key: str, hint: Any, batching: bool) -> Field:
         element = _element(arguments)
         shape = (-1,) if shape is None else shape
     elif spec.datatype is None or shape is None:
-        raise ValueError(f"the type hint {_shown(hint)} does not describe a tensor; {_HELP}")
+        raise ValueError(f"the type hint {_format_hint(hint)} does not describe a tensor; {_HELP}")
     datatype = element if spec.datatype is None else spec.datatype
     if datatype is None:
-        raise ValueError(f"the type hint {_shown(hint)} does not say the datatype; {_HELP}")
+        raise ValueError(f"the type hint {_format_hint(hint)} does not say the datatype; {_HELP}")
     lengths = _shape(shape)
     if form != "array" and lengths not in ((1,), (-1,)):
-        raise ValueError(f"shape is {list(lengths)} for values of type {_shown(hint)}, expected [1]")
+        raise ValueError(f"shape is {list(lengths)} for values of type {_format_hint(hint)}, expected [1]")
     name = datatype_name(datatype)
     if form == "array" and not (isinstance(element, type) and issubclass(element, np.str_)):
         element = None  # arrays of numbers and of bytes are passed as they are
@@ -185,10 +185,10 @@ def output_fields(hint: Any, batching: bool) -> List[Field]:
         return output_fields(arguments[0], batching)
     is_typed_dict = isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__total__")
     if is_typed_dict or (isinstance(hint, type) and hasattr(hint, "_fields")):
-        return [hinted(key, each, batching) for key, each in type_hints(hint).items()]
+        return [read_hint(key, each, batching) for key, each in type_hints(hint).items()]
     if origin is tuple and Ellipsis not in arguments and arguments:
-        return [hinted(f"output_{number}", each, batching) for number, each in enumerate(arguments)]
-    return [hinted("output", hint, batching)]
+        return [read_hint(f"output_{number}", each, batching) for number, each in enumerate(arguments)]
+    return [read_hint("output", hint, batching)]
 
 
 def is_stream(hint: Any) -> bool:
@@ -233,7 +233,7 @@ def _element(arguments: Tuple[Any, ...]) -> Any:
     return None
 
 
-def _shown(hint: Any) -> str:
+def _format_hint(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
 
 

@@ -35,7 +35,7 @@ def hold(target: Any) -> str:
     return key
 
 
-def imported(target: str, directory: str) -> Any:
+def import_target(target: str, directory: str) -> Any:
     """Return the decorated object that `target` names. Modules are looked for in `directory` first.
 
     Raises ImportError, AttributeError or TypeError with a text for people, and any exception of the module itself.
@@ -106,7 +106,7 @@ def _from_file(file: str) -> Any:
 def describe(target: str, directory: str) -> Dict[str, Any]:
     """Describe a target: its configuration and file, or the error with which it cannot be imported. Never raises."""
     try:
-        value = imported(target, directory)
+        value = import_target(target, directory)
         definition = definition_of(value)
         assert definition is not None
         module = sys.modules.get(getattr(value, "__module__", "") or "")

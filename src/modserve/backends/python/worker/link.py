@@ -90,7 +90,7 @@ class Link:
             raise ServerLostError(error.strerror) from error
         if not count:
             raise ServerLostError("it was closed")
-        for frame in self._frames.received(count):
+        for frame in self._frames.take_in(count):
             kind = frame[0]
             if kind == MessageKind.RELEASE:
                 for offset in wire.read_offsets(frame[3]):

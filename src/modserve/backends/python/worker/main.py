@@ -212,12 +212,12 @@ class WorkerLoop:
         try:
             responses = self._model.execute(requests)
         except ModelError as error:
-            failure = self._failed(error)
+            failure = self._report_error(error)
         batch.reset(token)
         self._server.executing = ()
         # What the model has forgotten goes back to the server with the responses.
         requests.clear()
-        self._executed(handles, responses, failure)
+        self._finish(handles, responses, failure)
 
     def _requests(self, frame: Frame, handles: List[RemoteRequest]) -> List[InferenceRequest]:
         server, decoupled = self._server, self._decoupled
@@ -226,22 +226,22 @@ class WorkerLoop:
             handle = RemoteRequest(server, number)
             handles.append(handle)
             inputs = [
-                Tensor.received(name, datatype, shape, raw)
+                Tensor.make_unchecked(name, datatype, shape, raw)
                 for (name, datatype, shape, _), raw in zip(description.tensors, elements)
             ]
             if "trace" in extras:
                 extras["trace"] = InferenceTrace(extras["trace"])
             requests.append(
-                InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
+                InferenceRequest.make_unchecked(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
             )
         return requests
 
-    def _failed(self, error: ModelError) -> InferenceResponse:
+    def _report_error(self, error: ModelError) -> InferenceResponse:
         if error.traceback:
             self._server.log("ERROR", error.traceback)
-        return InferenceResponse.received([], TritonError(error.message, ErrorCode[error.code]))
+        return InferenceResponse.make_unchecked([], TritonError(error.message, ErrorCode[error.code]))
 
-    def _executed(
+    def _finish(
         self,
         handles: List[RemoteRequest],
         responses: List[Optional[InferenceResponse]],
@@ -257,7 +257,7 @@ class WorkerLoop:
         try:
             self._send_executed(settled)
         except Exception as error:  # such as a lack of memory
-            failed = self._failed(of_exception(error, "failed to send the responses: "))
+            failed = self._report_error(of_exception(error, "failed to send the responses: "))
             self._send_executed([(handle, response and failed) for handle, response in settled])
 
     def _send_executed(self, settled: List[Tuple[RemoteRequest, Optional[InferenceResponse]]]) -> None:
@@ -300,16 +300,16 @@ class WorkerLoop:
         batch.set(tuple([handle.number for handle in handles]))
         if self._decoupled:
             # The next batch may begin while this one waits for something.
-            self._executed([], [], None)
+            self._finish([], [], None)
         responses: List[Optional[InferenceResponse]] = []
         failure = None
         try:
             responses = await self._model.execute_async(requests)
         except ModelError as error:
-            failure = self._failed(error)
+            failure = self._report_error(error)
         requests.clear()
         if not self._decoupled:
-            self._executed(handles, responses, failure)
+            self._finish(handles, responses, failure)
         elif failure is not None:
             for handle in handles:
                 if not handle.ended:

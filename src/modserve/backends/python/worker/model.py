@@ -138,13 +138,13 @@ class LoadedModel:
         self.is_ready_is_async = inspect.iscoroutinefunction(is_ready)
         self.has_turns = hasattr(self._instance, TURN)
         self.room = int(getattr(self._instance, ROOM, 0))
-        execute = self._checked_execute()
+        execute = self._find_execute()
         self.is_async = inspect.iscoroutinefunction(execute) or inspect.iscoroutinefunction(
             getattr(execute, "__call__", None)  # noqa: B004
         )
         self._execute = execute
 
-    def _checked_execute(self) -> Callable[[List[InferenceRequest]], Any]:
+    def _find_execute(self) -> Callable[[List[InferenceRequest]], Any]:
         execute: Any = getattr(self._instance, "execute", None)
         if execute is None:
             raise ModelError("INVALID_ARG", f"Python model {self.path} does not implement `execute` method.")
@@ -172,7 +172,7 @@ class LoadedModel:
                 returned = self._execute(list(requests))  # which is the model's to change
                 if type(returned) is not list and inspect.iscoroutine(returned):
                     returned = self._complete(returned)
-            return self.settled(requests, returned)
+            return self.settle(requests, returned)
         except BaseException as error:
             failed, returned = self._failure(error, self._before, "execute"), None
         _end(requests)
@@ -186,7 +186,7 @@ class LoadedModel:
         """
         try:
             returned = await self._execute(list(requests))
-            return self.settled(requests, returned, is_coroutine=True)
+            return self.settle(requests, returned, is_coroutine=True)
         except BaseException as error:
             if self.stopping and isinstance(error, asyncio.CancelledError):
                 raise
@@ -195,7 +195,7 @@ class LoadedModel:
         del requests  # the error's traceback has this frame
         raise failed
 
-    def settled(self, requests: List[InferenceRequest], returned: Any, *, is_coroutine: bool = False) -> Responses:
+    def settle(self, requests: List[InferenceRequest], returned: Any, *, is_coroutine: bool = False) -> Responses:
         """Return the responses from `execute`, as the server reads them. Raises ModelError if it returned no such list.
 
         A response that cannot be read fails its own request: an object of the model's own class may raise anything.
@@ -209,9 +209,7 @@ class LoadedModel:
             responses = [None] * len(requests)
         else:
             self._check(requests, returned)
-            responses = [
-                None if one is None else self._sealed(request, one) for request, one in zip(requests, returned)
-            ]
+            responses = [None if one is None else self._seal(request, one) for request, one in zip(requests, returned)]
         for request, response in zip(requests, responses):
             if response is None:
                 if request.is_rescheduled():
@@ -238,9 +236,9 @@ class LoadedModel:
                 f"Expected {kind} object in the execute function return list{which}, found type '{type(response)}'."
             )
 
-    def _sealed(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
+    def _seal(self, request: InferenceRequest, response: InferenceResponse) -> InferenceResponse:
         try:
-            sealed = response.sealed(request._names)
+            sealed = response.seal(request._names)
             if not sealed._tensors and sealed._error is None and (outputs := response.output_tensors()):
                 names, requested = [tensor._name for tensor in outputs], list(request._names)
                 raise self._refusal(
@@ -255,7 +253,7 @@ class LoadedModel:
         request.end()
         if failed.traceback and self._host is not None:
             self._host.log("ERROR", failed.traceback)
-        return InferenceResponse.received([], TritonError(failed.message, ErrorCode[failed.code]))
+        return InferenceResponse.make_unchecked([], TritonError(failed.message, ErrorCode[failed.code]))
 
     def _refusal(self, text: str) -> ModelError:
         return ModelError("INTERNAL", self._before + text)

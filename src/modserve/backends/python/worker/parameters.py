@@ -13,7 +13,7 @@ _RESERVED = frozenset(("binary_data_output", "priority", "sequence_end", "sequen
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
-def checked(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Value]]:
+def check_and_copy(parameters: Optional[Mapping[str, Value]]) -> Optional[Dict[str, Value]]:
     """Return a copy; None if there are none. Raises TritonModelException with Triton's texts."""
     if parameters is None:
         return None

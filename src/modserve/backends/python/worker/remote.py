@@ -95,7 +95,7 @@ class RemoteRequest:
             self._server.requests.pop(self.number, None)
             self._server.link.send(wire.number_frame(MessageKind.LET_GO, self.number))
 
-    def heard(self, kind: int) -> None:
+    def on_message(self, kind: int) -> None:
         """Apply the server's message about this request."""
         if kind == MessageKind.PAUSE:
             self.paused = True
@@ -149,7 +149,7 @@ class RemoteHost:
         elif kind in (MessageKind.PAUSE, MessageKind.RESUME, MessageKind.CANCELLED):
             request = self.requests.get(wire.read_number(frame[3]))
             if request is not None:
-                request.heard(kind)
+                request.on_message(kind)
         else:
             self.work(frame)
 
@@ -192,7 +192,7 @@ class RemoteHost:
                 f"{label} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",
                 ErrorCode.UNSUPPORTED,
             )
-        return InferenceResponse.received([], error)
+        return InferenceResponse.make_unchecked([], error)
 
     def call_decoupled(self, request: InferenceRequest) -> "RemoteResponses":
         number, call = self._begin(request, decoupled=True)
@@ -216,7 +216,7 @@ class RemoteHost:
 
     def _begin(self, request: InferenceRequest, decoupled: bool) -> Tuple[int, _Call]:
         number, call = next(self._numbers), _Call()
-        inputs = [tensor.sealed() for tensor in request.inputs()]
+        inputs = [tensor.seal() for tensor in request.inputs()]
         described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs])
         numbers = batch.get() or self.executing
         of_batch = numbers is self.executing and bool(numbers)
@@ -339,12 +339,12 @@ def entry(number: int, response: Optional[InferenceResponse], final: bool) -> Ou
 def _response(record: Record) -> InferenceResponse:
     _, status, description, extras, _, elements = record
     if status in _ERRORS:
-        return InferenceResponse.received([], TritonError(extras["message"], ErrorCode[extras["code"]]))
+        return InferenceResponse.make_unchecked([], TritonError(extras["message"], ErrorCode[extras["code"]]))
     outputs = [
-        Tensor.received(name, datatype, shape, raw)
+        Tensor.make_unchecked(name, datatype, shape, raw)
         for (name, datatype, shape, _), raw in zip(description.tensors, elements)
     ]
-    return InferenceResponse.received(outputs, None, extras.get("parameters"))
+    return InferenceResponse.make_unchecked(outputs, None, extras.get("parameters"))
 
 
 def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:

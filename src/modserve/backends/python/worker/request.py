@@ -155,13 +155,13 @@ class InferenceRequest:
         self.model_version = model_version
         self.preferred_memory = preferred_memory
         self.priority = 0
-        self.values = _parameters.checked(parameters)
+        self.values = _parameters.check_and_copy(parameters)
         for text in (part for pair in (self.values or {}).items() for part in pair if isinstance(part, str)):
             _text("parameters", text)
         self.decoupled = False
 
     @classmethod
-    def received(
+    def make_unchecked(
         cls,
         handle: RequestHandle,
         inputs: List[Tensor],

@@ -42,10 +42,10 @@ class InferenceResponse:
             )
         self._tensors = output_tensors
         self._error = error
-        self.values = None if parameters is None else _parameters.checked(parameters)
+        self.values = None if parameters is None else _parameters.check_and_copy(parameters)
 
     @classmethod
-    def received(
+    def make_unchecked(
         cls, tensors: List[Tensor], error: Optional[TritonError] = None, values: Optional[Dict[str, Any]] = None
     ) -> "InferenceResponse":
         """Make a response of another model, without checks."""
@@ -68,7 +68,7 @@ class InferenceResponse:
         """Return the parameters as JSON text."""
         return _parameters.as_json(self.values)
 
-    def sealed(self, names: Collection[str]) -> "InferenceResponse":
+    def seal(self, names: Collection[str]) -> "InferenceResponse":
         """Return this response for the server: with only the named outputs, and no object of a model's own class.
 
         Returns the response itself if possible. Raises any exception of the model's classes.
@@ -81,11 +81,11 @@ class InferenceResponse:
                 return self
         error = self.error()
         if error is not None:
-            return InferenceResponse.received([], TritonError(error.message(), error.code()))
+            return InferenceResponse.make_unchecked([], TritonError(error.message(), error.code()))
         whole = InferenceResponse(self.output_tensors())
-        outputs = [tensor.sealed() for tensor in whole._tensors]
+        outputs = [tensor.seal() for tensor in whole._tensors]
         kept = [tensor for tensor in outputs if tensor._name in names]
-        return InferenceResponse.received(kept, None, _parameters.checked(self.values))
+        return InferenceResponse.make_unchecked(kept, None, _parameters.check_and_copy(self.values))
 
     def __repr__(self) -> str:
         return f"InferenceResponse({self._tensors!r}, error={self._error!r}, parameters={self.values!r})"
@@ -184,7 +184,7 @@ class InferenceResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         final = flags == COMPLETE_FINAL
-        sealed = None if response is None else response.sealed(self._names)
+        sealed = None if response is None else response.seal(self._names)
         self.count(response is not None, final)
         try:
             self._handle.send(sealed, final)

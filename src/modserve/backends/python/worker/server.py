@@ -6,7 +6,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional
 
 from . import host
-from .errors import TritonModelException, shortened, type_name
+from .errors import TritonModelException, shorten, type_name
 
 
 class LogLevel(enum.IntEnum):
@@ -38,7 +38,7 @@ class Logger:
             raise TypeError(f"Logger.log(): message must be a str, not {type_name(message)}")
         if not isinstance(level, LogLevel):
             raise TypeError(f"Logger.log(): level must be one such as Logger.INFO, not {level!r}")
-        message = shortened(message)
+        message = shorten(message)
         try:
             here = host.current()
         except RuntimeError:

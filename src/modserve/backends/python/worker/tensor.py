@@ -30,7 +30,7 @@ class Tensor:
 
     def __init__(self, name: Union[str, bytes], numpy_array: "np.ndarray[Any, Any]") -> None:
         """Make a tensor. Raises TypeError for an argument of a wrong type, TritonModelException if it is no tensor."""
-        self._name = name if type(name) is str and name else checked_name(name)
+        self._name = name if type(name) is str and name else check_name(name)
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(
                 f"Tensor(): '{self._name}' needs a numpy array (numpy.ndarray), not {type_name(numpy_array)}"
@@ -39,7 +39,7 @@ class Tensor:
             numpy_array = base_array(numpy_array, f"Tensor '{self._name}'")
         datatype = datatype_of(numpy_array.dtype)
         if datatype is None:
-            raise TritonModelException(unsupported(self._name, numpy_array.dtype))
+            raise TritonModelException(explain_unsupported(self._name, numpy_array.dtype))
         if not numpy_array.flags.c_contiguous:
             numpy_array = np.ascontiguousarray(numpy_array)
         self.datatype = datatype
@@ -48,7 +48,7 @@ class Tensor:
         self._raw = raw_of_elements(numpy_array) if datatype == "BYTES" else None
 
     @classmethod
-    def received(
+    def make_unchecked(
         cls,
         name: str,
         datatype: str,
@@ -65,7 +65,7 @@ class Tensor:
         self._array = array
         return self
 
-    def sealed(self) -> "Tensor":
+    def seal(self) -> "Tensor":
         """Return this tensor if its class is no other, else a new one over the same memory.
 
         Raises any exception of a class of the model's own.
@@ -169,7 +169,7 @@ class Tensor:
         Memory that is not contiguous, or is on a GPU, is copied. Raises TritonModelException if the object cannot be a
         tensor.
         """
-        name = checked_name(name)
+        name = check_name(name)
         if isinstance(tensor, np.ndarray):
             tensor = base_array(tensor, f"Tensor '{name}'")
         bits, datatype = dlpack.array(tensor)
@@ -178,15 +178,15 @@ class Tensor:
             dtype = bfloat16()
             if dtype is None:
                 raw = bits.reshape(-1).view(np.uint8).data
-                return Tensor.received(name, datatype, bits.shape, raw)
+                return Tensor.make_unchecked(name, datatype, bits.shape, raw)
             bits = bits.view(dtype)
-        return Tensor.received(name, datatype, bits.shape, None, bits)
+        return Tensor.make_unchecked(name, datatype, bits.shape, None, bits)
 
     def __repr__(self) -> str:
         return f"Tensor({self._name!r}, {self.datatype}, {list(self.dims)})"
 
 
-def checked_name(name: Union[str, bytes]) -> str:
+def check_name(name: Union[str, bytes]) -> str:
     if isinstance(name, bytes):
         name = name.decode()
     if not isinstance(name, str):
@@ -196,7 +196,7 @@ def checked_name(name: Union[str, bytes]) -> str:
     return str.__str__(name)  # without what a class of the model's own adds
 
 
-def unsupported(name: str, dtype: "np.dtype[Any]") -> str:
+def explain_unsupported(name: str, dtype: "np.dtype[Any]") -> str:
     text = f"NumPy dtype is not supported. Tensor '{name}' has {dtype}"
     if dtype.kind == "U":
         return text + "; strings are BYTES: make it an array of objects with .astype(numpy.object_)"

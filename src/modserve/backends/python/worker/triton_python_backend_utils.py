@@ -66,15 +66,15 @@ def numpy_to_triton_type(data_type: Any) -> Optional[int]:
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
     """Return the input with this name; None if there is none."""
-    return _named(inference_request.inputs(), name)
+    return _find_by_name(inference_request.inputs(), name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
     """Return the output with this name; None if there is none."""
-    return _named(inference_response.output_tensors(), name)
+    return _find_by_name(inference_response.output_tensors(), name)
 
 
-def _named(tensors: Any, name: str) -> Optional[Tensor]:
+def _find_by_name(tensors: Any, name: str) -> Optional[Tensor]:
     for tensor in tensors:
         if tensor._name == name:
             return tensor  # type: ignore[no-any-return]

@@ -59,8 +59,14 @@ def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
         unknown = sorted(str(key) for key in returned if key not in {field.key for field in fields})
         missing = [field.key for field in fields if field.key not in returned]
         if unknown or missing:
-            what = f"has no {_listed(missing)}" if missing else f"has {_listed(unknown)}, which it does not declare"
-            raise OutputError(f"the dict it returned {what}; its outputs are {_listed([each.key for each in fields])}")
+            what = (
+                f"has no {_list_names(missing)}"
+                if missing
+                else f"has {_list_names(unknown)}, which it does not declare"
+            )
+            raise OutputError(
+                f"the dict it returned {what}; its outputs are {_list_names([each.key for each in fields])}"
+            )
         return values
     if len(fields) == 1 and not _is_tuple_of_one(returned):
         return {fields[0].name: returned}
@@ -68,7 +74,7 @@ def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
         count = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
         raise OutputError(
             f"it returned a {type(returned).__name__}{count}, expected a tuple of {len(fields)} or a dict: its outputs "
-            f"are {_listed([each.key for each in fields])}"
+            f"are {_list_names([each.key for each in fields])}"
         )
     return {field.name: value for field, value in zip(fields, returned)}
 
@@ -80,7 +86,7 @@ def _is_tuple_of_one(returned: Any) -> bool:
     return hasattr(returned, "_fields") or isinstance(returned[0], np.ndarray)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
@@ -100,7 +106,7 @@ def output(field: Field, value: Any, rows: Optional[int], batching: bool) -> Any
         raise OutputError(f"output '{field.name}' is not an array: {error}") from None
     except TritonModelException as error:
         raise OutputError(str(error)) from None
-    array = _typed(field, array)
+    array = _convert_type(field, array)
     if _fits(array.shape, shape):
         return array
     if all(each == 1 for each in field.shape) and _fits(array.shape, shape[: len(shape) - len(field.shape)]):
@@ -117,7 +123,7 @@ def _fits(shape: Tuple[int, ...], expected: Tuple[int, ...]) -> bool:
     return len(shape) == len(expected) and all(most in (-1, each) for each, most in zip(shape, expected))
 
 
-def _typed(field: Field, array: Any) -> Any:
+def _convert_type(field: Field, array: Any) -> Any:
     """Convert the array to the type of the output, if no value changes but by rounding. Raises OutputError."""
     if field.datatype == "BYTES":
         return _as_bytes(field, array)
@@ -147,7 +153,7 @@ def _as_bytes(field: Field, array: Any) -> Any:
     return result.reshape(array.shape)
 
 
-def stacked(field: Field, values: Sequence[Any]) -> Any:
+def stack_rows(field: Field, values: Sequence[Any]) -> Any:
     """Stack an output's rows, each from a call of its own, into one array. Raises OutputError."""
     rows = [output(field, value, None, batching=False) for value in values]
     if len({row.shape for row in rows}) > 1:

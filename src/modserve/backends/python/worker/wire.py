@@ -136,7 +136,7 @@ class RecordReader:
             return self._large[self._large_filled :]
         return self._view[self._filled :]
 
-    def received(self, count: int) -> List[Frame]:
+    def take_in(self, count: int) -> List[Frame]:
         """Take in `count` bytes, written to `room`; returns the complete frames.
 
         Raises ValueError for an invalid frame, and MemoryError for one without enough memory.

@@ -57,7 +57,7 @@ def loader(tmp_path: Path) -> Make:
 def requests(count: int = 1, handle: "Handle | None" = None, **more: Any) -> "list[InferenceRequest]":
     handle = handle or Handle()
     return [
-        InferenceRequest.received(handle, [Tensor("I", np.full(2, i, np.float32))], ("O",), **more)
+        InferenceRequest.make_unchecked(handle, [Tensor("I", np.full(2, i, np.float32))], ("O",), **more)
         for i in range(count)
     ]
 

@@ -91,7 +91,7 @@ class Running:
 
     def request(self, inputs: dict[str, Any], handle: Any) -> InferenceRequest:
         tensors = [Tensor(name, np.asarray(value)) for name, value in inputs.items()]
-        return InferenceRequest.received(handle, tensors, self.outputs, decoupled=self.streams)
+        return InferenceRequest.make_unchecked(handle, tensors, self.outputs, decoupled=self.streams)
 
     def stream(self, handle: Recorder | None = None, **inputs: Any) -> list[Any]:
         """The values of the first output of each response, and the error at the end if there is one."""

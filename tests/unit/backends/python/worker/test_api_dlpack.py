@@ -55,13 +55,13 @@ def test_no_memory_is_copied() -> None:
 
 
 def test_numpy_reads_tensors() -> None:
-    received: Any = Tensor.received("x", "INT16", (2,), bytearray(b"\1\0\2\0"))
+    received: Any = Tensor.make_unchecked("x", "INT16", (2,), bytearray(b"\1\0\2\0"))
     assert np.from_dlpack(received).tolist() == [1, 2]
     assert received.__dlpack_device__() == (1, 0)
 
 
 def test_memory_that_may_not_be_written_is_copied() -> None:
-    received = Tensor.received("x", "INT16", (2,), b"\1\0\2\0")
+    received = Tensor.make_unchecked("x", "INT16", (2,), b"\1\0\2\0")
     again = Tensor.from_dlpack("y", received.to_dlpack())
     again.as_numpy()[0] = 9
     assert received.as_numpy().tolist() == [1, 2]
@@ -142,6 +142,6 @@ def test_what_cannot_be_a_tensor(name: str, source: Any, text: str) -> None:
 
 
 def test_there_are_no_strings() -> None:
-    for source in (Tensor("x", np.array([b"a"], np.object_)), Tensor.received("x", "BYTES", (0,), b"")):
+    for source in (Tensor("x", np.array([b"a"], np.object_)), Tensor.make_unchecked("x", "BYTES", (0,), b"")):
         with pytest.raises(TritonModelException, match="DLPack does not have support for string tensors"):
             source.to_dlpack()

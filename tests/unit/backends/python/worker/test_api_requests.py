@@ -42,7 +42,7 @@ def outputs(*names: str) -> InferenceResponse:
 
 
 def received(handle: Handle, **more: Any) -> InferenceRequest:
-    return InferenceRequest.received(handle, [Tensor("I", np.zeros(1))], ("O", "P"), **more)
+    return InferenceRequest.make_unchecked(handle, [Tensor("I", np.zeros(1))], ("O", "P"), **more)
 
 
 def call(**more: Any) -> InferenceRequest:
@@ -169,9 +169,9 @@ def test_what_cannot_be_sent(arguments: Any, error: "type[Exception]", text: str
 
 def test_pruning_leaves_the_response_as_it_was() -> None:
     response = outputs("O", "Q")
-    assert [tensor.name() for tensor in response.sealed({"O"}).output_tensors()] == ["O"]
+    assert [tensor.name() for tensor in response.seal({"O"}).output_tensors()] == ["O"]
     assert [tensor.name() for tensor in response.output_tensors()] == ["O", "Q"]
-    assert response.sealed({"O", "Q", "P"}) is response
+    assert response.seal({"O", "Q", "P"}) is response
 
 
 def test_release_flags() -> None:

@@ -29,7 +29,7 @@ def test_each_datatype_there_and_back(datatype: str, dtype: "np.dtype[Any]") -> 
     values = np.array([[0, 1, 1], [1, 0, 1]], dtype)
     made = Tensor("x", values)
     assert (made.name(), made.datatype, made.shape(), made.dims) == ("x", datatype, [2, 3], (2, 3))
-    received = Tensor.received("x", datatype, (2, 3), made.raw_form())
+    received = Tensor.make_unchecked("x", datatype, (2, 3), made.raw_form())
     assert received.as_numpy().dtype == dtype
     np.testing.assert_array_equal(received.as_numpy(), values)
     assert bytes(made.raw_form()) == values.tobytes()
@@ -58,17 +58,17 @@ def test_scalars_and_empty_arrays(shape: "tuple[int, ...]") -> None:
     made = Tensor("x", values)
     raw = made.raw_form()
     assert bytes(raw) == values.tobytes()
-    assert Tensor.received("x", "FP64", shape, raw).as_numpy().shape == shape
+    assert Tensor.make_unchecked("x", "FP64", shape, raw).as_numpy().shape == shape
 
 
 def test_received_arrays_are_writable_where_the_memory_is() -> None:
     memory = bytearray(8)
-    received = Tensor.received("x", "INT32", (2,), memoryview(memory))
+    received = Tensor.make_unchecked("x", "INT32", (2,), memoryview(memory))
     received.as_numpy()[0] = 7
     assert memory[0] == 7
     assert received.as_numpy() is received.as_numpy()
     assert bytes(received.raw_form()) == bytes(memory)
-    assert not Tensor.received("x", "INT32", (2,), bytes(8)).as_numpy().flags.writeable
+    assert not Tensor.make_unchecked("x", "INT32", (2,), bytes(8)).as_numpy().flags.writeable
 
 
 class Memory(bytearray):
@@ -78,7 +78,7 @@ class Memory(bytearray):
 def test_an_array_keeps_the_received_memory_alive() -> None:
     memory = Memory(b"\x01\x00\x00\x00")
     gone = weakref.ref(memory)
-    array = Tensor.received("x", "INT32", (1,), memoryview(memory)).as_numpy()[:1]
+    array = Tensor.make_unchecked("x", "INT32", (1,), memoryview(memory)).as_numpy()[:1]
     del memory
     gc.collect()
     assert gone() is not None
@@ -90,10 +90,10 @@ def test_an_array_keeps_the_received_memory_alive() -> None:
 
 def test_an_array_of_the_server_needs_no_raw_form() -> None:
     values = np.array([b"a", b"bc"], np.object_)
-    received = Tensor.received("x", "BYTES", (2,), None, values)
+    received = Tensor.make_unchecked("x", "BYTES", (2,), None, values)
     assert received.as_numpy() is values
     assert received.raw_form() == raw_strings(b"a", b"bc")
-    turned = Tensor.received("x", "INT8", (2, 2), None, np.array([[1, 2], [3, 4]], np.int8).T)
+    turned = Tensor.make_unchecked("x", "INT8", (2, 2), None, np.array([[1, 2], [3, 4]], np.int8).T)
     assert bytes(turned.raw_form()) == b"\1\3\2\4"
 
 
@@ -111,7 +111,7 @@ def test_bytes(values: Any, elements: "list[bytes]") -> None:
     made = Tensor("x", values)
     assert made.datatype == "BYTES"
     assert made.raw_form() == raw_strings(*elements)
-    received = Tensor.received("x", "BYTES", values.shape, memoryview(bytes(made.raw_form())))
+    received = Tensor.make_unchecked("x", "BYTES", values.shape, memoryview(bytes(made.raw_form())))
     assert received.as_numpy().ravel().tolist() == elements
     assert received.as_numpy().shape == values.shape
     assert received.triton_dtype() == 13
@@ -144,7 +144,7 @@ def test_bfloat16_with_ml_dtypes() -> None:
     values = np.array([1.5, -2], ml_dtypes.bfloat16)
     made = Tensor("x", values)
     assert (made.datatype, made.triton_dtype()) == ("BF16", 14)
-    received = Tensor.received("x", "BF16", (2,), made.raw_form())
+    received = Tensor.make_unchecked("x", "BF16", (2,), made.raw_form())
     assert received.as_numpy().dtype == ml_dtypes.bfloat16
     assert received.as_numpy().tolist() == [1.5, -2]
     assert bytes(received.raw_form()) == values.tobytes()
@@ -152,7 +152,7 @@ def test_bfloat16_with_ml_dtypes() -> None:
 
 @pytest.mark.usefixtures("without_bfloat16")
 def test_bfloat16_without_ml_dtypes() -> None:
-    received = Tensor.received("x", "BF16", (1,), b"\x80\x3f")
+    received = Tensor.make_unchecked("x", "BF16", (1,), b"\x80\x3f")
     with pytest.raises(TritonModelException, match="Tensor dtype is BF16 and cannot be converted to NumPy"):
         received.as_numpy()
     again = Tensor.from_dlpack("y", received)

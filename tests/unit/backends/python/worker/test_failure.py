@@ -146,7 +146,7 @@ class Log:
 
 def text_requests(value: str) -> list[Any]:
     tensor = Tensor("text", np.array([value], object))
-    return [InferenceRequest.received(Handle(), [tensor], ("output",))]
+    return [InferenceRequest.make_unchecked(Handle(), [tensor], ("output",))]
 
 
 def test_a_package_is_known_from_where_it_is_imported_from() -> None:

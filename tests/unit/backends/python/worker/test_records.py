@@ -31,7 +31,7 @@ def frame_of(*entries: tuple[Any, ...], place: records.Place = nowhere) -> bytes
 def read(frame: bytes) -> list[records.Record]:
     reader = RecordReader()
     reader.room()[: len(frame)] = frame
-    ((kind, count, inline_at, body),) = reader.received(len(frame))
+    ((kind, count, inline_at, body),) = reader.take_in(len(frame))
     assert kind == MessageKind.EXECUTE
     return records.read_records(body, count, inline_at, Descriptions(), fetch)
 
@@ -141,7 +141,7 @@ def test_one_small_record_is_the_same_from_memory(shapes: tuple[tuple[int, ...],
         assert frame == records._write_records(Descriptions(), nowhere, MessageKind.EXECUTED, [entry])
         reader = RecordReader()
         reader.room()[: len(frame)] = frame
-        ((kind, count, inline_at, body),) = reader.received(len(frame))
+        ((kind, count, inline_at, body),) = reader.take_in(len(frame))
         (record,) = records.read_records(body, count, inline_at, reading, fetch)
         assert (kind, record.number, record.status) == (MessageKind.EXECUTED, number, Status.FINAL)
         assert [bytes(one) for one in record.elements] == elements

@@ -14,7 +14,7 @@ def test_workers_shorten_as_the_server_does() -> None:
     """They are programs of their own, and have no module in common."""
     assert errors.LONGEST == texts.LONGEST
     for text in ("", "a", "b" * texts.LONGEST, LONG):
-        assert errors.shortened(text) == texts.message_text(text)
+        assert errors.shorten(text) == texts.message_text(text)
 
 
 def test_errors() -> None:

@@ -22,7 +22,7 @@ def test_frames_in_pieces(step: int) -> None:
         room = reader.room()
         some = stream[at : at + min(step, len(room))]
         room[: len(some)] = some
-        frames += reader.received(len(some))
+        frames += reader.take_in(len(some))
         at += len(some)
     assert [(kind, records, argument, bytes(body)) for kind, records, argument, body in frames] == [
         (index + 1, index, index * 7, body) for index, body in enumerate(bodies)
@@ -35,7 +35,7 @@ def test_a_body_is_memory_of_its_own() -> None:
     for text in (b"first", b"other"):
         frame = wire.HEADER.pack(5, MessageKind.LOG, 0, 0) + text
         reader.room()[: len(frame)] = frame
-        bodies += [frame[3] for frame in reader.received(len(frame))]
+        bodies += [frame[3] for frame in reader.take_in(len(frame))]
     assert [bytes(body) for body in bodies] == [b"first", b"other"]
 
 
@@ -49,7 +49,7 @@ def test_small_frames() -> None:
     reader = RecordReader()
     stream = b"".join(frames)
     reader.room()[: len(stream)] = stream
-    number, result, text, offsets = reader.received(len(stream))
+    number, result, text, offsets = reader.take_in(len(stream))
     assert (number[0], wire.read_number(number[3])) == (MessageKind.CANCELLED, 2**63)
     assert (result[0], result[2], wire.read_json(result[3])) == (MessageKind.RESULT, 9, {"value": ["ä", None]})
     assert (text[0], text[2], str(text[3], "utf-8")) == (MessageKind.LOG, 2, "grüße")

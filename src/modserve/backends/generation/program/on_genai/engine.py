@@ -16,7 +16,7 @@ from ..contract import UNFINISHED, GenerationCall, Replies, RequestError
 from ..figures import Figures, clock
 from ..generation import Generation
 from .generation import GenaiOutput
-from .grammars import GrammarChecker, shortened
+from .grammars import GrammarChecker, shorten_error
 from .sampling import SamplingParameters, generation_config, read, seed_of
 from .texts import Vocabulary
 
@@ -72,7 +72,7 @@ class GenerationEngine:
             self.check(sampling)
             self.add(call, prompt, sampling)
         except RuntimeError as error:
-            raise RequestError(f"the engine does not take the request: {shortened(error)}") from None
+            raise RequestError(f"the engine does not take the request: {shorten_error(error)}") from None
 
     def tokens_of(self, text: str) -> list[int]:
         """Tokenise a prompt. Raises RequestError. A prompt that begins with the beginning token gets no other."""
@@ -169,7 +169,7 @@ class GenerationEngine:
                         reason = self._reason(part.finish_reason)
                 if reason == UNFINISHED and handle.get_status() != statuses.RUNNING:
                     if handle.get_status() == statuses.IGNORED:
-                        self._exhausted(generation)
+                        self._fail_for_memory(generation)
                         break
                     reason = "stop"
                 if output.count > count:
@@ -202,9 +202,9 @@ class GenerationEngine:
             if output.finished:
                 if reason == UNFINISHED:  # at a text, or in endless white space
                     output.handle.stop()
-                self._figures.finished(output.reason)
+                self._figures.count_end(output.reason)
 
-    def _exhausted(self, generation: Generation[GenaiOutput]) -> None:
+    def _fail_for_memory(self, generation: Generation[GenaiOutput]) -> None:
         self._end(generation)
         self._replies.fail(
             generation.call.sender,
@@ -235,7 +235,7 @@ class GenerationEngine:
         self._figures.report(at)
 
     def _give_up(self, error: Exception) -> None:
-        reason = shortened(error)
+        reason = shorten_error(error)
         self._log(f"the engine failed, and its process ends: {type(error).__name__}: {reason}")
         for generation in self._running:
             if not generation.call.sender.is_closed():

@@ -88,13 +88,13 @@ def _as_json(logprobs: Sequence[tuple[int, float]], vocabulary: Vocabulary) -> s
     words = vocabulary.words([token for token, _ in logprobs])
     return json.dumps(
         [
-            {str(token): {"logprob": logprob, "rank": None, **_described(word)}}
+            {str(token): {"logprob": logprob, "rank": None, **_describe_token(word)}}
             for (token, logprob), word in zip(logprobs, words, strict=True)
         ]
     )
 
 
-def _described(word: bytes) -> dict[str, Any]:
+def _describe_token(word: bytes) -> dict[str, Any]:
     text = word.decode(errors="replace")
     said: dict[str, Any] = {"decoded_token": text}
     return said if text.encode() == word else {**said, "bytes": list(word)}

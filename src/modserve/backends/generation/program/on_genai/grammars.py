@@ -58,7 +58,9 @@ class GrammarChecker:
             del handle  # without one, the engine would drop the request
         except RuntimeError as error:
             self._pipeline = None  # it would fail from now on
-            raise RequestError(f"sampling parameter '{grammar.where}' cannot be compiled: {shortened(error)}") from None
+            raise RequestError(
+                f"sampling parameter '{grammar.where}' cannot be compiled: {shorten_error(error)}"
+            ) from None
         self._known[key] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
@@ -75,7 +77,7 @@ class GrammarChecker:
             return genai.ContinuousBatchingPipeline(path, self._tokenizer, scheduler, "CPU", **settings)
 
 
-def shortened(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     """Return the message of an engine's error on one line, without the places in its source."""
     return " ".join(_PLACE.sub("", str(error)).split())
 

@@ -8,7 +8,7 @@ from ..contract import Replies
 from ..figures import Figures
 from ..loading import EngineFiles, LoadingError, flag
 from .engine import GenerationEngine
-from .grammars import shortened
+from .grammars import shorten_error
 
 _SIZES = ("cache_size", "num_kv_blocks", "max_num_batched_tokens", "max_num_seqs")
 _STEP = "max_num_batched_tokens"
@@ -43,7 +43,7 @@ def load(files: EngineFiles, figures: Figures, replies: Replies, api: Any) -> Ge
             _properties(openvino_genai, parameters, files.directory),
         )
     except (RuntimeError, TypeError) as error:
-        raise LoadingError(f"OpenVINO GenAI cannot load '{path}': {shortened(error)}") from None
+        raise LoadingError(f"OpenVINO GenAI cannot load '{path}': {shorten_error(error)}") from None
     return GenerationEngine(
         openvino_genai,
         pipeline,

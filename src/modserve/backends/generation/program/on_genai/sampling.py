@@ -185,7 +185,7 @@ def _token_ids(name: str, value: Any) -> frozenset[int]:
     return frozenset(read_id(f"{name}[{index}]", each) for index, each in enumerate(value))
 
 
-def _structured(name: str, value: Any) -> Grammar | None:
+def _read_structured(name: str, value: Any) -> Grammar | None:
     """Read both of vLLM's parameters: an object with one of `json`, `json_object`, `regex`, `choice`, `grammar`."""
     if isinstance(value, str):  # a client that can only send flat parameters
         value = _json(name, value)
@@ -202,7 +202,7 @@ def _structured(name: str, value: Any) -> Grammar | None:
         schema = _json(where, rule) if isinstance(rule, str) else rule
         if not isinstance(schema, dict | bool):
             raise _fault(where, rule, "a JSON schema: an object, or its text")
-        grammar = _limited("json_schema", rule if isinstance(rule, str) else json.dumps(rule), where)
+        grammar = _limit_grammar("json_schema", rule if isinstance(rule, str) else json.dumps(rule), where)
         widest = _widest(schema)
         if widest > _MOST_PROPERTIES:
             raise RequestError(
@@ -211,19 +211,19 @@ def _structured(name: str, value: Any) -> Grammar | None:
         return grammar
     if key == "json_object":
         _flag(where, rule)
-        return _limited("json_schema", _ANY_OBJECT, where)
+        return _limit_grammar("json_schema", _ANY_OBJECT, where)
     if key == "choice":
         if not isinstance(rule, list) or not rule or not all(isinstance(each, str) for each in rule):
             raise _fault(where, rule, "a list of strings")
-        return _limited("regex", "|".join(f"({re.escape(each)})" for each in rule), where)
+        return _limit_grammar("regex", "|".join(f"({re.escape(each)})" for each in rule), where)
     if key in ("regex", "grammar"):
         if not isinstance(rule, str):
             raise _fault(where, rule, "a string")
-        return _limited(key, rule, where)
+        return _limit_grammar(key, rule, where)
     raise RequestError(f"sampling parameter '{where}' is unknown: json, json_object, regex, choice and grammar are not")
 
 
-def _limited(kind: str, text: str, where: str) -> Grammar:
+def _limit_grammar(kind: str, text: str, where: str) -> Grammar:
     """Limit a grammar's size. Compiling stalls all outputs; its time grows with the squares of depth and of members."""
     if len(text) > _MOST_GRAMMAR:
         raise RequestError(f"sampling parameter '{where}' has {len(text)} characters, expected at most {_MOST_GRAMMAR}")
@@ -298,8 +298,8 @@ _READERS: dict[str, _Reader] = dict(
         _same("frequency_penalty", _real(-2.0, 2.0)),
         _same("repetition_penalty", _real(0.0, math.inf, open_low=True)),
         _same("logprobs", _logprobs),
-        ("guided_decoding", _Reader("grammar", _structured, _ABSENT)),
-        ("structured_outputs", _Reader("grammar", _structured, _ABSENT)),
+        ("guided_decoding", _Reader("grammar", _read_structured, _ABSENT)),
+        ("structured_outputs", _Reader("grammar", _read_structured, _ABSENT)),
     ]
 )
 _LACKING: Mapping[str, Any] = {

@@ -43,10 +43,10 @@ class Vocabulary:
             return {}
         if b"<0x00>" not in pieces or b"<0xFF>" not in pieces:
             return {token: piece for piece, token in pieces.items()}
-        return {token: _unescaped(piece) for piece, token in pieces.items()}
+        return {token: _unescape(piece) for piece, token in pieces.items()}
 
 
-def _unescaped(piece: bytes) -> bytes:
+def _unescape(piece: bytes) -> bytes:
     byte = _BYTE.fullmatch(piece)
     return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, b" ")
 

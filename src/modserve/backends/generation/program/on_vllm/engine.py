@@ -60,7 +60,7 @@ class VllmEngine:
         self._changed = threading.Condition()
         handler = llm.output_handler
         if handler is not None:  # the task of vLLM's that ends with the engine
-            handler.add_done_callback(lambda _: self._ended())
+            handler.add_done_callback(lambda _: self._on_engine_end())
         self._closing = False
 
     def close(self) -> None:
@@ -132,8 +132,8 @@ class VllmEngine:
             self._replies.fail(sender, "CANCELLED", "the request was cancelled")
         except Exception as error:
             if self._errors.is_dead(error):
-                self._ended()
-            code, message = self._errors.described(error)
+                self._on_engine_end()
+            code, message = self._errors.describe(error)
             self._replies.fail(sender, code, message)
 
     def _add(self, generation: Generation[VllmOutput], result: Any) -> None:
@@ -153,7 +153,7 @@ class VllmEngine:
                 figures.count("generation_tokens_total", count)
                 output.last_at = at
             if news.finish_reason is not None:
-                figures.finished(output.reason)
+                figures.count_end(output.reason)
         if generation.finished or figures.is_due(at):
             figures.report(at)
         if generation.is_due:
@@ -171,7 +171,7 @@ class VllmEngine:
             if generation.call.request.is_cancelled():
                 self._running[generation].cancel()
 
-    def _ended(self) -> None:
+    def _on_engine_end(self) -> None:
         """End the process after the engine has died, so that the server fails all requests and starts another one.
 
         If requests failed here instead, the server could still send further ones here.
@@ -217,7 +217,7 @@ class Errors:
     def is_dead(self, error: BaseException) -> bool:
         return isinstance(error, self._dead)
 
-    def described(self, error: BaseException) -> tuple[str, str]:
+    def describe(self, error: BaseException) -> tuple[str, str]:
         """Return code and message."""
         cause = error.__cause__ or error  # vLLM wraps what it does not expect, without its text
         message = str(cause) or type(cause).__name__

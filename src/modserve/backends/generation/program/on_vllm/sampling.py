@@ -43,7 +43,7 @@ class SamplingReader:
         if isinstance(fields.get("logprobs"), bool):
             fields["logprobs"] = 1 if fields["logprobs"] else None
         if _STRUCTURED in fields:
-            fields[_STRUCTURED] = _structured(fields[_STRUCTURED])
+            fields[_STRUCTURED] = _read_structured(fields[_STRUCTURED])
         try:
             sampling = self._convert(fields, self._kind)
         except Exception as error:  # msgspec's for a type, and vLLM's own for a value, whose classes change
@@ -52,7 +52,7 @@ class SamplingReader:
         return sampling, adapter
 
 
-def _structured(value: Any) -> Any:
+def _read_structured(value: Any) -> Any:
     """Return an object, or its text, without empty members. Triton's backend takes the text alone."""
     if isinstance(value, str):
         try:
