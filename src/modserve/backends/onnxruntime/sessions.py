@@ -117,8 +117,8 @@ def _copy(content: Pieces, original: memoryview, stack: ExitStack) -> str | byte
         file = tempfile.NamedTemporaryFile(prefix="modserve-", suffix=".onnx")  # noqa: SIM115 - the stack closes it
         stack.enter_context(file).writelines(content)
         file.flush()
-    except OSError as error:
-        _log.warning("a copy of a model of %d bytes is made in memory, not in a file: %s", len(original), error)
+    except OSError as error:  # as a text: its traceback would keep the model mapped
+        _log.warning("a copy of a model of %d bytes is made in memory, not in a file: %s", len(original), str(error))
         return b"".join(content)
     return file.name
 

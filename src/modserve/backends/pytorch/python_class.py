@@ -144,7 +144,7 @@ class PythonClass:
             return self._class()
         except Exception as error:
             raise invalid(
-                f"{self._label}: {self._class.__name__}() of '{self._file}'failed (it is called without "
+                f"{self._label}: {self._class.__name__}() of '{self._file}' failed (it is called without "
                 f"arguments): {error}"
             ) from error
 

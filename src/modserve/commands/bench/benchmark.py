@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from modserve.core.runtime.clock import Clock, LoopClock
+
 from .loops import LoadGenerator
 from .measures import LoadLevel, Measurement, MeasurementWindow, to_json
 from .plan import LoadPlan
@@ -93,15 +95,16 @@ async def _measure_all(report: BenchReport, opened: BenchSession, shown: Progres
         shown.window(load, windows, plan.rules)
 
     profiler = Profiler(plan.rules, opened.times, on_window, interrupt.sleep)
+    timers = LoopClock(asyncio.get_running_loop())
     with without_collections():
         if plan.goal is not None:
-            await _search(report, plan.goal, opened, profiler, interrupt, shown)
+            await _search(report, plan.goal, opened, profiler, interrupt, shown, timers)
         else:
             loads = [LoadLevel(False, each) for each in plan.concurrencies]
             loads += [LoadLevel(True, each) for each in plan.rates]
             for index, load in enumerate(loads):
                 shown.begin(load, index, len(loads))
-                result = await profiler.measure(opened.generator(load, plan.connections, plan.poisson))
+                result = await profiler.measure(opened.generator(load, plan.connections, plan.poisson, timers))
                 if result.windows:
                     report.results.append(result)
                 if interrupt.happened:
@@ -116,13 +119,14 @@ async def _search(
     profiler: Profiler,
     interrupt: Interrupt,
     shown: Progress,
+    timers: Clock,
 ) -> None:
     """Search for the highest rate, from that of a single client upwards."""
     plan = report.plan
 
     def generator_of(load: LoadLevel) -> LoadGenerator:
         shown.begin(load, len(report.results), 0)
-        return opened.generator(load, plan.connections, plan.poisson)
+        return opened.generator(load, plan.connections, plan.poisson, timers)
 
     start = await profiler.single_client_rate(generator_of)
     if interrupt.happened:

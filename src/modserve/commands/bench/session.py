@@ -5,10 +5,10 @@ import contextlib
 import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from modserve.core.errors import invalid
-from modserve.core.runtime.clock import Clock, LoopClock
+from modserve.core.runtime.clock import Clock
 
 from ..destination import Destination
 from ..remote_server import connect
@@ -56,9 +56,8 @@ class BenchSession:
     sequences: Sequences | None = None
     texts: TextCounter | None = None
     servers: int = 1
-    timers: Clock = field(default_factory=lambda: LoopClock(asyncio.get_running_loop()))
 
-    def generator(self, load: LoadLevel, connections: int | None, poisson: bool) -> LoadGenerator:
+    def generator(self, load: LoadLevel, connections: int | None, poisson: bool, timers: Clock) -> LoadGenerator:
         """Make the load generator. Without `connections`, it has the usual number."""
         how = self.slots, self.requests, self.seconds
         if not load.is_rate:
@@ -73,7 +72,7 @@ class BenchSession:
             poisson=poisson,
             sequences=self.sequences,
             texts=self.texts,
-            timers=self.timers,
+            timers=timers,
         )
 
     def _usual_connections(self, rate: float) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from modserve.commands.bench.profiler import LOWEST, RateSearch
 from modserve.core.errors import ModserveError
+from modserve.core.runtime.clock import LoopClock
 from modserve.pb import inference as pb
 
 from ..bench.inputs import DataOptions
@@ -190,12 +191,13 @@ class TrialRunner:
     ) -> None:
         """Search for the point's rate: from scratch, only `above` a rate, or `near` one."""
         setup = self._setting
+        timers = LoopClock(asyncio.get_running_loop())
 
         def on_window(load: LoadLevel, windows: Sequence[MeasurementWindow]) -> None:
             gc.collect()
 
         def generator_of(load: LoadLevel) -> LoadGenerator:
-            return opened.generator(load, _CONNECTIONS, False)
+            return opened.generator(load, _CONNECTIONS, False, timers)
 
         profiler = Profiler(setup.rules, opened.times, on_window, self._interruption.sleep)
         await opened.first_responses()
