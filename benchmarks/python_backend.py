@@ -3,7 +3,7 @@
     python benchmarks/python_backend.py                              # prints the report; some 40 minutes
     python benchmarks/python_backend.py --write                      # and puts it, and its picture, into the docs
     python benchmarks/python_backend.py --models add_sub --clients 8 --runs 1 --seconds 2
-    python benchmarks/python_backend.py --busy 2                     # beside two processes that only burn CPU
+    python benchmarks/python_backend.py --busy 2                     # beside two busy loops, with a table of its own
 
 The models are those of the folder model_files. Needs what overhead.py needs: wrk, h2load, and for the comparison with
 Triton its command in TRITON_SERVER_CMD. The interpreter that Triton's stub runs (the first python3 in PATH) needs NumPy
@@ -370,25 +370,26 @@ def main() -> None:
     known = workloads()
     options = parser(list(known))
     arguments = options.parse_args()
-    if arguments.busy and arguments.write:
-        options.error("--write keeps the table of a quiet machine: --busy is only printed")
     if missing := overhead.missing_programs():
         raise SystemExit(missing)
     driver = Driver(arguments.seconds)
     tables, short, image = measure(arguments, [known[name] for name in arguments.models], driver)
     conditions = (
         f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and servers "
-        f"share the cores with {arguments.busy} busy loops. Medians of {arguments.runs} windows of "
-        f"{arguments.seconds} s, 3 times that "
+        f"share the cores{f' with {arguments.busy} busy loops' if arguments.busy else ''}. Medians of {arguments.runs} "
+        f"windows of {arguments.seconds} s, 3 times that "
         "for 16 MB. CPU is the user and system time of the server and of its child processes, workers or stubs; memory "
         "is theirs too (PSS: shared pages count once). The busiest load generator used "
         f"{driver.busiest:.0%} of one core."
     )
     print("\n".join([conditions, *tables]))
-    for path in [arguments.picture] * (arguments.picture is not None) + [PICTURE] * arguments.write:
+    kept = arguments.write and not arguments.busy
+    for path in [arguments.picture] * (arguments.picture is not None) + [PICTURE] * kept:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(image, encoding="utf-8")
-    if arguments.write:
+    if arguments.write and arguments.busy:
+        overhead.put_into_report("python_backend.py --busy", "\n".join([conditions, *tables]))
+    elif arguments.write:
         link = f"![Requests per second and CPU of each model]({PICTURE.name})"
         overhead.put_into_report("python_backend.py", "\n".join([link, "", conditions, *short]))
 
