@@ -726,6 +726,8 @@ def main() -> None:
     print(text)
     if arguments.write:
         put_into_report(mark, text)
+        if arguments.traffic is not None:
+            (REPORT.parent / "traffic.svg").write_text(traffic.picture(text.splitlines()), encoding="utf-8")
 
 
 def put_into_report(script: str, text: str, report: Path = REPORT) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import orjson
 
 import gateway_stage
+from bar_chart import Panel, draw
 from modserve.access.key_file import digest, new_secret
 from modserve.commands.bench.http2 import frame
 from modserve.pb import inference as pb
@@ -420,6 +421,44 @@ def table(found: Sequence[Row], servers: Sequence[Contender]) -> list[str]:
             cells.append(f"{cpu_us(loads[0]) / cpu_us(best):.2f}" if best else "")
             lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+BARS: Mapping[str, Mapping[str, str]] = {
+    "HTTP": {
+        "through envoy, HTTP binary": "Envoy",
+        "through nginx, HTTP binary": "nginx",
+        "through haproxy, HTTP binary": "HAProxy",
+        "lines of Envoy and a tracer, HTTP binary": "traced",
+        BINARY: "repeated",
+    },
+    "gRPC": {
+        "through envoy, gRPC": "Envoy",
+        "through nginx, gRPC": "nginx",
+        "through haproxy, gRPC": "HAProxy",
+        "metadata, deadlines: grpc-go": "metadata",
+        GRPC: "repeated",
+    },
+}
+"""Rows of the picture by protocol, the proxied ones first, and what stands below their bars."""
+
+
+def picture(lines: Sequence[str]) -> str:
+    """An SVG of the CPU a request of each server, from the lines of a table; rows that it lacks are left out."""
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|"))
+    servers = {head.index(name): name.rpartition(", ")[2] for name in head if name.startswith("CPU a request")}
+    found = {(row[1], row[2]): row for row in rows}
+
+    def panel(protocol: str, connections: str) -> Panel:
+        groups = {
+            label: {
+                name: float(row[place].partition(" ")[0]) for place, name in servers.items() if row[place][0].isdigit()
+            }
+            for name_of_row, label in BARS[protocol].items()
+            if (row := found.get((name_of_row, connections)))
+        }
+        return Panel(f"{protocol}, {connections} connections: µs of CPU a request", groups)
+
+    return draw([[panel(protocol, each) for protocol in BARS] for each in ("16", "64")], list(servers.values()))
 
 
 def middle(loads: Sequence[Load | None], figure: Callable[[Load], float], form: str) -> str:

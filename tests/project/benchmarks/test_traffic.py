@@ -199,3 +199,16 @@ def test_windows_whose_calls_fail() -> None:
     lines = traffic.table([row], [mine, tritons])
     assert "| 20.0 µs | 60.0 µs | 0.50 |" in lines[2]
     assert "| 20.0 µs | calls fail |  |" in lines[3]
+
+
+def test_the_picture_has_a_bar_for_each_server() -> None:
+    table = [
+        "| kind | traffic | connections | CPU a request, modserve | CPU a request, Triton | CPU / Triton |",
+        "|---|---|---|---|---|---|",
+        "| b | through nginx, gRPC | 64 | 31.0 µs | calls fail |  |",
+        f"| best | {traffic.GRPC} | 64 | 20.0 µs | 61.0 µs | 0.33 |",
+    ]
+    image = traffic.picture(table)
+    assert re.findall(r'class="value"[^>]*>([^<]*)<', image) == ["31", "20", "61"]
+    assert all(f">{label}<" in image for label in ("nginx", "repeated", "modserve", "Triton"))
+    assert "HAProxy" not in image
