@@ -26,7 +26,6 @@ PRINTED: Mapping[str, str] = {
     "errors.py": "NOT_FOUND 404 Request for unknown model: 'nosuch' is not found\n",
     "asynchronous.py": "[3, 3, 3, 3]\n7\n8\n",
     "server.py": "0\n",
-    "tritons.py": TWOS,
 }
 PYTEST = (
     "-m",
