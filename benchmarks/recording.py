@@ -59,7 +59,7 @@ def requests(recorder: Recorder | None, model: Any, count: int, array: Any = Non
     inputs = {name: Tensor.from_raw(_INT32, (1, 16), bytes(64)) for name in ("INPUT0", "INPUT1")}
     for _ in range(count):
         request = InferenceRequest("simple", inputs)
-        submitter = model if recorder is None else recorder.sampled(model, request)
+        submitter = model if recorder is None else recorder.sample(model, request)
         inflight = submitter.submit(request, NOBODY, 1)
         arrays = {"OUTPUT0": _ONES, "OUTPUT1": _ONES} if array is None else {"OUTPUT0": array}
         outputs = {name: Tensor.from_array(each) for name, each in arrays.items()}

@@ -116,7 +116,7 @@ def traced(tracer: Tracer, model: Any, count: int) -> None:
             trace.stamp(activity)
         inflight = submit_traced(trace, model, InferenceRequest("simple", {}), NOBODY, 1)
         inflight.timing = ExecutionTiming(1, "alone", 2, 3, 4, 5)
-        trace.batched(inflight.timing)
+        trace.on_batch(inflight.timing)
         inflight.settle(None)
         trace.end()
 

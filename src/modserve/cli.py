@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         line = from_command_line(words)
     except OptionError as error:
-        print(f"modserve: {error}{meant_command(words)}", file=sys.stderr)
+        print(f"modserve: {error}{suggest_command(words)}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
     if line.settings.model_file and (problem := wrong_file(line.settings)):
@@ -105,10 +105,10 @@ def print_help(topic: str) -> int:
 
 def wrong_file(settings: Settings) -> str:
     """Return the fault of the files that the command line names; empty if they are models."""
-    from .process.model_setup import named_files
+    from .process.model_setup import read_named_files
 
     try:
-        named_files(settings)
+        read_named_files(settings)
     except ModserveError as error:
         return error.message
     return ""
@@ -134,7 +134,7 @@ _ELSEWHERE = {
 """First words of other programs' commands → ours."""
 
 
-def meant_command(words: Sequence[str]) -> str:
+def suggest_command(words: Sequence[str]) -> str:
     """Return a hint at the command that a first word was probably meant to be; empty if none is close."""
     word = words[0] if words else ""
     if word in _ELSEWHERE:

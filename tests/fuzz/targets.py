@@ -54,7 +54,7 @@ from modserve.text.chat.choice import Delta, TextChoice, usage_of
 from modserve.text.chat.contract import Piece
 from modserve.text.chat.items import ItemWriter, read_response_request
 from modserve.text.chat.prompts import transcript
-from modserve.text.chat.responses import ChatWriter, CompletionWriter, OpenAIWriter, Whole
+from modserve.text.chat.responses import ChatWriter, CollectedChoice, CompletionWriter, OpenAIWriter
 from modserve.text.chat.tools import ToolChoice
 
 Target = Callable[[bytes], None]
@@ -328,7 +328,7 @@ def _written(writer: OpenAIWriter, request: text_requests.TextRequest, tools: To
     """A stream and a whole response, of a choice whose text is `text` in two pieces."""
     for streams in (True, False):
         choice = TextChoice(0, request, tools)
-        whole = Whole(choice)
+        whole = CollectedChoice(choice)
         for piece, final in ((text[: len(text) // 2], False), (text[len(text) // 2 :], True)):
             delta: Delta = choice.add(Piece(piece), final)
             whole.add(delta)

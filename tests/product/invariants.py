@@ -71,7 +71,7 @@ def _check_rollbacks(world: World) -> None:
     for name in world.variations:
         # An owner may remove the folder of a model that a drained server still serves: nothing is written there then.
         if world.served(name) and world.path(name).exists():
-            assert world.server.routings.rolled_back(name) == rollbacks.read(world.path(name))[0], f"'{name}'"
+            assert world.server.routings.rollbacks_of(name) == rollbacks.read(world.path(name))[0], f"'{name}'"
 
 
 def _check_restart(world: World) -> None:
@@ -80,14 +80,14 @@ def _check_restart(world: World) -> None:
         return  # its owner has removed it, with all that was written there
     rolled_back, remark = rollbacks.read(world.path("routed"))
     assert not remark
-    assert world.server.routings.rolled_back("routed") == rolled_back, "a decision before the stop is not written down"
+    assert world.server.routings.rollbacks_of("routed") == rolled_back, "a decision before the stop is not written down"
     if not rolled_back:
         return
     server = world.another_server()
     world.complete(server.load())
     if not world.polls:
         world.complete(server.load_model("routed"))
-    assert server.routings.rolled_back("routed") == rolled_back
+    assert server.routings.rollbacks_of("routed") == rolled_back
     versions = set()
     for _ in range(4):
         response = world.complete(server.infer("routed", {"IN": np.ones((1, 1), np.int64)}), LONG_S)

@@ -126,9 +126,9 @@ class Entry:
         while self.unread and most:
             self.unread -= 1
             most -= 1
-            self.unsent.sent()
+            self.unsent.release_first()
             if self.inflight is not None:
-                self.inflight.sent()
+                self.inflight.on_sent()
 
     def cancel(self) -> None:
         """The client goes."""

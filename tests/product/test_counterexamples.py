@@ -73,7 +73,7 @@ def test_what_is_rolled_back_during_a_load_stays_so(turns: int) -> None:
             world.turn()
         world.route("routed", ROLLBACKS[0])
         world.run()
-        assert set(world.server.routings.rolled_back("routed")) == {2}
+        assert set(world.server.routings.rollbacks_of("routed")) == {2}
 
 
 @pytest.mark.parametrize("is_decided", [False, True])
@@ -83,7 +83,7 @@ def test_what_is_rolled_back_right_before_the_stop_is_written_down(is_decided: b
         world.need("routed")
         world.run()
         world.route("routed", ROLLBACKS[0])
-        while is_decided and not world.server.routings.rolled_back("routed"):
+        while is_decided and not world.server.routings.rollbacks_of("routed"):
             world.turn()
         world.loop.hold_threads(True)
         world.turn()

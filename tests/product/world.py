@@ -385,7 +385,7 @@ class World:
         recorder = self.server.recorder
         assert recorder is not None
         entry.recorded = True
-        return recorder.sampled(servable, request).submit(request, entry, self.loop.now_ns)
+        return recorder.sample(servable, request).submit(request, entry, self.loop.now_ns)
 
     def _reaction(self, name: str, entry: Entry) -> Callable[[], None]:
         """What a client's side does in the middle of its last outcome."""

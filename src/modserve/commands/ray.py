@@ -74,7 +74,7 @@ def work(options: Namespace) -> int:
         grpc_options=grpc if options.grpc_port else None,
     )
     revision = datetime.now(UTC).isoformat(timespec="seconds")
-    app = application.bound(settings, options.target_pending, deployment, revision)
+    app = application.bind(settings, options.target_pending, deployment, revision)
     try:
         serve.run(app, name=options.name, route_prefix=options.route_prefix)
     except RuntimeError as error:

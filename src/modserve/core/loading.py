@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from .errors import ModserveError
 from .files.config_file import CONFIG_FILE
 from .servable import Servable
-from .version import RolledBack, unserved
+from .version import RolledBack, describe_unserved
 
 Needs: TypeAlias = Mapping[str, frozenset[int | None]]
 """The models that another one is made of, with the versions that it needs; None stands for any version."""
@@ -23,7 +23,7 @@ async def _nothing() -> None:
     pass
 
 
-async def _unchanged() -> str:
+async def _find_no_change() -> str:
     return ""
 
 
@@ -34,7 +34,7 @@ class DirectoryLease:
     path: Path
     """The model's directory, with `config.pbtxt` and at least this one version directory."""
     release: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
-    changed: Callable[[], Awaitable[str]] = field(default=_unchanged, compare=False)
+    changed: Callable[[], Awaitable[str]] = field(default=_find_no_change, compare=False)
     """Check which file has changed since the listing or the last call, as words for a reason; empty if none has."""
 
 
@@ -197,7 +197,7 @@ class Blueprint:
         """Message about versions in the folder that the policy leaves out; empty if there are none."""
         if self.failure is not None:
             return ""
-        others = unserved(set(self.listing.versions) - self.listing.rolled_back.keys(), self.versions)
+        others = describe_unserved(set(self.listing.versions) - self.listing.rolled_back.keys(), self.versions)
         return "; ".join(filter(None, [*self.listing.left_out(self.versions), others]))
 
 

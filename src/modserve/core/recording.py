@@ -24,7 +24,7 @@ class RequestRecorder(Protocol):
     @property
     def figures(self) -> RecordFigures: ...
 
-    def sampled(self, servable: Servable, request: InferenceRequest) -> Submitter:
+    def sample(self, servable: Servable, request: InferenceRequest) -> Submitter:
         """Return the submitter of the request: `servable` itself, or for a sampled request one that also records it.
 
         Never raises.

@@ -32,7 +32,7 @@ def submit_traced(
         _submitting.pop()
     inflight.trace = trace  # in time, since no response comes before `submit` returns
     start_ns = inflight.request_start_ns
-    trace.submitted(inflight.inputs, start_ns, inflight.queue_start_ns or start_ns)
+    trace.on_submit(inflight.inputs, start_ns, inflight.queue_start_ns or start_ns)
     return inflight
 
 

@@ -108,7 +108,7 @@ def without_owner(name: str) -> str:
     return name.rpartition("/")[2] or name
 
 
-def unserved(present: Iterable[int], served: Collection[int]) -> str:
+def describe_unserved(present: Iterable[int], served: Collection[int]) -> str:
     """Return a message about the versions in a model's folder that its policy leaves out; empty if there are none."""
     left = sorted(set(present).difference(served))
     if not left:

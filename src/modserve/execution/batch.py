@@ -69,7 +69,7 @@ def respond_with(
     ]
 
 
-def checked(outputs: object, config: ModelConfig) -> Values:
+def check_outputs(outputs: object, config: ModelConfig) -> Values:
     """Return an engine's result if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
         raise internal(
@@ -84,12 +84,12 @@ def on_host(outputs: Values) -> Mapping[str, Array]:
     return {name: value.array if isinstance(value, Tensor) else value for name, value in outputs.items()}
 
 
-def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
-    """Copy the outputs of an engine that uses their memory again. Raises as `checked`."""
-    return {name: as_array(name, value, config).copy() for name, value in checked(outputs, config).items()}
+def copy_outputs(outputs: object, config: ModelConfig) -> dict[str, Array]:
+    """Copy the outputs of an engine that uses their memory again. Raises as `check_outputs`."""
+    return {name: as_array(name, value, config).copy() for name, value in check_outputs(outputs, config).items()}
 
 
-def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
+def merge_output_names(members: Sequence[Inflight]) -> tuple[str, ...]:
     """Return the outputs that at least one of the requests must have."""
     names = members[0].output_names
     for inflight in members:
@@ -112,7 +112,7 @@ def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, ver
         return [InferenceResponse(config.name, version, tensors, alone.request.id)]
     batching = config.batching
     rows = sum([inflight.batch_size for inflight in members]) if batching else 0
-    columns = {name: _column(name, outputs, rows, config) for name in requested_outputs(members)}
+    columns = {name: _column(name, outputs, rows, config) for name in merge_output_names(members)}
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
@@ -194,9 +194,9 @@ def single(
     for name in member.output_names:
         output = outputs.get(name)
         if type(output) is Tensor:
-            tensors[name] = _handed_on(name, output, rows, config)
+            tensors[name] = _hand_on(name, output, rows, config)
         elif isinstance(output, Tensor):
-            tensors[name] = _handed_on(name, _placed(name, output, member), rows, config)
+            tensors[name] = _hand_on(name, _place(name, output, member), rows, config)
         elif name in outputs:
             tensors[name] = _whole(name, outputs, rows, config, member)
     for key, value in parameters.items():
@@ -208,7 +208,7 @@ def single(
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
 
 
-def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
+def _place(name: str, output: Tensor, member: Inflight) -> Tensor:
     """Return an output on the host, unless its receiver takes it on a device."""
     if name in member.device_outputs:
         return output
@@ -224,7 +224,7 @@ def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) 
     return _as_clients_see(name, output, spec, config)
 
 
-def _handed_on(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
+def _hand_on(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
     """Return `_as_it_is`, but pass on and log what the configuration does not promise, as Triton does."""
     spec = config.outputs_by_name[name]
     shape = output.shape

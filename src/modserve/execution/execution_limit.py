@@ -49,12 +49,12 @@ class ExecutionLimit(Generic[InstanceT]):
     def __repr__(self) -> str:
         return f"ExecutionLimit({self.limit_ns / 1e6:g} ms, {len(self._jobs)} under way)"
 
-    def started(self, instance: InstanceT, job: Job) -> None:
+    def on_start(self, instance: InstanceT, job: Job) -> None:
         self._jobs[job] = instance
         if self._timer is None:
             self._timer = self._clock.call_at(self._clock.now_ns() + self.limit_ns, self._look)
 
-    def ended(self, job: Job) -> bool:
+    def on_end(self, job: Job) -> bool:
         """Record that a job is over. False if it was over before, since it took too long."""
         return self._jobs.pop(job, None) is not None
 

@@ -156,7 +156,7 @@ class ThreadInstance(Instance):
             if may_inline and not getattr(engine, "data_dependent", True):
                 self.inline_rule = InlineRule()
         self._done = done
-        self._deliver = self._heard if config.decoupled else deliver
+        self._deliver = self._on_report if config.decoupled else deliver
         self._deliver_on_loop = deliver
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._runner = InstanceThread(self._work, name)
@@ -170,7 +170,7 @@ class ThreadInstance(Instance):
         job = self._runner.job
         return [] if job is None or self._given_up else [job.timing]
 
-    def _heard(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
+    def _on_report(self, running: RequestProgress, report: RequestReport | Stamp) -> None:
         self.heard_ns = time.monotonic_ns()
         self._deliver_on_loop(running, report)
 
@@ -227,7 +227,7 @@ class ThreadInstance(Instance):
             if self._batch_work.begin(job):
                 self._run(job)
         except BaseException as error:
-            self._batch_work.failed(job, error)
+            self._batch_work.fail(job, error)
         timing = job.timing
         timing.compute_end_ns = time.monotonic_ns()
         if self.max_ahead:

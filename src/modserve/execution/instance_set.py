@@ -57,7 +57,7 @@ class InstanceSet:
         self._make_samples = make_samples
         self._revival: Revival | None = None
         if make is not None and clock is not None:
-            self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._revived, self._revival_failed)
+            self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._on_revived, self._revival_failed)
         self._instances: dict[int, Instance] = {}
         """Instances by number."""
         self._once_lost: set[int] = set()
@@ -124,7 +124,7 @@ class InstanceSet:
         del self._warming[instance]
         on_end(ran)
 
-    def lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
+    def on_lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
         """Handle instances lost to generated warm-up data: others are made, and serve without it."""
         self._make_samples = None
         self._lose(self._instances[number], error)
@@ -201,7 +201,7 @@ class InstanceSet:
     def _lose(self, instance: Instance, error: InstanceLostError) -> None:
         """Take a lost instance out of service: fail what it still owes, and start a revival."""
         if (warming := self._warming.get(instance)) is not None:
-            warming.lost(error)
+            warming.on_lost(error)
             return
         if instance in self.leaving:
             text = "model '%s': an instance was lost while it was being removed: %s"
@@ -218,7 +218,7 @@ class InstanceSet:
         self._fail_open(instance, error)
         wait = "it will not be replaced"
         if self._revival is not None:
-            wait_ns = self._revival.lost(instance.number, instance.close)
+            wait_ns = self._revival.revive(instance.number, instance.close)
             wait = f"a new one will be made in {wait_ns / 1e9:g} s"
         _log.error("%s; %s", error.message, wait)
         self._tell_of_loss(instance.number, error, again=False)
@@ -235,9 +235,9 @@ class InstanceSet:
         try:
             self._owner.slot_lost(number, error, again or self._revival is None)
         except Exception:
-            self._settlement.misbehaved("notifying its scheduler of a lost instance")
+            self._settlement.log_exception("notifying its scheduler of a lost instance")
 
-    def _revived(self, number: int, engine: Executor) -> None:
+    def _on_revived(self, number: int, engine: Executor) -> None:
         name = self._instances[number].name if number in self._instances else "removed"
         try:
             instance = self._instance(number, name, engine)
@@ -261,9 +261,9 @@ class InstanceSet:
         if (error := making.exception()) is not None:
             self._stays_cold(instance, from_exception(error, "its warm-up failed"))
         else:
-            self._start_warming(instance, making.result(), partial(self._warmed, instance))
+            self._start_warming(instance, making.result(), partial(self._on_warm, instance))
 
-    def _warmed(self, instance: Instance, ran: list[Ran]) -> None:
+    def _on_warm(self, instance: Instance, ran: list[Ran]) -> None:
         if (error := failure_of(ran)) is None:
             self._take_in(instance)
         else:
@@ -274,7 +274,7 @@ class InstanceSet:
         if instance.number not in self._instances:
             self._leave(instance)
         elif self._revival is not None:
-            self._revival_failed(instance.number, error, self._revival.lost(instance.number, instance.close))
+            self._revival_failed(instance.number, error, self._revival.revive(instance.number, instance.close))
 
     def _take_in(self, instance: Instance) -> None:
         if instance.number not in self._instances:
@@ -304,7 +304,7 @@ class InstanceSet:
         try:
             self._owner.slot_free()
         except Exception:
-            self._settlement.misbehaved("notifying its scheduler of a free instance")
+            self._settlement.log_exception("notifying its scheduler of a free instance")
 
     def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
         """Run `callback` on the event loop from any thread: one hop per batch, or per response of a single request."""

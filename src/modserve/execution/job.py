@@ -12,7 +12,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Array
 from modserve.core.version import ModelId
 
-from .batch import checked, copied, merge, on_devices, on_host, requested_outputs, single, split
+from .batch import check_outputs, copy_outputs, merge, merge_output_names, on_devices, on_host, single, split
 from .item_shapes import ItemShapes
 from .memory import EngineMemory
 from .padding import PaddedLayout
@@ -145,13 +145,13 @@ class Work:
         elif self._layout is not None:
             inputs = self._layout.merge(rows, job.timing)
             if self._memory is not None:
-                inputs = self._memory.moved(inputs)
+                inputs = self._memory.move(inputs)
         elif self._memory is not None:
             inputs = self._memory.merge(rows)
         else:
             inputs = merge(rows)
         job.timing.compute_input_end_ns = time.monotonic_ns()
-        names = requested_outputs(rows)
+        names = merge_output_names(rows)
         if config.state_outputs:
             names = tuple(dict.fromkeys((*names, *config.state_outputs)))
         return inputs, names
@@ -161,7 +161,7 @@ class Work:
         rows, config = job.rows, self._config
         outputs: Values
         if self._reuses_outputs or type(result) is not dict:
-            outputs = (copied if self._reuses_outputs else checked)(result, config)
+            outputs = (copy_outputs if self._reuses_outputs else check_outputs)(result, config)
         else:
             outputs = result
         if self._layout is None:
@@ -216,15 +216,17 @@ class Work:
         for request, final in zip(job.requests, finals, strict=True):
             request.respond(final.outputs, parameters=final.parameters, final=True, wait=False)
 
-    def lost(self, error: InstanceLostError) -> InstanceLostError:
+    def name_instance(self, error: InstanceLostError) -> InstanceLostError:
         """Return the same error, with the instance's name."""
         if error.message.startswith(self._who):
             return error
         return InstanceLostError(f"{self._who} was lost: {error.message}")
 
-    def failed(self, job: Job, error: BaseException) -> None:
+    def fail(self, job: Job, error: BaseException) -> None:
         """Fail the job's requests with the error that an engine raised."""
-        job.error = self.lost(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
+        job.error = (
+            self.name_instance(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
+        )
         if error is not job.error:
             job.error.__cause__ = error
         # Before there are outputs, it is the engine that refuses, or memory that does not suffice for all. With outputs

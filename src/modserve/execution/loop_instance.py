@@ -1,6 +1,6 @@
 """Instances on the event loop, for engines that start an execution and report its end later.
 
-Between `start` and `done` an execution is in `_executions`; what waits for its turn is in `_waiting`. An execution
+Between `start` and `on_done` an execution is in `_executions`; what waits for its turn is in `_waiting`. An execution
 leaves `_executions` exactly once, on the event loop's thread: by the engine's `done`, by the instance's loss, or by its
 end. Later calls for it are ignored. The engine's calls reach the pool in order, on the event loop's thread, and never
 inside a call of `start`, when the pool is not ready for them. `_posted` keeps that order.
@@ -156,7 +156,7 @@ class LoopInstance(Instance):
     def _begin(self, execution: "_Execution") -> None:
         job, work, engine = execution.job, self._work, self._engine
         if not self._attached:
-            self._later(partial(self._failed, execution, unavailable(f"instance '{self.name}' has been closed")))
+            self._later(partial(self._on_failure, execution, unavailable(f"instance '{self.name}' has been closed")))
         elif not work.begin(job):
             self._later(partial(self._over, execution))
         elif not self._merges:
@@ -164,22 +164,22 @@ class LoopInstance(Instance):
             self._call(execution, partial(cast(AsyncRequestInstance, engine).start_requests, requests, execution))
         elif self._is_large(job):
             merging = self.loop.run_in_executor(None, work.inputs, job)
-            merging.add_done_callback(partial(self._merged, execution))
+            merging.add_done_callback(partial(self._on_merged, execution))
         else:
             try:
                 inputs, names = work.inputs(job)
             except BaseException as error:
-                self._later(partial(self._failed, execution, error))
+                self._later(partial(self._on_failure, execution, error))
                 return
             self._call(execution, partial(cast(AsyncInstance, engine).start, inputs, names, execution))
 
-    def _merged(
+    def _on_merged(
         self, execution: "_Execution", merging: "asyncio.Future[tuple[dict[str, Array], tuple[str, ...]]]"
     ) -> None:
         if execution not in self._executions or merging.cancelled():
             return
         if (error := merging.exception()) is not None:
-            self._failed(execution, error)
+            self._on_failure(execution, error)
             return
         self._call(execution, partial(cast(AsyncInstance, self._engine).start, *merging.result(), execution))
 
@@ -192,16 +192,16 @@ class LoopInstance(Instance):
         finally:
             self._starting = False
 
-    def done(self, execution: "_Execution", outcome: "Outcome") -> None:
+    def on_done(self, execution: "_Execution", outcome: "Outcome") -> None:
         """Report, on any thread, that the engine has ended an execution."""
-        self._post(partial(self._ended, execution, outcome, time.monotonic_ns()))
+        self._post(partial(self._on_end, execution, outcome, time.monotonic_ns()))
 
-    def _ended(self, execution: "_Execution", outcome: "Outcome", now_ns: int) -> None:
+    def _on_end(self, execution: "_Execution", outcome: "Outcome", now_ns: int) -> None:
         if execution not in self._executions:
             return
         job = execution.job
         if isinstance(outcome, BaseException):
-            self._failed(execution, outcome)
+            self._on_failure(execution, outcome)
             return
         job.timing.compute_output_start_ns = now_ns
         if not self._merges:
@@ -209,7 +209,7 @@ class LoopInstance(Instance):
                 try:
                     self._work.respond(job, cast(Sequence[FinalResponse], outcome))
                 except Exception as error:
-                    self._work.failed(job, error)
+                    self._work.fail(job, error)
             self._over(execution)
         elif isinstance(outcome, Mapping) and _size(outcome) > LARGE_BYTES:
             taking = self.loop.run_in_executor(None, self._take, job, outcome)
@@ -222,11 +222,11 @@ class LoopInstance(Instance):
         try:
             self._work.outputs(job, outputs)
         except Exception as error:
-            self._work.failed(job, error)
+            self._work.fail(job, error)
 
-    def _failed(self, execution: "_Execution", error: BaseException) -> None:
+    def _on_failure(self, execution: "_Execution", error: BaseException) -> None:
         if execution in self._executions:
-            self._work.failed(execution.job, error)
+            self._work.fail(execution.job, error)
             self._over(execution)
 
     def _over(self, execution: "_Execution") -> None:
@@ -262,7 +262,7 @@ class LoopInstance(Instance):
 
     def _lose(self, error: InstanceLostError) -> None:
         if self._attached:
-            error = self._work.lost(error)
+            error = self._work.name_instance(error)
             self._on_lost(self, error)
             self._end(error)
 
@@ -274,7 +274,7 @@ class LoopInstance(Instance):
                 self._executions[_Execution(self, job)] = None
             self._waiting.clear()
             for execution in list(self._executions):
-                self._failed(execution, error)
+                self._on_failure(execution, error)
         if attached:
             try:
                 self._engine.detach()
@@ -319,7 +319,7 @@ class _Execution:
         self.job = job
 
     def __call__(self, outcome: "Outcome" = None) -> None:
-        self.instance.done(self, outcome)
+        self.instance.on_done(self, outcome)
 
 
 def _size(outputs: Values) -> int:

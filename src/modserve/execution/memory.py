@@ -37,7 +37,7 @@ class EngineMemory:
             inputs[name] = target
         return inputs
 
-    def moved(self, merged: Mapping[str, Array]) -> dict[str, Array]:
+    def move(self, merged: Mapping[str, Array]) -> dict[str, Array]:
         """Copy inputs that were merged elsewhere. Raises as `merge`."""
         inputs = dict(merged)
         for name, array in merged.items():

@@ -13,7 +13,7 @@ from .instance import Instance
 class PoolOwner(Protocol):
     """Implemented by `models.serving.model.Model`. All methods run on the event loop's thread and never wait."""
 
-    def settled(self, count: int) -> None:
+    def on_settle(self, count: int) -> None:
         """Record that `count` requests have been settled. Calls `InstancePool.see_off` if instances are `leaving`."""
 
     def slot_free(self) -> None:

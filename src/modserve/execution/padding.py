@@ -14,7 +14,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor, format_shape
 
-from .batch import join, requested_outputs, respond_with, take_rows
+from .batch import join, merge_output_names, respond_with, take_rows
 
 _NONE = Padding({})
 
@@ -64,13 +64,13 @@ class PaddedLayout:
         sizes = [inflight.batch_size for inflight in members]
         added = rows_of(sum(sizes), self._sizes) - sum(sizes)
         columns: dict[str, list[Tensor]] = {}
-        for name in requested_outputs(members):
+        for name in merge_output_names(members):
             column = take_rows(name, outputs, [*sizes, added] if added else sizes, config)
             columns[name] = self._cut(name, column, members) if name in unpad else column
         return respond_with(columns, members, config, version)
 
     def _length(self, members: Sequence[Inflight]) -> int:
-        return self._padding.padded(max([inflight.length for inflight in members]))
+        return self._padding.pad_length(max([inflight.length for inflight in members]))
 
     def _mask(self, members: Sequence[Inflight], length: int, rows: int) -> Array:
         """Return ones for elements of requests without a mask, the masks of the others, and zeros for the padding."""

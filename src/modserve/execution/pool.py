@@ -125,16 +125,16 @@ class InstancePool(InstanceSet):
         for inflight in batch:
             inflight.timing = job.timing
             if inflight.trace is not None:
-                inflight.trace.batched(job.timing)
+                inflight.trace.on_batch(job.timing)
         rule = slot.inline_rule
         if rule is None or not rule.on_loop or slot is self._prefetch.opening:
             slot.job = job
             if self._limit is not None:
-                self._limit.started(slot, job)
+                self._limit.on_start(slot, job)
             slot.start(job)
             learner = self._settlement.learner
             if slot.takes_early and self.prefetches and learner is not None:
-                self._prefetch.started(slot, job, learner.expect(batch))
+                self._prefetch.on_start(slot, job, learner.expect(batch))
             return
         thread = self._loop_thread
         thread.look()
@@ -174,7 +174,7 @@ class InstancePool(InstanceSet):
             if self.leaving:
                 self.see_off()  # it may have been dismissed meanwhile
             return
-        if self._limit is not None and not self._limit.ended(job):
+        if self._limit is not None and not self._limit.on_end(job):
             return
         timing = job.timing
         if instance.inline_rule is not None:
@@ -207,7 +207,7 @@ class InstancePool(InstanceSet):
             if self.leaving:
                 self._loop.call_soon(self.see_off)  # once what comes of the execution is settled
             return
-        if self._prefetch.ended(instance):
+        if self._prefetch.on_end(instance):
             return
         self._free.append(instance)
         if instance.max_ahead:
@@ -266,7 +266,7 @@ class InstancePool(InstanceSet):
         instance.job = jobs[-1]
         for one in jobs:
             if self._limit is not None:
-                self._limit.started(instance, one)
+                self._limit.on_start(instance, one)
             instance.start(one)
 
     def _up(self) -> list[Instance]:

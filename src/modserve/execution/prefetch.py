@@ -9,7 +9,7 @@ it should contain all requests that have arrived by then.
 import asyncio
 from collections.abc import Callable
 
-from modserve.core.runtime.failures import guarded
+from modserve.core.runtime.failures import guard
 
 from .instance import Instance
 from .job import Job
@@ -27,9 +27,9 @@ class Prefetch:
         self.opening: Instance | None = None
         """The instance whose place is given out at this moment. Kept by the pool."""
         self._loop = loop
-        self._give_out = guarded("prefetch", give_out)
+        self._give_out = guard("prefetch", give_out)
 
-    def started(self, instance: Instance, job: Job, expected_ns: int) -> None:
+    def on_start(self, instance: Instance, job: Job, expected_ns: int) -> None:
         """Record that a job was started; if `opening`, another one of the instance comes before it."""
         job.expected_ns = expected_ns
         if instance is self.opening:
@@ -37,7 +37,7 @@ class Prefetch:
         else:
             self._time(instance, job)
 
-    def ended(self, instance: Instance) -> bool:
+    def on_end(self, instance: Instance) -> bool:
         """Record the end of an execution; True if its place was given out before."""
         if not instance.prefetched:
             return False

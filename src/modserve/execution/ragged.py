@@ -18,7 +18,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.tensors.tensor import Array, Shape, Tensor, format_shape
 
-from .batch import check_output, join, requested_outputs, respond_with, take_rows
+from .batch import check_output, join, merge_output_names, respond_with, take_rows
 
 Numbers = Sequence[int] | Sequence[Sequence[int]] | Array
 
@@ -74,21 +74,21 @@ class RaggedLayout:
         return merged
 
     def split(self, outputs: Values, members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
-        parts = {name: self._parts(name, outputs, members) for name in requested_outputs(members)}
+        parts = {name: self._parts(name, outputs, members) for name in merge_output_names(members)}
         return respond_with(parts, members, self._config, version)
 
     def _parts(self, name: str, outputs: Values, members: Sequence[Inflight]) -> list[Tensor]:
         source = self._config.batch_outputs.get(name)
         if source is None:
             return take_rows(name, outputs, [inflight.batch_size for inflight in members], self._config)
-        return self._scattered(name, outputs, [inflight.inputs[source] for inflight in members], source)
+        return self._scatter(name, outputs, [inflight.inputs[source] for inflight in members], source)
 
-    def _scattered(self, name: str, outputs: Values, sources: Sequence[Tensor], source: str) -> list[Tensor]:
+    def _scatter(self, name: str, outputs: Values, sources: Sequence[Tensor], source: str) -> list[Tensor]:
         """Return the elements in order, each request's as many as its shape has."""
         config = self._config
         spec = config.outputs_by_name[name]
         flat = check_output(spec, outputs.get(name), config).reshape(-1)
-        shapes = [_filled_in(spec, tensor.shape, config.batching) for tensor in sources]
+        shapes = [_fill_in(spec, tensor.shape, config.batching) for tensor in sources]
         expected = sum(_counts(shapes))
         if expected != flat.size:
             raise internal(
@@ -106,7 +106,7 @@ class RaggedLayout:
         return parts
 
 
-def _filled_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
+def _fill_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
     """Return the shape of an output with its variable dimensions taken from the source.
 
     The dimensions are those that the model sees; the client sees the configured ones, as of any output.

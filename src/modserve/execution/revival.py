@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 from modserve.backends.api import Executor
 from modserve.core.errors import ModserveError, from_exception
-from modserve.core.runtime.failures import count_failure, guarded
+from modserve.core.runtime.failures import count_failure, guard
 
 FIRST_WAIT_NS = 1_000_000_000
 LONGEST_WAIT_NS = 60_000_000_000
@@ -68,7 +68,7 @@ class Revival:
     def __repr__(self) -> str:
         return f"Revival({len(self._timers)} waiting, {len(self._attempts)} under way)"
 
-    def lost(self, number: int, close: Callable[[], None]) -> int:
+    def revive(self, number: int, close: Callable[[], None]) -> int:
         """Revive a lost instance, which `close` closes, blocking. Returns the nanoseconds until the first attempt."""
         if number in self._since and self._clock.now_ns() - self._since[number] >= STEADY_NS:
             self._waits.pop(number, None)
@@ -125,9 +125,9 @@ class Revival:
     def _tell(self, number: int, attempt: "Future[Executor]") -> None:
         """Report a finished attempt to the event loop, from the loading thread."""
         with suppress(RuntimeError):  # the event loop has closed
-            self._on_loop(partial(guarded(_TASK, self._made), number, attempt))
+            self._on_loop(partial(guard(_TASK, self._on_made), number, attempt))
 
-    def _made(self, number: int, attempt: "Future[Executor]") -> None:
+    def _on_made(self, number: int, attempt: "Future[Executor]") -> None:
         if self._ended or attempt.cancelled():
             return
         del self._attempts[number]

@@ -21,7 +21,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.requests.sequence import SequenceId
 from modserve.core.tensors.tensor import Array, Tensor
 
-from .batch import checked, copied, on_host, single
+from .batch import check_outputs, copy_outputs, on_host, single
 
 _log = logging.getLogger(__name__)
 
@@ -221,9 +221,9 @@ class RunningRequest:
         output_start_ns = time.monotonic_ns()
         what: InferenceResponse | ModserveError
         try:
-            values: Values = checked(outputs, self._config)
+            values: Values = check_outputs(outputs, self._config)
             if self._reuses_outputs:
-                values = copied(outputs, self._config)
+                values = copy_outputs(outputs, self._config)
             what = single(values, self.inflight, self._config, self.model_version, parameters)
             states = self.inflight.states
             if states is not None:
@@ -275,7 +275,7 @@ class RunningRequest:
             self._cancellation.callbacks.clear()
         flow = None if final else self.inflight.flow
         if flow is not None:
-            flow.given(outcome.size if isinstance(outcome, InferenceResponse) else 0)
+            flow.on_response(outcome.size if isinstance(outcome, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
         self._deliver(self._running, RequestReport(outcome, final, start_ns, output_start_ns, self._last_ns))
         if flow is None:

@@ -67,7 +67,7 @@ class Settlement:
             try:
                 self.learner.observe(timing, job.members)
             except Exception:
-                self.misbehaved("recording an execution")
+                self.log_exception("recording an execution")
         if job.running:
             self._settle_running(job)
         elif job.error is not None:
@@ -82,7 +82,7 @@ class Settlement:
             try:
                 self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
             except Exception:
-                self.misbehaved("counting an execution")
+                self.log_exception("counting an execution")
         else:
             self._log_failure(job.error, job.members)
         for running in job.running:
@@ -113,12 +113,12 @@ class Settlement:
                 running.ended = True
                 running.home.pop(running, None)
             inflight.settle(None if isinstance(what, Again) else what, report.final)
-            self._owner.settled(0)  # the instance may have been waiting for this to leave
+            self._owner.on_settle(0)  # the instance may have been waiting for this to leave
             return
         kind = "success"
         if isinstance(what, Again):
             running.again = True
-            self._ended(running)
+            self._on_end(running)
             return
         if inflight.cancelled:
             kind = "cancel"
@@ -138,12 +138,12 @@ class Settlement:
                 if not running.responses and kind == "success":
                     self._statistics.record_first_response(inflight, report.end_ns, running.trace_id)
             except Exception:
-                self.misbehaved("counting a response")
+                self.log_exception("counting a response")
         running.responses += 1
         if report.final:
-            self._ended(running)
+            self._on_end(running)
 
-    def _ended(self, running: RequestProgress) -> None:
+    def _on_end(self, running: RequestProgress) -> None:
         """Record that the engine reports no more on a request."""
         running.ended = True
         running.home.pop(running, None)
@@ -165,9 +165,9 @@ class Settlement:
             else:
                 self._statistics.record_successes([inflight], inflight.timing, now_ns, running.trace_id)
         except Exception:
-            self.misbehaved("counting a request")
+            self.log_exception("counting a request")
         self.tell_done([inflight])
-        self._owner.settled(1)
+        self._owner.on_settle(1)
 
     def tell_done(self, members: list[Inflight]) -> None:
         """Tell the scheduler of sequences, if there is one."""
@@ -175,7 +175,7 @@ class Settlement:
             try:
                 self._owner.batch_done(members)
             except Exception:
-                self.misbehaved("notifying its scheduler of finished requests")
+                self.log_exception("notifying its scheduler of finished requests")
 
     def _respond(self, job: Job) -> None:
         statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
@@ -188,7 +188,7 @@ class Settlement:
             else:
                 statistics.record_successes(members, job.timing, now_ns)
         except Exception:
-            self.misbehaved("counting an execution")
+            self.log_exception("counting an execution")
         if len(members) > _AT_ONCE or self._to_tell:
             if not self._to_tell:
                 self._loop.call_soon(self._tell_some)
@@ -196,7 +196,7 @@ class Settlement:
             return
         for index, inflight in enumerate(members):
             inflight.settle(job.responses[index])
-        self._owner.settled(len(members))
+        self._owner.on_settle(len(members))
 
     def _count_settled(self, members: list[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
         """Count the requests of an execution that some did not wait for."""
@@ -214,7 +214,7 @@ class Settlement:
             count += 1
         if waiting:
             self._loop.call_soon(self._tell_some)
-        self._owner.settled(count)
+        self._owner.on_settle(count)
 
     def refuse_late(self, late: list[Inflight]) -> None:
         """Refuse requests that did not run because it was too late when their batch began."""
@@ -235,11 +235,11 @@ class Settlement:
             try:
                 self._statistics.record_failure(inflight, counted, now_ns)
             except Exception:
-                self.misbehaved("counting a failure")
+                self.log_exception("counting a failure")
             inflight.settle(error)
-        self._owner.settled(len(members))
+        self._owner.on_settle(len(members))
 
-    def misbehaved(self, doing: str) -> None:
+    def log_exception(self, doing: str) -> None:
         """Log an exception that must not be raised; the requests go on."""
         _log.exception("model '%s': %s failed", self._model.name, doing)
 

@@ -79,7 +79,7 @@ class WarmUpRun:
         self._started_ns = time.monotonic_ns()
         self._next()
 
-    def lost(self, error: InstanceLostError) -> None:
+    def on_lost(self, error: InstanceLostError) -> None:
         """Fail the warm-up; the instance is gone."""
         self._fail(error)
 
@@ -98,12 +98,12 @@ class WarmUpRun:
             self._fail(error)
             return
         self._left = len(inflights)
-        job = Job(inflights, CLOSE_REASON, on_done=self._done)
+        job = Job(inflights, CLOSE_REASON, on_done=self._on_done)
         for inflight in inflights:
             inflight.timing = job.timing
         self._instance.start(job)
 
-    def _done(self, job: Job) -> None:
+    def _on_done(self, job: Job) -> None:
         """Go on after an executed job, unless an engine that responds to each request by itself is still at it."""
         if self._ended:
             return
@@ -116,7 +116,7 @@ class WarmUpRun:
         elif not self._left:
             self._go_on()
 
-    def settled(self, round_: int, outcome: Outcome, final: bool) -> None:
+    def on_settle(self, round_: int, outcome: Outcome, final: bool) -> None:
         """Record the outcome of a request."""
         if round_ != self._round or self._ended:
             return
@@ -169,7 +169,7 @@ class _Sink:
         self._round = round_
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        self._warming.settled(self._round, outcome, final)
+        self._warming.on_settle(self._round, outcome, final)
 
 
 def failure_of(ran: Sequence[Ran]) -> ModserveError | None:

@@ -200,7 +200,7 @@ class InferenceCall:
 
     def _submit(self, request: InferenceRequest) -> Inflight:
         recorder = self.server.recorder
-        submitter: Submitter = self.servable if recorder is None else recorder.sampled(self.servable, request)
+        submitter: Submitter = self.servable if recorder is None else recorder.sample(self.servable, request)
         if self.trace is None:
             return submitter.submit(request, self, self.now_ns)
         return submit_traced(self.trace, submitter, request, self, self.now_ns)
@@ -282,7 +282,7 @@ class InferenceCall:
         known_as = id, self.origin, "" if trace is None else trace.trace_id
         log.record(self.wire.name, self.model, self.version, self.id, status, error.message, *known_as)
         if self.trace is not None:
-            self.trace.failed(error, status)
+            self.trace.on_failure(error, status)
 
     def identify(self) -> str:
         """Return the `request_id`, made now if there is none."""
@@ -378,9 +378,9 @@ class OutcomeQueue:
 
     def on_first_sent(self, inflight: Inflight | None) -> None:
         """Account for the first outcome of a request `inflight`, which has been sent."""
-        self._unsent.sent()
+        self._unsent.release_first()
         if inflight is not None:
-            inflight.sent()
+            inflight.on_sent()
 
     def close(self) -> None:
         """End the call: no more outcomes are sent."""

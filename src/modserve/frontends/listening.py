@@ -172,7 +172,7 @@ async def listen(
     if tls:
         protocol = partial(_Handshake, protocol, handshakes)
     if unix_socket.path_of(address):
-        opened = unix_socket.opened(address, _BACKLOG)
+        opened = unix_socket.open_listener(address, _BACKLOG)
         server = await loop.create_unix_server(protocol, sock=opened, backlog=_BACKLOG, **_OWN_CLEANUP, **tls)
         own = address.startswith(unix_socket.PREFIX)
         file = unix_socket.SocketFile(opened) if own else None

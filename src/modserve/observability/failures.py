@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from modserve.core.requests import trace_context
 from modserve.core.requests.origin import NOWHERE, Origin, Proxies
-from modserve.core.runtime.failures import guarded
+from modserve.core.runtime.failures import guard
 from modserve.core.runtime.log_limit import LogLimit
 
 from .logging import MOST_MESSAGE, MOST_NAME, address_text, escape, quote
@@ -146,7 +146,7 @@ class FailureLog:
             self._left_out += 1
             if self._left_out == 1:
                 later = self._call_later or asyncio.get_running_loop().call_later
-                later(self._limit.rest, guarded("failure_log", self._log_left_out))
+                later(self._limit.rest, guard("failure_log", self._log_left_out))
             return
         parts = [f"{protocol} request failed"]
         if model:

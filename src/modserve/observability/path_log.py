@@ -54,10 +54,10 @@ class PathLog:
         if self._trace is not None:
             self._trace.stamp(activity, ns)
 
-    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+    def on_submit(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         if self._trace is not None:
             self._trace.request_id = self.request_id
-            self._trace.submitted(inputs, start_ns, queue_start_ns)
+            self._trace.on_submit(inputs, start_ns, queue_start_ns)
         self._start_ns, self._queued_ns = start_ns, queue_start_ns
         size = sum(tensor.size for tensor in inputs.values())
         id = f", id {quote(self.request_id)}" if self.request_id else ""
@@ -67,9 +67,9 @@ class PathLog:
         )
         self._say(text)
 
-    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+    def on_settle(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
         if self._trace is not None:
-            self._trace.settled(outcome, final, timing)
+            self._trace.on_settle(outcome, final, timing)
         if isinstance(outcome, InferenceResponse):
             self._model = ModelId(self._model.name, outcome.model_version)
             came = f"a response of {outcome.size} bytes"
@@ -83,18 +83,18 @@ class PathLog:
         else:
             self._say(came)
 
-    def batched(self, timing: ExecutionTiming) -> None:
+    def on_batch(self, timing: ExecutionTiming) -> None:
         if self._trace is not None:
-            self._trace.batched(timing)
+            self._trace.on_batch(timing)
 
     def link(self, other: RequestTrace) -> None:
         trace = other._trace if isinstance(other, PathLog) else other
         if self._trace is not None and trace is not None:
             self._trace.link(trace)
 
-    def failed(self, error: ModserveError, status: int | str) -> None:
+    def on_failure(self, error: ModserveError, status: int | str) -> None:
         if self._trace is not None:
-            self._trace.failed(error, status)
+            self._trace.on_failure(error, status)
 
     def child(self, model: ModelId) -> "PathLog":
         return PathLog(self._known_as, model, None if self._trace is None else self._trace.child(model), step=True)

@@ -108,16 +108,16 @@ class Trace:
             self.size += _STAMP_SIZE
             self.records.append(TraceRecord(ns or time.monotonic_ns(), activity))
 
-    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+    def on_submit(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         self.stamp("REQUEST_START", start_ns)
         self.stamp("QUEUE_START", queue_start_ns)
         self._tensors("TENSOR_QUEUE_INPUT", inputs, queue_start_ns)
 
-    def batched(self, timing: ExecutionTiming) -> None:
+    def on_batch(self, timing: ExecutionTiming) -> None:
         if self.spans is not None and not self._ended:
             self._owner.batches.join(self.spans, self.model, timing)
 
-    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+    def on_settle(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
         now_ns = time.monotonic_ns()
         if isinstance(outcome, InferenceResponse):
             self.model = ModelId(self.model.name, outcome.model_version)  # one of those that a routing chooses from
@@ -146,7 +146,7 @@ class Trace:
         if self.spans is not None and isinstance(other, Trace) and other.spans is not None:
             self.spans.links.append(other.spans.own)
 
-    def failed(self, error: ModserveError, status: int | str) -> None:
+    def on_failure(self, error: ModserveError, status: int | str) -> None:
         self.refusal = _failure(error, status)
 
     def end(self) -> None:

@@ -75,7 +75,7 @@ def resource_of(settings: SpanSettings, name: str) -> Resource:
 
 
 @dataclass(eq=False)
-class Losses:
+class ExportStats:
     """Counts spans, and says in the log that some are lost: at once, and then now and then."""
 
     clock: Callable[[], float] = time.monotonic
@@ -114,7 +114,7 @@ class Losses:
 class _CountingExporter(SpanExporter):
     """Exporter that counts, on the library's thread."""
 
-    def __init__(self, inner: SpanExporter, losses: Losses) -> None:
+    def __init__(self, inner: SpanExporter, losses: ExportStats) -> None:
         self._inner = inner
         self._losses = losses
 
@@ -140,7 +140,7 @@ class _CountingExporter(SpanExporter):
 class _Reasons(logging.Handler):
     """Keeps what the library's exporter logs, in place of a line for each attempt."""
 
-    def __init__(self, losses: Losses) -> None:
+    def __init__(self, losses: ExportStats) -> None:
         super().__init__(logging.WARNING)
         self._losses = losses
 
@@ -156,7 +156,7 @@ class Spans:
     """
 
     def __init__(self, settings: SpanSettings, name: str, exporter: SpanExporter | None = None) -> None:
-        self.losses = Losses()
+        self.losses = ExportStats()
         self._most = settings.bsp_max_queue_size
         self._exporter = default_exporter(settings) if exporter is None else exporter
         self._resource = resource_of(settings, name)

@@ -43,7 +43,7 @@ class Watchdog:
 
     Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing. `imports` has the engines whose import ran after a
     moment of `time.monotonic_ns`: a lag in which the loop's own thread hardly computed is theirs, and no warning.
-    Nor is the time that `collected_ns` says was spent, since such a moment, on ordered collections of garbage.
+    Nor is the time that `last_collection_ns` says was spent, since such a moment, on ordered collections of garbage.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ from modserve.repository.control import ControlMode, ControlOptions
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.resources import allocator
-from modserve.resources.garbage import Freezer, collected_ns, set_aside
-from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.garbage import Freezer, last_collection_ns, set_aside
+from modserve.resources.machine_memory import read_memory_limit
 from modserve.resources.quotas import Quotas
 from modserve.resources.shared_memory import SharedMemory
 from modserve.routing.routings import Routings
@@ -101,7 +101,7 @@ class InferenceServer(LocalServer):
         engine_metrics = MetricStore(prometheus.RESERVED, prometheus.GENERATION)
         self.cores = max(1, available_cores() // workers)
         """Cores for this process, of those that the machine lets all workers have."""
-        memory = MemoryBudget((allowed_memory() // 2 if memory_limit is None else memory_limit) // workers)
+        memory = MemoryBudget((read_memory_limit() // 2 if memory_limit is None else memory_limit) // workers)
         routings = Routings(memory) if member is None else Routings(memory, member.roll_back_elsewhere)
         table = ModelTable(settings.strict_version_readiness, routings)
         table.suggests_names = not (settings.auth_file or settings.api_key)
@@ -160,7 +160,7 @@ class InferenceServer(LocalServer):
     def _residency(self, table: ModelTable, workers: int, meter: Meter) -> Residency:
         """Return the residency of models in memory. Workers share the limit: each has models of its own."""
         settings = self.settings
-        limit = settings.model_memory_limit.of(allowed_memory()) // workers
+        limit = settings.model_memory_limit.of(read_memory_limit()) // workers
         if settings.model_memory_limit != MemoryLimit() and not limit:
             _log.warning("--model-memory-limit has no effect: the system does not report the size of its memory")
         return Residency(
@@ -168,7 +168,7 @@ class InferenceServer(LocalServer):
             lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
             idle_ns=settings.model_idle_unload_secs * 10**9,
             wait_ns=settings.model_memory_wait_secs * 10**9,
-            borrowers=Borrowers(table.loans.lent, table.loans.returned),
+            borrowers=Borrowers(table.loans.lent, table.loans.wait_until_returned),
             meter=meter,
             on_health=lambda: self.changes.notify(),
         )
@@ -247,7 +247,7 @@ async def serve(
     _handle_signals(stopping, logs, of_terminal)
     server = InferenceServer(settings, logs=logs, member=member)
     loop = asyncio.get_running_loop()
-    freezer = Freezer(loop, server.ready_models, server.ended_requests)
+    freezer = Freezer(loop, server.ready_models, server.count_ended_requests)
     set_aside()  # else the imports of large engines set off one full collection after the other
     backends.registry.after_import = set_aside
     if (library := allocator.glibc()) is not None:
@@ -262,7 +262,7 @@ async def serve(
         return 1
     with ExitStack() as stack:
         stack.enter_context(background_threads(server.cores))
-        watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since, collected_ns)
+        watchdog = Watchdog(settings.event_loop_warning_ms, backends.registry.imports_since, last_collection_ns)
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member, access, audit)
             if member is not None:
@@ -289,7 +289,7 @@ async def serve(
                         await server.drain()
                     elif not opened and not await open_ports():
                         return False
-                    member.served()
+                    member.on_served()
                     await member.all_served()
                     await listeners.accept()
                 if opened and server.phase is Phase.RUNNING:
@@ -303,7 +303,7 @@ async def serve(
             stack.enter_context(watchdog)
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library, allocator.usage(library)).stop)
-            stack.enter_context(server.changes.listening(freezer.changed))
+            stack.enter_context(server.changes.listening(freezer.on_change))
             stack.enter_context(listeners.page.counting())
             loading = tasks.create_task(load())
             waiting = tasks.create_task(stopping.wait())

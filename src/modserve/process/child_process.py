@@ -127,7 +127,7 @@ def start(command: Sequence[str]) -> int:
         os._exit(1)
 
 
-def reaped() -> list[tuple[int, ExitStatus]]:
+def reap() -> list[tuple[int, ExitStatus]]:
     """Return every child that has ended, orphans included, by its process id."""
     endings: list[tuple[int, ExitStatus]] = []
     while True:

@@ -83,7 +83,7 @@ def models_table(entries: Sequence[IndexEntry], *, logged: bool = False) -> str:
         version = "-" if entry.version is None else str(entry.version)
         load_time = f"{entry.load_ns / 1e9:.3f} s" if entry.load_ns else "-"
         rows.append((escape(entry.name), version, entry.state.value, load_time))
-    heading, rule, *lines = _aligned(rows)
+    heading, rule, *lines = _align(rows)
     out = [heading, rule]
     for line, entry in zip(lines, entries, strict=True):
         out.append(line)
@@ -100,7 +100,7 @@ def engines_table(entries: Sequence[BackendEntry]) -> str:
     """Return a table of the backends, the missing ones last, each with the command that installs it."""
     rows = [("backend", "library", "loads")]
     rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]
-    heading, rule, *lines = _aligned(rows)
+    heading, rule, *lines = _align(rows)
     out = [heading, rule]
     for index, (line, each) in enumerate(zip(lines, entries, strict=True)):
         if not each.installed and (not index or entries[index - 1].installed):
@@ -111,7 +111,7 @@ def engines_table(entries: Sequence[BackendEntry]) -> str:
     return "\n".join(out)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the first row, a line below it, and the others, with spaces so that columns begin below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]

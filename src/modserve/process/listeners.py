@@ -23,7 +23,7 @@ from modserve.observability.families import Family, family, format_labels
 from modserve.observability.logging import Logs
 from modserve.observability.watchdog import Watchdog
 from modserve.resources import posix
-from modserve.resources.machine_memory import allowed_memory, container_memory
+from modserve.resources.machine_memory import container_memory, read_memory_limit
 from modserve.server import Server
 from modserve.server.local import LocalServer
 from modserve.settings import GrpcSettings, HttpSettings, Settings
@@ -79,7 +79,7 @@ def audit_log(settings: Settings, logs: Logs | None) -> "AuditLog | None":
 def grpc_settings(settings: Settings, reuse_port: bool) -> GrpcSettings:
     """Return the settings of gRPC, with a limit on messages: a message is in memory as a whole before it is read."""
     grpc = settings.grpc
-    most = min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8) if grpc.max_message is None else grpc.max_message
+    most = min(_LONGEST_GRPC_MESSAGE, read_memory_limit() // 8) if grpc.max_message is None else grpc.max_message
     return replace(grpc, max_message=most, reuse_port=grpc.reuse_port or reuse_port)
 
 
@@ -191,7 +191,7 @@ class Listeners:
             health = {"/v2/health/live": partial(probes.live, front), "/v2/health/ready": partial(probes.ready, front)}
             app = MetricsApplication(render, prometheus.CONTENT_TYPE, openmetrics, fine, self._elsewhere, health)
             if authority is not None:
-                app = guarded_page(app, authority, server, open_page="metrics" in settings.auth_open)
+                app = guard_page(app, authority, server, open_page="metrics" in settings.auth_open)
         if http.allow:
             own, public = (http, False) if admin is None else (replace(http, console=False), True)
             page_here = None if public else app
@@ -367,7 +367,7 @@ def _times(name: str, text: str, label: str, times: Mapping[str, float]) -> Fami
     return family(name, "gauge", text, [(format_labels({label: of}), time_s) for of, time_s in times.items()])
 
 
-def guarded_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
+def guard_page(app: AsgiApp, authority: "Authority", server: Server, *, open_page: bool) -> AsgiApp:
     """Return the page of metrics, for callers that may read about all models, and health as at other ports."""
     from modserve.access.calls import HEALTH, METRICS, OPEN
     from modserve.frontends.http.guard import GuardedApp

@@ -8,7 +8,7 @@ from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.statistics.load_report import LoadReport
 from modserve.execution.placement import available_cores
 from modserve.observability.load_meter import LoadMeter
-from modserve.resources.machine_memory import allowed_memory
+from modserve.resources.machine_memory import read_memory_limit
 from modserve.server.local import LocalServer
 
 _EVERY: Final = 0.1
@@ -30,7 +30,7 @@ def load_reporter(
         server.ready_models,
         server.engine_metrics,
         cores=max(1, available_cores() // workers),
-        memory=allowed_memory(),
+        memory=read_memory_limit(),
         workers=workers,
         names=access is None,
     )

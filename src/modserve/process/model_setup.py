@@ -36,7 +36,7 @@ class NamedFiles(NamedTuple):
         return (*self.files, *self.directories)
 
 
-def named_files(settings: Settings) -> NamedFiles:
+def read_named_files(settings: Settings) -> NamedFiles:
     """Raises INVALID_ARG for what is no model, or no repository's model, and for a name that two models have."""
     files: dict[str, StandaloneModel] = {}
     directories: dict[str, Path] = {}
@@ -79,7 +79,7 @@ def repositories(settings: Settings) -> list[Repository]:
     places = repositories_at(
         settings.repositories, cache, timeout_s, config_name=config_name, outside_links=outside_links
     )
-    files, directories = named_files(settings)
+    files, directories = read_named_files(settings)
     places += [DirectoryRepository(path, outside_links=outside_links) for path in directories.values()]
     measured = settings.default_backend == "auto"
     if files:
@@ -107,7 +107,7 @@ def models_to_load(settings: Settings) -> tuple[str, ...]:
     """Return the models that mode explicit loads at the start: named by the options, one by one or by --load-model."""
     if settings.model_control_mode != "explicit" or ALL in settings.load_model:
         return settings.load_model
-    return tuple(dict.fromkeys((*settings.load_model, *named_files(settings).names, *settings.python_model)))
+    return tuple(dict.fromkeys((*settings.load_model, *read_named_files(settings).names, *settings.python_model)))
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:

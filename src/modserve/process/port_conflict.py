@@ -40,14 +40,14 @@ def command(words: Sequence[str]) -> str:
     if program[0] != "modserve":
         program[:1] = [*program[:1], "-m", "modserve"]
     shown = words[1:] if words[:1] == ["serve"] else words
-    return " ".join([*map(shlex.quote, program), *map(_shown, shown)])
+    return " ".join([*map(shlex.quote, program), *map(_format_word, shown)])
 
 
 def _program() -> str:
     return "modserve" if Path(sys.argv[0]).name == "modserve" else sys.orig_argv[0]
 
 
-def _shown(word: str) -> str:
+def _format_word(word: str) -> str:
     name, equals, value = word.partition("=")
     if equals and (_is_secret(name) or ("@" in value and "://" in value)):
         return f"{name}=…"

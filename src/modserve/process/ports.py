@@ -29,7 +29,7 @@ class RefusedPort:
     @property
     def place(self) -> str:
         if unix_socket.path_of(self.address):
-            return unix_socket.shown(self.address)
+            return unix_socket.format_address(self.address)
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     @property
@@ -64,13 +64,13 @@ class PortError(Exception):
 def _text(refusals: Sequence[RefusedPort]) -> str:
     first, *others = refusals
     if others and all(each.in_use and each.user == first.user for each in refusals):
-        places = listed([f"{each.place} ({each.name})" for each in refusals])
-        options = listed([f"'{each.option}'" for each in refusals])
+        places = join_words([f"{each.place} ({each.name})" for each in refusals])
+        options = join_words([f"'{each.option}'" for each in refusals])
         return f"cannot open the ports {places}: they are in use{_by(first.user)}; {options} choose others"
     return "; ".join(each.sentence for each in refusals)
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return one or more words as a list in a sentence."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 

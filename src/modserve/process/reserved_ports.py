@@ -32,13 +32,13 @@ class Reservation:
             with opening(name, address, port):
                 listening = unix_socket.listening(path, _BACKLOG)
             self.sockets.append(listening)
-            self.options.append(f"--{name.lower()}-address={unix_socket.inherited_address(listening)}")
+            self.options.append(f"--{name.lower()}-address={unix_socket.format_inherited(listening)}")
             return
         with opening(name, address, port):
             if port and not shared:
-                for probe in _bound(address, port, share=False):
+                for probe in _bind(address, port, share=False):
                     probe.close()
-            bound = _bound(address, port, share=True)
+            bound = _bind(address, port, share=True)
             self.sockets += bound
         number = bound[0].getsockname()[1]
         self.options.append(RefusedPort(name, address, 0, "").option_with(number))
@@ -74,7 +74,7 @@ def reserve(settings: Settings) -> Reservation:
     return reservation
 
 
-def _bound(address: str, port: int, share: bool) -> list[socket.socket]:
+def _bind(address: str, port: int, share: bool) -> list[socket.socket]:
     """Return a bound socket for each address of `address`, all with one number. Raises OSError.
 
     Those that this machine does not have are left out, as long as there is one that it has.

@@ -33,7 +33,7 @@ from modserve.core.runtime import unix_socket
 from modserve.observability.logging import Logs
 from modserve.workers.identity import STOPPING, WorkerIdentity
 
-from .child_process import HARMLESS, BackOff, ExitStatus, Signals, reaped, start
+from .child_process import HARMLESS, BackOff, ExitStatus, Signals, reap, start
 
 _log = logging.getLogger("modserve.supervisor")
 
@@ -142,7 +142,7 @@ class Supervisor:
             self._send_all(signal.SIGTERM)
             self._send_all(signal.SIGKILL)
 
-    def signalled(self, number: int, now_s: float) -> None:
+    def on_signal(self, number: int, now_s: float) -> None:
         """A signal requests the end, or is one of `HARMLESS`."""
         if number in HARMLESS:
             self._send_all(number)
@@ -167,7 +167,7 @@ class Supervisor:
             self._next_s += notice_s
         self.stopping = True
 
-    def ended(self, pid: int, end: ExitStatus, now_s: float) -> None:
+    def on_end(self, pid: int, end: ExitStatus, now_s: float) -> None:
         """A process has ended, which may be a child that serves."""
         child = next((each for each in self._children if each.pid == pid), None)
         if child is None:
@@ -272,12 +272,12 @@ def supervise(supervisor: Supervisor, on_hang_up: Callable[[], None] = lambda: N
             number = signal.SIGTERM
         now_s = time.monotonic()
         if number == signal.SIGCHLD:
-            for pid, end in reaped():
-                supervisor.ended(pid, end, now_s)
+            for pid, end in reap():
+                supervisor.on_end(pid, end, now_s)
         elif number is not None:
             if number == signal.SIGHUP:
                 on_hang_up()
-            supervisor.signalled(number, now_s)
+            supervisor.on_signal(number, now_s)
         supervisor.turn(now_s)
     return supervisor.code
 

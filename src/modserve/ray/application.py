@@ -39,11 +39,11 @@ def app(
 
     Raises `ModserveError` if Ray is not installed, or for an option that has no effect here.
     """
-    return bound(checked(model_repository, serve_options), target_pending, deployment or {}, revision)
+    return bind(make_settings(model_repository, serve_options), target_pending, deployment or {}, revision)
 
 
-def bound(settings: Settings, target_pending: float, deployment: Mapping[str, Any], revision: str) -> Any:
-    """Return the application of settings that are `checked`. Raises `ModserveError` as `app` does."""
+def bind(settings: Settings, target_pending: float, deployment: Mapping[str, Any], revision: str) -> Any:
+    """Return the application of settings from `make_settings`. Raises `ModserveError` as `app` does."""
     if target_pending <= 0:
         raise invalid(f"target_pending is {target_pending}, expected a number above 0")
     options = deployment_options(dict(deployment), target_pending)
@@ -67,7 +67,7 @@ def check_installed() -> None:
         raise ModserveError(Code.UNSUPPORTED, f"Ray Serve is not installed: {pip_install('ray')} ({error})") from None
 
 
-def checked(model_repository: str | Path, serve_options: Mapping[str, Any]) -> Settings:
+def make_settings(model_repository: str | Path, serve_options: Mapping[str, Any]) -> Settings:
     """Return the settings of each replica. Raises INVALID_ARG for those that only a server with its own ports has."""
     options = dict(serve_options)
     if model_repository:

@@ -171,7 +171,7 @@ class ProxyCalls:
         self._open: set[asyncio.Task[None]] = set()
         self.rpcs = rpc_table(server, options, self._dispatcher.inflater, self._streams)
 
-    async def ended(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Return when no stream is under way."""
         while self._open:
             await asyncio.wait(list(self._open))

@@ -10,7 +10,7 @@ from modserve.access.authority import Authority
 from modserve.frontends.http.wire.context import AsgiApp
 from modserve.frontends.metrics import PATHS, MetricsApplication
 from modserve.observability import families, prometheus
-from modserve.process.listeners import guarded_page
+from modserve.process.listeners import guard_page
 from modserve.process.metrics_page import MetricsPage
 from modserve.server.local import LocalServer
 from modserve.settings import Settings
@@ -36,7 +36,7 @@ def with_page(
     tally.sources[PAGE] = samples
     served: AsgiApp = MetricsApplication(page, prometheus.CONTENT_TYPE)
     if authority is not None:
-        served = guarded_page(served, authority, server, open_page="metrics" in settings.auth_open)
+        served = guard_page(served, authority, server, open_page="metrics" in settings.auth_open)
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         await (served if scope["path"] in PATHS else app)(scope, receive, send)
@@ -47,9 +47,11 @@ def with_page(
 def _of(table: SampleTable, label: str) -> SampleTable:
     """Return the table with one more label."""
 
-    def labelled(sample: str) -> str:
+    def add_label(sample: str) -> str:
         name, brace, rest = sample.partition("{")
         return f"{name}{{{label},{rest}" if brace else f"{name}{{{label}}}"
 
-    values = {labelled(sample): value for sample, value in table.values.items()}
-    return table._replace(values=values, exemplars={labelled(sample): text for sample, text in table.exemplars.items()})
+    values = {add_label(sample): value for sample, value in table.values.items()}
+    return table._replace(
+        values=values, exemplars={add_label(sample): text for sample, text in table.exemplars.items()}
+    )

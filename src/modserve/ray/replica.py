@@ -33,7 +33,7 @@ from .router import SessionRouter
 from .scaling import PENDING
 from .sequences import NearSender, SequenceRoutes
 from .servicers import SERVICES
-from .sessions import known
+from .sessions import list_replicas
 
 _MOST_WAITING = 1000
 """Calls of the ledger that may wait: those of replicas that start, and changes of clients."""
@@ -52,7 +52,7 @@ class Replica:
         ledger = LedgerLink()
         peers = ReplicaSet(name, broadcast(*place), ledger)
         self._peers = peers
-        self._sequences = NearSender(name, known, self.receive_sequence, SequenceLink(*place))
+        self._sequences = NearSender(name, list_replicas, self.receive_sequence, SequenceLink(*place))
         member = ReplicaMember(peers, SequenceRoutes(self._sequences) if sticky else None)
         server = self._server = InferenceServer(settings, member=member)
         tally = Tally(peers)

@@ -26,8 +26,8 @@ def _handler(method: Method) -> Any:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
-    return maker(_unserved)
+    return maker(_refuse)
 
 
-def _unserved(request: object, context: object) -> None:
+def _refuse(request: object, context: object) -> None:
     raise NotImplementedError("Ray's proxy serves this call")

@@ -26,7 +26,7 @@ def learn(replicas: Iterable[str]) -> None:
     _known = frozenset(replicas)
 
 
-def known() -> frozenset[str]:
+def list_replicas() -> frozenset[str]:
     """Return the replicas that there are, as this process has heard last; none as long as it has not heard."""
     return _known
 

@@ -380,7 +380,7 @@ def folder_name(model: str) -> str:
     return quote(model, safe=" ").replace(".", "%2E") if model.strip(".") == "" else quote(model, safe=" ")
 
 
-def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
+def _join(parts: Sequence[bytes]) -> Iterator[bytes]:
     """Join the bytes into fewer parts."""
     some: list[bytes] = []
     size = 0
@@ -397,7 +397,7 @@ def _write(file: int, parts: Sequence[bytes]) -> None:
     """Write all of it, or nothing. Raises OSError."""
     start = os.lseek(file, 0, os.SEEK_END)
     try:
-        for part in _joined(parts):
+        for part in _join(parts):
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(file, rest) :]

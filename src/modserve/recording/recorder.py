@@ -169,7 +169,7 @@ class Recorder:
         """Bytes of what is not yet written."""
         return self._held
 
-    def sampled(self, servable: Servable, request: InferenceRequest) -> Submitter:
+    def sample(self, servable: Servable, request: InferenceRequest) -> Submitter:
         name = servable.id.name
         plan = self._plans.get(name)
         if plan is None:
@@ -289,13 +289,13 @@ class RecordedSubmission:
                 recorder.drop("memory")
             else:
                 self._size = size
-                self._record = self._recorded(servable, request, now_ns)
+                self._record = self._make_record(servable, request, now_ns)
         except Exception:
             recorder.release(self._size)
             recorder.drop("failure")
             _log.exception("a request to model '%s' cannot be recorded", servable.id.name)
 
-    def _recorded(self, servable: Servable, request: InferenceRequest, now_ns: int) -> RequestRecord:
+    def _make_record(self, servable: Servable, request: InferenceRequest, now_ns: int) -> RequestRecord:
         recorder = self._recorder
         parameters = recorder.visible(request.parameters)
         return RequestRecord(

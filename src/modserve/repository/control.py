@@ -304,7 +304,7 @@ class ModelControl:
                 why = "" if rolled_back is None else f"the server writes nothing to {repository}: {remedy}"
         if why:
             _log.error("model '%s': %s", name, why)
-            self._table.routings.unsaved(name, version, why)
+            self._table.routings.mark_unsaved(name, version, why)
 
     # Polling
 

@@ -58,15 +58,15 @@ class LocalRepository:
         )
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        known = _known(listing, version)
+        known = _read_marks(listing, version)
 
-        async def changed() -> str:
+        async def find_change() -> str:
             before = dict(known)
             known.update(await asyncio.to_thread(_now, listing.path, before))
             other = next((file for file, mark in before.items() if known[file] != mark), None)
             return "" if other is None else f"'{listing.path / other}' has changed while it was loaded"
 
-        return DirectoryLease(listing.path, changed=changed)
+        return DirectoryLease(listing.path, changed=find_change)
 
     async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
         """Write it, as `RollbackKeeper` says, into the model's directory."""
@@ -188,7 +188,7 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
-def _known(listing: Listing, version: int) -> dict[str, Mark]:
+def _read_marks(listing: Listing, version: int) -> dict[str, Mark]:
     """Return the files of a version, and of all versions, with their marks from a look; not the configuration."""
     entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
     return {below: tuple(mark) for below, *mark in entries if mark and below not in (CONFIG_FILE, listing.config_file)}

@@ -75,7 +75,7 @@ class Loans:
             self._returned.set()
             self._returned = None
 
-    async def returned(self, servable: Servable) -> None:
+    async def wait_until_returned(self, servable: Servable) -> None:
         """Wait until no handle is left. Called once the servable can no longer be borrowed."""
         while self.lent(servable):
             if self._returned is None:

@@ -22,7 +22,7 @@ and `_load`, and nothing of it gets further than its own model.
 
 When the server stops, `finish` comes first: everything accepted is settled while all versions are READY, since the
 engines of some may yet call others. No client can reach a model any more by then. Models that a client unloads
-together (`Companions`) are not drained either before none of them is busy, as far as they keep no sequences.
+together (`DrainGroups`) are not drained either before none of them is busy, as far as they keep no sequences.
 
 The closing of a version is not part of the update that retires it, since an unload call returns when nothing new is
 taken. Its parent is the manager's `Background`; `reconcile`, the last call of a server, waits for it.
@@ -107,14 +107,14 @@ class ModelManager:
         for each in models:
             if isinstance(each, Finisher):
                 each.hurry()
-        await self._finished(models)
+        await self._wait_until_finished(models)
 
-    async def _finished(self, group: Sequence[Servable]) -> None:
+    async def _wait_until_finished(self, group: Sequence[Servable]) -> None:
         """Return when none of some servables is lent or busy, at the same moment."""
         loans = self.table.loans
         while busy := [each for each in group if loans.lent(each) or (isinstance(each, Finisher) and each.busy)]:
             for each in busy:
-                await loans.returned(each)
+                await loans.wait_until_returned(each)
                 if isinstance(each, Finisher):
                     await each.idle()
 
@@ -147,7 +147,7 @@ class ModelManager:
         finally:
             self.table.locks.release(*held)
             for name in coming:
-                self.table.arrived(name)
+                self.table.on_arrival(name)
             self.table.tidy(requested)
             self.table.changes.notify()
         return {name: failure for name, failure in failures.items() if name in requested}
@@ -179,7 +179,7 @@ class ModelManager:
                 waiting.discard(name)
                 if name in coming:
                     coming.remove(name)
-                    self.table.arrived(name)
+                    self.table.on_arrival(name)
                 held.discard(name)
                 self.table.locks.release(name)
                 turns.done(name)
@@ -219,7 +219,7 @@ class ModelManager:
         table.begin(name, action.load)
 
         async def load(version: int) -> None:
-            loaded = await self._watched(action, blueprint, version)
+            loaded = await self._load_watched(action, blueprint, version)
             if isinstance(loaded, ModserveError):
                 failures[version] = loaded
                 table.fail(name, version, loaded.reason)
@@ -249,7 +249,7 @@ class ModelManager:
             table.drop_failures(name, blueprint.listing.versions)
         return dict(sorted(failures.items()))
 
-    async def _watched(self, action: Action, blueprint: Blueprint, version: int) -> Loaded | ModserveError:
+    async def _load_watched(self, action: Action, blueprint: Blueprint, version: int) -> Loaded | ModserveError:
         """Change a version in place if it can be, else load it."""
         watcher, loaded = self._watcher, None
         if watcher is not None:
@@ -304,7 +304,7 @@ class ModelManager:
     def _take(self, blueprint: Blueprint, loaded: Loaded) -> None:
         name, version = loaded.servable.id
         if loaded.change is not None:
-            self.table.changed(loaded._replace(servable=loaded.change.apply(), change=None))
+            self.table.on_change(loaded._replace(servable=loaded.change.apply(), change=None))
             what = ", ".join(loaded.change.fields) or "an equivalent configuration"
             _log.info("model '%s', version %d: applied in place: %s", name, version, what)
             return
@@ -325,7 +325,7 @@ class ModelManager:
         name, version = retired.servable.id
         try:
             await self._leave_together(retired.servable)
-            await self.table.loans.returned(retired.servable)
+            await self.table.loans.wait_until_returned(retired.servable)
             await retired.servable.drain()
             await retired.servable.close()
         except Exception:  # an engine that cannot end well is gone all the same
@@ -341,7 +341,7 @@ class ModelManager:
         if isinstance(servable, Finisher):
             servable.hurry()
         for group in self.table.companions.groups_of(servable):
-            await self._finished(group)
+            await self._wait_until_finished(group)
             self.table.companions.left(group)
 
 

@@ -58,15 +58,17 @@ def check_model_name(name: str) -> None:
     trimmed = name.strip()
     if not trimmed:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if (size := len(_encoded(name))) > MOST_PART_BYTES:
-        raise invalid(f"invalid model name '{_shown(name)}' of {size} bytes, at most {MOST_PART_BYTES} are allowed")
+    if (size := len(_encode(name))) > MOST_PART_BYTES:
+        raise invalid(
+            f"invalid model name '{_format_text(name)}' of {size} bytes, at most {MOST_PART_BYTES} are allowed"
+        )
     if not is_unicode(name):
         raise invalid(f"invalid model name '{name}', it has a lone surrogate, which is no character")
     if trimmed in (".", "..") or any(separator in name for separator in ("/", "\\", "\0")):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
-def normalized(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def normalize(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the files by path below the model's directory; Triton takes any path as one, whatever its beginning.
 
     Raises INVALID_ARG for a path that leaves that directory or names no file in it, for two that are the same file, and
@@ -104,13 +106,13 @@ def _below_the_model(name: str) -> PurePosixPath:
 
 def _check_size(path: str) -> None:
     """Check a path. Raises INVALID_ARG if no file system takes it, or it takes too long to walk."""
-    what = f"invalid path '{_shown(path)}' of a file override"
+    what = f"invalid path '{_format_text(path)}' of a file override"
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
         raise invalid(f"{what}: it is not valid Unicode text") from None
     parts = path.split("/")
-    longest = max(len(_encoded(part)) for part in parts)
+    longest = max(len(_encode(part)) for part in parts)
     for unit, count, most in (
         ("parts", len(parts), MOST_PARTS),
         ("bytes", size, MOST_PATH_BYTES),
@@ -120,18 +122,18 @@ def _check_size(path: str) -> None:
             raise invalid(f"{what}: it has {count} {unit}, at most {most} are allowed")
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _shown(text: str) -> str:
-    text = _encoded(text).decode("utf-8", "replace")
+def _format_text(text: str) -> str:
+    text = _encode(text).decode("utf-8", "replace")
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
     """Write a repository of a model's `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
-    files = normalized(files)
+    files = normalize(files)
     repository = None
     try:
         repository = TemporaryRepository({path: hashlib.sha256(content).digest() for path, content in files.items()})

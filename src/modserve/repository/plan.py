@@ -36,7 +36,7 @@ from .table import ModelRow
 Graph: TypeAlias = Mapping[str, Iterable[str]]
 
 
-def needed(names: Iterable[str], graph: Graph) -> set[str]:
+def find_needed(names: Iterable[str], graph: Graph) -> set[str]:
     """Return all models that `names` need, directly or not."""
     needs: set[str] = set()
     pending = list(names)
@@ -54,12 +54,12 @@ def dependents(names: Iterable[str], graph: Graph) -> set[str]:
     for name, needs in graph.items():
         for need in needs:
             reverse.setdefault(need, []).append(name)
-    return needed(names, reverse)
+    return find_needed(names, reverse)
 
 
 def find_circle(name: str, graph: Graph) -> str:
     """Find a model through which `name` needs itself; empty if there is none."""
-    return next((other for other in sorted({name} | needed([name], graph)) if name in graph.get(other, ())), "")
+    return next((other for other in sorted({name} | find_needed([name], graph)) if name in graph.get(other, ())), "")
 
 
 def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
@@ -71,7 +71,7 @@ def load_turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
     first = {name: set() if find_circle(name, targets) else set(needs) for name, needs in targets.items()}
     both = {name: first.get(name, set()) | set(served.get(name, ())) for name in {**targets, **served}}
     return {
-        name: {need for need in needs if need in first.get(name, ()) or name not in needed([need], both)}
+        name: {need for need in needs if need in first.get(name, ()) or name not in find_needed([need], both)}
         for name, needs in both.items()
     }
 
@@ -160,7 +160,7 @@ def _needs(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | N
 def begin(models: Mapping[str, ModelRow], requested: Mapping[str, Blueprint | None], together: bool) -> Update:
     links = graph(models, requested)
     concerned = requested.keys() | dependents(requested, links)
-    names = concerned | needed(concerned, links)
+    names = concerned | find_needed(concerned, links)
     near = {name: models[name] for name in names if name in models}
     before = {name: Before(model.blueprint, model.served, model.made_of) for name, model in near.items()}
     needs = _needs(near, requested)
@@ -175,7 +175,7 @@ def retirements(update: Update, models: Mapping[str, ModelRow]) -> list[Action]:
     links = graph(models, update.requested)
     actions = []
     for name in sorted(dependents(gone, links) - gone):
-        lost = ", ".join(f"'{need}'" for need in sorted(needed([name], links) & gone))
+        lost = ", ".join(f"'{need}'" for need in sorted(find_needed([name], links) & gone))
         why = f"for ensemble '{name}' depends on {lost}"
         if served := tuple(models[name].served) if name in models else ():
             actions.append(Action(name, f"goes, {why}", retire=served, state_reason=f"{UNLOADED}, {why}"))

@@ -37,14 +37,14 @@ def read(directory: Path) -> tuple[Rollbacks, str]:
     path = directory / FILE
     try:
         with regular_file.open_regular(path) as file:
-            return parsed(file.read(MOST_BYTES + 1), path)
+            return parse(file.read(MOST_BYTES + 1), path)
     except FileNotFoundError:
         return {}, ""
     except (OSError, ModserveError) as error:
-        return {}, _ignored(path, error)
+        return {}, _format_ignored(path, error)
 
 
-def parsed(content: bytes, path: object) -> tuple[Rollbacks, str]:
+def parse(content: bytes, path: object) -> tuple[Rollbacks, str]:
     """Parse the content of the file at `path`, with the same result as `read`."""
     try:
         if len(content) > MOST_BYTES:
@@ -52,12 +52,12 @@ def parsed(content: bytes, path: object) -> tuple[Rollbacks, str]:
         document = orjson.loads(content)  # what it refuses could not be written into responses either
         if not isinstance(document, dict):
             raise ValueError("it is not an object of JSON")
-        return {_version(name): _rolled_back(name, value) for name, value in document.items()}, ""
+        return {_version(name): _parse_rollback(name, value) for name, value in document.items()}, ""
     except ValueError as error:
-        return {}, _ignored(path, error)
+        return {}, _format_ignored(path, error)
 
 
-def _ignored(path: object, error: Exception) -> str:
+def _format_ignored(path: object, error: Exception) -> str:
     return f"'{path}' is ignored, and no version counts as rolled back: {error}"
 
 
@@ -68,14 +68,14 @@ def _version(name: str) -> int:
     return version
 
 
-def _rolled_back(name: str, value: Any) -> RolledBack:
+def _parse_rollback(name: str, value: Any) -> RolledBack:
     reason, at_ms = (value.get("reason"), value.get("at_ms")) if isinstance(value, dict) else (None, None)
     if not isinstance(reason, str) or type(at_ms) is not int:
         raise ValueError(f'version {name} has no {{"reason": "a text", "at_ms": a whole number}}')
     return RolledBack(reason, at_ms)
 
 
-def changed(before: Rollbacks, version: int, rolled_back: RolledBack | None) -> Rollbacks:
+def replace_version(before: Rollbacks, version: int, rolled_back: RolledBack | None) -> Rollbacks:
     """Return rollbacks with that of one version, or without it; for version 0, there are none any more."""
     others = {each: of for each, of in before.items() if version and each != version}
     return others if rolled_back is None else {**others, version: rolled_back}
@@ -89,7 +89,7 @@ def content_of(versions: Rollbacks) -> bytes:
 
 def write(directory: Path, version: int, rolled_back: RolledBack | None) -> None:
     """Say of one version that it was rolled back, or is no longer; for version 0, none is. Blocking. Raises OSError."""
-    versions = changed(read(directory)[0], version, rolled_back)
+    versions = replace_version(read(directory)[0], version, rolled_back)
     if not versions:
         (directory / FILE).unlink(missing_ok=True)
         return

@@ -23,14 +23,14 @@ from modserve.core.servable import (
 from modserve.core.version import STOPPING, ModelId
 
 
-class Companions:
+class DrainGroups:
     """The groups that are leaving. Lives on the event loop's thread."""
 
     def __init__(self) -> None:
         self._groups: list[list[Servable]] = []
 
     def __repr__(self) -> str:
-        return f"Companions({len(self._groups)} groups)"
+        return f"DrainGroups({len(self._groups)} groups)"
 
     def leave(self, servables: Iterable[Servable]) -> None:
         """Add a group about to be retired, without keepers of sequences, which would begin new ones."""

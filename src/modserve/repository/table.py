@@ -27,7 +27,7 @@ from modserve.routing.router import Routed
 from modserve.routing.routings import Routings
 
 from .locks import Loans, NameLocks
-from .succession import Companions, Succession, in_front
+from .succession import DrainGroups, Succession, in_front
 
 
 class Loaded(NamedTuple):
@@ -80,16 +80,16 @@ class ModelRow:
     @property
     def failure(self) -> str:
         """Reason for which no version is READY, in Triton's words; empty where nothing has failed."""
-        return self.problem or " ".join([_unavailable(version, why) for version, why in self._failed()])
+        return self.problem or " ".join([_unavailable(version, why) for version, why in self._list_failed()])
 
     @property
     def failure_in_short(self) -> str:
         """Failure without what only operators need, such as places in a model's code."""
         if self.problem:
             return first_paragraph(self.problem)
-        return " ".join([_unavailable(version, first_paragraph(why)) for version, why in self._failed()])
+        return " ".join([_unavailable(version, first_paragraph(why)) for version, why in self._list_failed()])
 
-    def _failed(self) -> list[tuple[int, str]]:
+    def _list_failed(self) -> list[tuple[int, str]]:
         return [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
 
     @property
@@ -145,7 +145,7 @@ class ModelTable:
         """Locks on the models that are being changed."""
         self.changes = Changes()
         """Notified after everything that may change which versions are READY."""
-        self.companions = Companions()
+        self.companions = DrainGroups()
         self.routings = Routings() if routings is None else routings
         self._coming: Counter[str] = Counter()  # the models that are being loaded, by the updates that load them
         self._expected: set[str] | None = set()
@@ -327,7 +327,7 @@ class ModelTable:
                 beside = row.added and model.latest is not None and not self._strict
                 yield entry, ailment is None and (beside or not state.holds_up_readiness)
 
-    def failed_loads(self) -> dict[tuple[str, int | None], int]:
+    def count_failed_loads(self) -> dict[tuple[str, int | None], int]:
         """Count failed loads of versions of the index; None stands for a model with no version tried."""
         counts: dict[tuple[str, int | None], int] = {}
         for name, model in self.models.items():
@@ -342,12 +342,12 @@ class ModelTable:
         self._expected = None if names is None else set(names)
 
     def announce(self, names: Collection[str]) -> None:
-        """Announce models that an update loads. For each of them, `arrived` is called when its state is final."""
+        """Announce models that an update loads. For each of them, `on_arrival` is called when its state is final."""
         self._coming.update(names)
         if self._expected is not None:
             self._expected.difference_update(names)
 
-    def arrived(self, name: str) -> None:
+    def on_arrival(self, name: str) -> None:
         self._coming[name] -= 1
         if not self._coming[name]:
             del self._coming[name]
@@ -418,7 +418,7 @@ class ModelTable:
         self.rank(name)
         return _finish(model, replaced)
 
-    def changed(self, loaded: Loaded) -> None:
+    def on_change(self, loaded: Loaded) -> None:
         """Record that a version's servable has another configuration, or another object before it."""
         name, version = loaded.servable.id
         row = self.models[name].versions[version]

@@ -8,7 +8,7 @@ configures it.
 What is worth returning cannot be read from the size of the process: memory that responses hold while their clients are
 slow to read looks like memory that the allocator keeps. So the `Trimmer` goes by the *slack*: what the process has
 beyond what the allocator has given out, with what engines keep in allocators of their own
-(`core.runtime.spare_memory`). It rises when memory is freed, however long that was in use.
+(`core.runtime.long_buffers`). It rises when memory is freed, however long that was in use.
 """
 
 import asyncio
@@ -77,11 +77,11 @@ def usage(library: ctypes.CDLL) -> Callable[[], int]:
 
     report = ctypes.CFUNCTYPE(MallocInfo)((name, library))
 
-    def used() -> int:
+    def measure_use() -> int:
         numbers = report()
         return int(numbers.uordblks + numbers.hblkhd)
 
-    return used
+    return measure_use
 
 
 class Trimmer:

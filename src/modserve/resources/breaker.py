@@ -41,10 +41,10 @@ class Breaker:
         self._closed_at = -_LONG_AGO_S
         self._task: asyncio.Task[None] | None = None
 
-    def succeeded(self) -> None:
+    def on_success(self) -> None:
         self._failures = 0
 
-    def failed(self, why: object) -> None:
+    def on_failure(self, why: object) -> None:
         self._failures += 1
         if self.open or self._failures < _MOST_FAILURES:
             _log.debug("%s: %s", self._service, why)

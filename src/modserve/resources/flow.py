@@ -31,7 +31,7 @@ _UNLIMITED = MemoryBudget()
 class Flow:
     """The flow of one request's responses. Implements `core.requests.inflight.FlowControl`.
 
-    The engine's thread waits in `wait`; the sender of the responses calls `sent`. When nothing was sent for
+    The engine's thread waits in `wait`; the sender of the responses calls `on_sent`. When nothing was sent for
     `stalled_s` seconds, or the engine has waited for `longest_s` seconds in all, it calls `stalled`, on its own thread,
     with the number of unsent responses, and never waits again. `slow` is True in the second case.
 
@@ -66,7 +66,7 @@ class Flow:
         self._steps = 0
         self._open = False
 
-    def given(self, size: int) -> None:
+    def on_response(self, size: int) -> None:
         """The engine is about to give a response with tensors of `size` bytes."""
         with self._changed:
             self._unsent.append(size + RESPONSE_BYTES)
@@ -143,14 +143,14 @@ class Flow:
         too_much = self._held >= MOST_HELD or 0 < self._most < waiting or (waiting > 1 and self._memory.full)
         return too_much and not self._open
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         """The first unsent response has been sent, or dropped."""
         with self._changed:
             if self._unsent:  # a response that ends its request was never counted
                 self._held -= self._unsent.popleft()
-        self.progressed()
+        self.on_progress()
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """A part of a response has been sent."""
         with self._changed:
             self._steps += 1
@@ -182,7 +182,7 @@ def _nothing(waiting: int) -> None: ...
 def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> None:
     """Keep the engine from running ahead of a slow client. On the event loop's thread, right after the submission.
 
-    The sender of the responses must call `inflight.sent` for each. The engine runs ahead by less while the server's
+    The sender of the responses must call `inflight.on_sent` for each. The engine runs ahead by less while the server's
     `memory` is used up. A client that takes nothing for long is given up: its request fails. The engine never waits for
     a request to a model that preserves the order of its responses, since these may wait for another request's.
     """

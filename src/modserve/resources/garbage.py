@@ -6,7 +6,7 @@ models have loaded are frozen: the collector does not visit them. What an engine
 objects, a tenth of a second) is frozen at once, before anything visits it. An unloaded model may leave cycles in there,
 so `QUIET_S` after the last change of models everything is collected once more, if one was unloaded, and frozen again.
 That holds every thread for up to a tenth of a second, so it waits for a second without requests, a minute at most, and
-the watchdog of the event loop takes it for what it is (`collected_ns`).
+the watchdog of the event loop takes it for what it is (`last_collection_ns`).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from modserve.core.runtime.failures import guarded
+from modserve.core.runtime.failures import guard
 
 YOUNG, MIDDLE, OLD = 1_000, 20, 500
 """The thresholds of the three generations. The youngest is collected when 1,000 more containers were made than freed,
@@ -57,7 +57,7 @@ def freeze() -> None:
     _last.ended_ns = time.monotonic_ns()
 
 
-def collected_ns(since_ns: int) -> int:
+def last_collection_ns(since_ns: int) -> int:
     """Nanoseconds since a moment that the last ordered collection took, or takes. Any thread."""
     ended_ns = _last.ended_ns if _last.ended_ns >= _last.began_ns else time.monotonic_ns()
     return max(0, ended_ns - max(_last.began_ns, since_ns))
@@ -89,7 +89,7 @@ class Freezer:
         self._looks_left = 0
         self._served: set[weakref.ref[object]] = set()
 
-    def changed(self) -> None:
+    def on_change(self) -> None:
         """Models have been loaded or unloaded: freezes again once that is over."""
         self._looks_left = MOST_LOOKS
         self._look_in(QUIET_S)
@@ -97,7 +97,7 @@ class Freezer:
     def _look_in(self, seconds: float) -> None:
         self._cancel()
         self._requests_before = self._requests()
-        self._timer = self._loop.call_later(seconds, guarded("garbage", self._look))
+        self._timer = self._loop.call_later(seconds, guard("garbage", self._look))
 
     def _look(self) -> None:
         """Freeze, once no request would wait for it."""

@@ -41,7 +41,7 @@ def _idle_files(path: Path) -> int:
         return 0
 
 
-def allowed_memory(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
+def read_memory_limit(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
     """Bytes; 0 if the system does not say."""
     limits = [_read_limit(cgroup / name) for name in _LIMIT_FILES]
     limits += [_address_space(), _machine(meminfo)]

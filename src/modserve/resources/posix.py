@@ -33,7 +33,7 @@ def connections(requested: int) -> int:
     Raises the process's limit on open files to its hard limit. Logs a warning if there are too few descriptors for the
     `requested` connections.
     """
-    possible = for_connections(raised_limit(), _open_now())
+    possible = for_connections(raise_limit(), _open_now())
     if requested > possible:
         _log.warning(
             "the limit on open files allows only %d HTTP connections, not %d: raise it (ulimit -n), or lower "
@@ -50,7 +50,7 @@ def for_connections(limit: int, open_now: int) -> int:
     return max(1, left - max(_LEAST_LEFT, min(left // 4, 1024)))
 
 
-def raised_limit() -> int:
+def raise_limit() -> int:
     """The number of files that the process may have open, after raising it to the hard limit if the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

@@ -237,16 +237,16 @@ class Quotas:
         queued: Counter[str] = Counter()
         for name, usage in self.tenants.items():
             if usage.tenant is not None:
-                in_flight[self._counted_as(name)] += usage.in_flight
+                in_flight[self._figure_name(name)] += usage.in_flight
         for queue in queues:
             for name, count in waiting_by_tenant(queue).items():
-                queued[self._counted_as(name)] += count
+                queued[self._figure_name(name)] += count
         return [
             TenantReport(name, each.results, each.rows, each.tokens, in_flight[name], queued[name])
             for name, each in sorted(self.figures.items())
         ]
 
-    def _counted_as(self, name: str) -> str:
+    def _figure_name(self, name: str) -> str:
         return name if name in self.figures else OTHERS
 
     def _usage(self, tenant: Tenant | None) -> TenantUsage:

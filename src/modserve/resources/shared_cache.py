@@ -107,14 +107,14 @@ class SharedCache:
             async with asyncio.timeout(self._timeout_s):
                 kept = await self._store.get(name)
         except TimeoutError:
-            self._reading.failed(f"no reply in {self._timeout_s * 1000:g} ms")
+            self._reading.on_failure(f"no reply in {self._timeout_s * 1000:g} ms")
             return None
         except CacheStoreError as error:
-            self._reading.failed(error)
+            self._reading.on_failure(error)
             return None
         finally:
             self._lookups -= 1
-        self._reading.succeeded()
+        self._reading.on_success()
         if kept is None:
             return None
         try:
@@ -139,13 +139,13 @@ class SharedCache:
             async with asyncio.timeout(_WRITE_S):
                 await self._store.set(name, value, self._ttl_s)
         except TimeoutError:
-            self._writing.failed(f"a response was not accepted within {_WRITE_S:g} s")
+            self._writing.on_failure(f"a response was not accepted within {_WRITE_S:g} s")
         except CacheStoreError as error:
-            self._writing.failed(error)
+            self._writing.on_failure(error)
         except ValueError as error:  # a parameter that JSON does not have
             _log.debug("response cache %s: '%s' is not kept: %s", self._store, name, error)
         else:
-            self._writing.succeeded()
+            self._writing.on_success()
         finally:
             self._writes -= 1
             self._written -= size
@@ -275,27 +275,27 @@ class RedisStore:
         return self._place
 
     async def get(self, key: str) -> bytes | None:
-        value = await self._tried(partial(self._client.get, key))
+        value = await self._attempt(partial(self._client.get, key))
         return value if isinstance(value, bytes) else None
 
     async def set(self, key: str, value: bytes, ttl_s: float) -> None:
         milliseconds = max(1, int(ttl_s * 1000)) if ttl_s else None
-        await self._tried(partial(self._client.set, key, value, px=milliseconds))
+        await self._attempt(partial(self._client.set, key, value, px=milliseconds))
 
     async def purge(self, prefix: str) -> int:
         pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in prefix) + "*"
         count, cursor = 0, 0
         while True:
-            cursor, keys = await self._tried(partial(self._client.scan, cursor, match=pattern, count=_SCANNED))
+            cursor, keys = await self._attempt(partial(self._client.scan, cursor, match=pattern, count=_SCANNED))
             if keys:
-                count += await self._tried(partial(self._client.unlink, *keys))
+                count += await self._attempt(partial(self._client.unlink, *keys))
             if not cursor:
                 return count
 
     async def close(self) -> None:
-        await self._tried(partial(self._client.aclose, close_connection_pool=True))  # else only a pool of its own
+        await self._attempt(partial(self._client.aclose, close_connection_pool=True))  # else only a pool of its own
 
-    async def _tried(self, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _attempt(self, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await call()
         except self._failures as error:

@@ -248,12 +248,12 @@ def _object(
 
 
 def _number(value: object, place: str, least: float, most: float) -> float:
-    if type(value) not in (int, float) or not math.isfinite(float(_bounded(value))) or not least <= value <= most:  # type: ignore[operator]
+    if type(value) not in (int, float) or not math.isfinite(float(_clamp(value))) or not least <= value <= most:  # type: ignore[operator]
         raise _wrong(place, value, f"a number from {least:g} to {most:g}")
     return float(value)  # type: ignore[arg-type]
 
 
-def _bounded(value: Any) -> Any:
+def _clamp(value: Any) -> Any:
     """Return an integer that a float can hold: JSON may have any number of digits."""
     return max(-(10**300), min(10**300, value)) if type(value) is int else value
 

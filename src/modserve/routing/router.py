@@ -78,14 +78,14 @@ def route_of(key: str, routes: Sequence[Route]) -> Route:
     hashing with weights).
     """
     digest = _digest(key.encode("utf-8", "surrogatepass"))  # of a key that may be long
-    return min(routes, key=lambda route: _drawn(digest, route.name) / route.weight)
+    return min(routes, key=lambda route: _draw(digest, route.name) / route.weight)
 
 
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=8).digest()
 
 
-def _drawn(key: bytes, name: str) -> float:
+def _draw(key: bytes, name: str) -> float:
     """Return a number with an exponential distribution."""
     number = int.from_bytes(_digest(key + name.encode()), "little")
     return -math.log((number + 1) / (2**64 + 1))
@@ -155,7 +155,7 @@ class Router:
             self.keyless += 1
         return next_route(routes)
 
-    def ended(self, route: Route, began_ns: int, outcome: Outcome) -> None:
+    def on_end(self, route: Route, began_ns: int, outcome: Outcome) -> None:
         """A request that took `route` has its last outcome."""
         rule, window = self.routing.rollback, route.window
         failed = isinstance(outcome, ModserveError)
@@ -323,7 +323,7 @@ class Routed:
         try:
             return servable.submit(request, route_sink, now_ns)
         except ModserveError as error:
-            router.ended(route, now_ns, error)
+            router.on_end(route, now_ns, error)
             raise
 
     @property
@@ -394,7 +394,7 @@ class _RouteSink:
     def settle(self, outcome: Outcome, final: bool) -> None:
         hand_over(self._sink, outcome, final)
         if final:
-            self._router.ended(self._route, self._began_ns, outcome)
+            self._router.on_end(self._route, self._began_ns, outcome)
             copied, shadow, shadow_traffic = self._copied, self._shadow, self._router.shadow_traffic
             if copied is not None and shadow is not None and isinstance(outcome, InferenceResponse):
                 assert shadow_traffic is not None, "it has sampled the request: this is a bug"

@@ -48,13 +48,13 @@ class Routings:
 
     def _router(self, name: str, routing: Routing, source: str, revision: str = "") -> Router:
         router = Router(name, routing, source, self._memory, on_rollback=self._by_rule, revision=revision)
-        for version, rolled_back in self.rolled_back(name).items():
+        for version, rolled_back in self.rollbacks_of(name).items():
             router.roll_back(version, rolled_back)
         return router
 
     def latest(self, name: str, served: Mapping[int, Servable]) -> Servable | None:
         """Return the highest of the READY versions that was not rolled back next to others."""
-        good = [servable for version, servable in served.items() if version not in self.rolled_back(name)]
+        good = [servable for version, servable in served.items() if version not in self.rollbacks_of(name)]
         return max(good or served.values(), key=lambda each: each.id.version, default=None)
 
     def front(self, name: str, served: Mapping[int, Servable], latest: Servable | None) -> Servable | None:
@@ -64,10 +64,10 @@ class Routings:
             self._routers.pop(name, None)
             return None
         if router is None or router.source != API:
-            router = self._configured(name, latest.config.routing, router, served)
+            router = self._configure(name, latest.config.routing, router, served)
         return latest if router is None else Routed(router, served, latest)
 
-    def _configured(
+    def _configure(
         self, name: str, routing: Routing | None, router: Router | None, served: Mapping[int, Servable]
     ) -> Router | None:
         """Return the router of a configuration's routing, which goes on as it is if that has not changed."""
@@ -112,12 +112,12 @@ class Routings:
 
     # Versions that were rolled back
 
-    def rolled_back(self, name: str) -> Mapping[int, RolledBack]:
+    def rollbacks_of(self, name: str) -> Mapping[int, RolledBack]:
         return self._rolled_back.get(name, {})
 
     def note(self, name: str, version: int, latest: Servable | None) -> str:
         """Return the index's note on a READY version: that it was rolled back, or of the latest that others were."""
-        known = self.rolled_back(name)
+        known = self.rollbacks_of(name)
         if version in known:
             return f"rolled back, and takes no requests that name no version: {known[version].reason}"
         if latest is None or latest.id.version != version:
@@ -126,7 +126,7 @@ class Routings:
 
     def recall(self, name: str, rolled_back: Mapping[int, RolledBack]) -> None:
         """Rollbacks in a model's folder: all but those that could not be written there."""
-        unsaved = {version: each for version, each in self.rolled_back(name).items() if each.unsaved}
+        unsaved = {version: each for version, each in self.rollbacks_of(name).items() if each.unsaved}
         self._rolled_back[name] = unsaved | dict(rolled_back)
 
     @property
@@ -152,9 +152,9 @@ class Routings:
             rollback = RouteRollback(name, version, reason, self._document(name))
             self._mark(rollback)
             self._on_rollback(rollback)
-        return {version: self.rolled_back(name).get(version) for version in versions}
+        return {version: self.rollbacks_of(name).get(version) for version in versions}
 
-    def unsaved(self, name: str, version: int, why: str) -> None:
+    def mark_unsaved(self, name: str, version: int, why: str) -> None:
         """Note that a rollback could not be written down."""
         known = self._rolled_back.get(name, {})
         if version in known:
@@ -183,7 +183,7 @@ class Routings:
         router = self._routers.get(name)
         return {} if router is None else router.routing.document
 
-    def labelled(self, name: str, text: str, failure: ModserveError) -> int:
+    def resolve_label(self, name: str, text: str, failure: ModserveError) -> int:
         """Return the version of a model with the label `text`, which is no number.
 
         Raises NOT_FOUND for an unknown label, and `failure` for a model without labels or a text that cannot be one.
@@ -203,7 +203,7 @@ class Routings:
 
     def report(self, name: str, trouble: Callable[[int], str]) -> dict[str, Any]:
         """Return the report of `Router.report`. Raises NOT_FOUND for a model without a routing."""
-        router, rolled_back = self._routers.get(name), self.rolled_back(name)
+        router, rolled_back = self._routers.get(name), self.rollbacks_of(name)
         if router is not None and router.source != ENDED:
             report = router.report(trouble)
         elif rolled_back:

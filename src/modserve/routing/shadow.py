@@ -45,7 +45,7 @@ def _difference(expected: Tensor, other: Tensor, tolerance: float) -> str:
     if other.shape != expected.shape:
         return f"has shape {format_shape(other.shape)}, expected {format_shape(expected.shape)}"
     if not expected.datatype.size or expected.array.dtype.kind in "biu":
-        return _counted(np.asarray(expected.array != other.array), "")
+        return _describe_difference(np.asarray(expected.array != other.array), "")
     a, b = expected.array.astype(np.float64), other.array.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(a - b)
@@ -53,10 +53,10 @@ def _difference(expected: Tensor, other: Tensor, tolerance: float) -> str:
         same = (a == b) | (np.isnan(a) & np.isnan(b)) | ((apart <= tolerance * size) & np.isfinite(size))
         finite = ~same & np.isfinite(apart) & (size > 0)
         largest = float(np.max(apart[finite] / size[finite])) if finite.any() else None
-    return _counted(~same, "" if largest is None else f", by up to {largest:.3g} of their size")
+    return _describe_difference(~same, "" if largest is None else f", by up to {largest:.3g} of their size")
 
 
-def _counted(differing: Array, more: str) -> str:
+def _describe_difference(differing: Array, more: str) -> str:
     count = int(np.count_nonzero(differing))
     return f"differs in {count} of {differing.size} elements{more}" if count else ""
 
@@ -74,12 +74,12 @@ def _soon(callback: Callable[[], None]) -> None:
 def _aside(compare: Callable[[], str], done: Callable[[str], None]) -> None:
     """Run `compare` on a thread, and then `done` with its result, or with why it failed."""
 
-    def ended(future: "asyncio.Future[str]") -> None:
+    def on_end(future: "asyncio.Future[str]") -> None:
         if not future.cancelled():
             error = future.exception()
             done(future.result() if error is None else f"cannot be compared: {error}")
 
-    asyncio.get_running_loop().run_in_executor(None, compare).add_done_callback(ended)
+    asyncio.get_running_loop().run_in_executor(None, compare).add_done_callback(on_end)
 
 
 class ShadowTraffic:
@@ -145,7 +145,7 @@ class ShadowTraffic:
         except Exception as error:
             self._end("failed", size, f"{error}")
 
-    def settled(self, expected: InferenceResponse, outcome: InferenceResponse | ModserveError, size: int) -> None:
+    def on_settle(self, expected: InferenceResponse, outcome: InferenceResponse | ModserveError, size: int) -> None:
         """The shadow has responded to a copy for which `size` bytes are held."""
         if isinstance(outcome, ModserveError):
             self._end("failed", size, outcome.message)
@@ -155,15 +155,15 @@ class ShadowTraffic:
         compare = partial(difference, expected.outputs, outcome.outputs, self._rule.tolerance)
         tensors = (*expected.outputs.values(), *outcome.outputs.values())
         if size + more > _SHORT or any(tensor.device is not None for tensor in tensors):
-            self._aside(compare, partial(self._compared, size + more))
+            self._aside(compare, partial(self._on_compared, size + more))
             return
         try:
             text = compare()
         except Exception as error:  # a tensor that cannot be read
             text = f"cannot be compared: {error}"
-        self._compared(size + more, text)
+        self._on_compared(size + more, text)
 
-    def _compared(self, size: int, text: str) -> None:
+    def _on_compared(self, size: int, text: str) -> None:
         self._end("different" if text else "same", size, text)
 
     def _end(self, outcome: str, size: int, text: str) -> None:
@@ -198,7 +198,7 @@ class _ComparisonSink(SingleResponseSink):
         self._size = size
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        self._shadow_traffic.settled(self._expected, outcome, self._size)
+        self._shadow_traffic.on_settle(self._expected, outcome, self._size)
 
 
 def _borrowed(tensor: Tensor) -> bool:

@@ -71,7 +71,7 @@ class Gate:
         if inflight.queue_limit_ns:
             left_ns = max(0, inflight.queue_limit_ns - now_ns)
             if waiting_ns > left_ns:
-                raise self._refused(inflight, waiting_ns, left_ns, waiting_ns - left_ns, "")
+                raise self._make_refusal(inflight, waiting_ns, left_ns, waiting_ns - left_ns, "")
         if not allowed_ns:
             return
         # Those that are left over from the batches ahead are likely to run in its batch.
@@ -79,9 +79,9 @@ class Gate:
         late_ns = waiting_ns + running_ns - allowed_ns
         if late_ns > 0:
             execution = f" and {running_ns / 1e6:.1f} ms of execution"
-            raise self._refused(inflight, waiting_ns, allowed_ns, min(late_ns, waiting_ns), execution)
+            raise self._make_refusal(inflight, waiting_ns, allowed_ns, min(late_ns, waiting_ns), execution)
 
-    def _refused(
+    def _make_refusal(
         self, inflight: Inflight, waiting_ns: int, allowed_ns: int, retry_after_ns: int, execution: str
     ) -> OverloadedError:
         return OverloadedError(

@@ -67,7 +67,7 @@ Decision: TypeAlias = Dispatch | WaitUntil
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, eq=False, repr=False)
-class Together:
+class BatchCandidates:
     """The requests that may share a batch: iterating gives them, the most urgent first. There is at least one.
 
     The queue that holds them keeps sums over them, so that a rule need not read every request at every look. `size` is
@@ -96,7 +96,7 @@ class Together:
     def __iter__(self) -> Iterator[Inflight]:
         return iter(self.requests)
 
-    def joined(self, inflight: Inflight) -> None:
+    def on_join(self, inflight: Inflight) -> None:
         """Bring the extremes up to date with a request that has just been counted."""
         if self.count == 1:
             self.stale = False
@@ -124,11 +124,11 @@ class Together:
             self.limit_ns = min(self.limit_ns or inflight.queue_limit_ns, inflight.queue_limit_ns)
 
 
-Rule: TypeAlias = Callable[[Together, int], Decision]
+Rule: TypeAlias = Callable[[BatchCandidates, int], Decision]
 """Decides about some requests when an instance is free, at a time in nanoseconds."""
 
 
-def direct(together: Together, now_ns: int) -> Decision:
+def direct(together: BatchCandidates, now_ns: int) -> Decision:
     """Run each request on its own: the rule of models without dynamic batching."""
     return _ALONE
 
@@ -148,7 +148,7 @@ def element_cost(config: ModelConfig) -> ElementCost:
     padding, batch_sizes = config.padding, config.batch_sizes
     if padding is None:
         return lambda size, longest, total: total
-    padded = padding.padded
+    padded = padding.pad_length
     return lambda size, longest, total: rows_of(size, batch_sizes) * padded(longest)
 
 
@@ -179,7 +179,7 @@ def dynamic(
     delay_ns = policy.max_queue_delay_ns
     most_elements = policy.max_batch_elements
 
-    def decide(together: Together, now_ns: int) -> Decision:
+    def decide(together: BatchCandidates, now_ns: int) -> Decision:
         size = together.size
         if not together.whole or size >= smallest:
             return read(together, now_ns)
@@ -194,7 +194,7 @@ def dynamic(
             together.renew()
         return in_time(together.count, size, together.oldest_ns, together.deadline_ns, together.limit_ns, now_ns)
 
-    def read(together: Together, now_ns: int) -> Decision:
+    def read(together: BatchCandidates, now_ns: int) -> Decision:
         best = count = size = deadline_ns = limit_ns = longest = total = 0
         oldest_ns = FAR_NS
         best_reason = Reason.PREFERRED

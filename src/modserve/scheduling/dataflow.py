@@ -20,7 +20,7 @@ from modserve.core.tensors.tensor import Shape, Tensor, as_reshape, format_shape
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 
 
-class Absence(enum.Enum):
+class MissingReason(enum.Enum):
     """Reason that a tensor is known to be missing."""
 
     ABSENT = "absent"
@@ -41,7 +41,7 @@ class Value:
     sequence: Mapping[str, ParameterValue] | None = None
 
 
-Entry: TypeAlias = Value | Absence
+Entry: TypeAlias = Value | MissingReason
 Sequenced: TypeAlias = Mapping[str, ParameterValue] | None
 
 
@@ -53,7 +53,7 @@ class StepPlan:
         self.steps = ensembling.steps
         self.most_inflight = ensembling.max_inflight_requests
         """Most requests that each step may have under way, over all requests to the ensemble; 0 = no limit."""
-        self.needed = _needed(ensembling.steps, self.outputs)
+        self.needed = _find_needed(ensembling.steps, self.outputs)
         tensors = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
         consumers: dict[str, list[int]] = {}
         for index in self.needed:
@@ -84,7 +84,7 @@ class StepPlan:
         """The models that are needed, with their versions."""
 
 
-def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
+def _find_needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
     """Find the needed steps, backwards from the outputs."""
     needed: set[int] = set()
     tensors = set(outputs)
@@ -127,7 +127,7 @@ class Wave:
             known = self._entries.get(name)
             if isinstance(known, Value) and isinstance(entry, Value):
                 raise invalid(f"more than one step produced tensor '{name}': at most one of their conditions may hold")
-            if known is None or known is Absence.SKIPPED:
+            if known is None or known is MissingReason.SKIPPED:
                 self._entries[name] = entry
             if waited_ns:
                 self._waited[name] = max(self._waited.get(name, 0), waited_ns)
@@ -146,10 +146,10 @@ class Wave:
         inputs = {name: self._entries[tensor] for name, tensor in step.inputs.items()}
         condition = self._entries[step.when.tensor] if step.when else None
         for tensor in step.needs:
-            self._used(tensor)
+            self._count_use(tensor)
         return inputs, condition
 
-    def waited_ns(self, names: Iterable[str]) -> int:
+    def longest_wait_ns(self, names: Iterable[str]) -> int:
         """Return how long the steps that led to these tensors waited in sequence; of branches, the longest counts."""
         return max([self._waited.get(name, 0) for name in names], default=0)
 
@@ -161,11 +161,11 @@ class Wave:
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
         return {name: self._entries[name] for name in names}
 
-    def _used(self, tensor: str) -> None:
+    def _count_use(self, tensor: str) -> None:
         """Forget a tensor when its last reader has it: it may be large."""
         self._uses[tensor] -= 1
         if not self._uses[tensor]:
-            self._entries[tensor] = Absence.ABSENT
+            self._entries[tensor] = MissingReason.ABSENT
 
 
 def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optional: Container[str]) -> bool:
@@ -176,7 +176,7 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
     """
     if step.when is not None and (not isinstance(condition, Value) or not step.when.holds(condition.tensor)):
         return False
-    skipped = [name for name, entry in inputs.items() if entry is Absence.SKIPPED]
+    skipped = [name for name, entry in inputs.items() if entry is MissingReason.SKIPPED]
     if any(name not in optional for name in skipped):
         return False
     return not skipped or any(isinstance(entry, Value) for entry in inputs.values())
@@ -189,7 +189,7 @@ def follow_up(
     outputs = response.outputs
     entries: dict[str, Entry] = {}
     for name in requested:
-        missing = Absence.SKIPPED if name in response.skipped else Absence.ABSENT
+        missing = MissingReason.SKIPPED if name in response.skipped else MissingReason.ABSENT
         entries[step.outputs[name]] = Value(outputs[name], batch_size, sequence) if name in outputs else missing
     return entries
 
@@ -232,7 +232,7 @@ def _difference(value: Value, output: str, config: ModelConfig) -> str:
     return f"with shape {format_shape(tensor.shape)}, but its configuration says {format_shape(dims)}"
 
 
-def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
+def fit(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
     """Fit a tensor to an input of `dims`, behind a batch dimension if `batching`.
 
     Between models with and without batching, a batch dimension of 1 is added or taken away where the shapes only
@@ -248,7 +248,7 @@ def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tens
 
 def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
     """Return an ensemble's output as clients see it. Raises INTERNAL if its shape is not the one to reshape from."""
-    tensor = fitted(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
+    tensor = fit(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
     if spec.reshape is None:
         return tensor
     batch, item = tensor.shape[:batching], tensor.shape[batching:]

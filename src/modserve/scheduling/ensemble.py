@@ -1,11 +1,8 @@
 """The scheduler of an ensemble. Each request starts the steps of the ensemble as their inputs arrive.
 
-Three files, each of which uses the next: this one, `ensemble_step` (one step of a request, which calls its run back),
-and `dataflow` (pure rules that decide which steps are ready).
-
-One step of an ensemble in one wave: a request to the step's model, and the responses to it.
-
-This file knows nothing of limits, other steps or the ensemble's response; `ensemble` does.
+A `StepExecution` is one step in one wave: a request to the step's model, and the responses to it. It knows nothing of
+limits, other steps or the ensemble's response: its `EnsembleRun` does, which it calls back. `dataflow` has the pure
+rules that decide which steps are ready.
 """
 
 import copy
@@ -33,7 +30,7 @@ from modserve.resources.flow import Flow
 
 from . import dataflow
 from .batching import Reason
-from .dataflow import Absence, StepPlan, Value, Wave
+from .dataflow import MissingReason, StepPlan, Value, Wave
 
 STUCK_S = 60.0
 """Time that a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so
@@ -41,7 +38,7 @@ it then waits no more, and its responses are kept."""
 
 
 class StepOwner(Protocol):
-    """The request to the ensemble that a step belongs to: `ensemble.EnsembleRun`."""
+    """The request to the ensemble that a step belongs to: `EnsembleRun`."""
 
     inflight: Inflight
     plan: StepPlan
@@ -52,9 +49,9 @@ class StepOwner(Protocol):
 
     def device_outputs(self, index: int) -> frozenset[str]: ...
 
-    def begun(self, step: "StepExecution") -> None: ...
+    def on_begin(self, step: "StepExecution") -> None: ...
 
-    def settled(self, step: "StepExecution", outcome: Outcome, final: bool) -> None: ...
+    def on_settle(self, step: "StepExecution", outcome: Outcome, final: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -114,7 +111,7 @@ class StepExecution:
             limit_ns = now_ns + max(0, timeout_ns - self.waited_ns)
             self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
 
-    def waited_until(self, response: InferenceResponse) -> int:
+    def total_wait_ns(self, response: InferenceResponse) -> int:
         """Return the time that the steps up to a response of this one have waited. Execution time does not count."""
         inflight, in_queue_ns = self._inflight, 0
         if inflight is not None and inflight.timing is not None and inflight.timing.compute_start_ns:
@@ -138,9 +135,9 @@ class StepExecution:
         now_ns = self.owner.clock.now_ns()
         if self._held_ns:
             self.waited_ns += now_ns - self._held_ns
-            self.owner.begun(self)
+            self.owner.on_begin(self)
         try:
-            self._inflight = inflight = self._submitted(self._request(now_ns), now_ns)
+            self._inflight = inflight = self._submit_to_model(self._request(now_ns), now_ns)
             inflight.callers = self.owner.callers
             inflight.device_outputs = self.owner.device_outputs(self.index)
             self.batch_size = inflight.batch_size
@@ -149,7 +146,7 @@ class StepExecution:
             if self._cancelled:  # re-entrancy: another failure has ended the ensemble's request meanwhile
                 inflight.cancel()
         except Exception as error:
-            self.owner.settled(self, from_exception(error, f"step {self.index} failed"), True)
+            self.owner.on_settle(self, from_exception(error, f"step {self.index} failed"), True)
             self.inputs = {}
 
     def _pace(self, inflight: Inflight) -> None:
@@ -159,10 +156,10 @@ class StepExecution:
         if plan.most_inflight and alone and not inflight.ordered and not inflight.settled:
             inflight.flow = Flow(lambda waiting: None, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
 
-    def passed_on(self) -> None:
+    def on_passed_on(self) -> None:
         """Record that one of its responses has reached the steps behind it."""
         if self._inflight is not None:
-            self._inflight.sent()
+            self._inflight.on_sent()
 
     def cancel(self) -> None:
         """Cancel the step, since its responses are no longer wanted."""
@@ -171,12 +168,12 @@ class StepExecution:
             self._inflight.cancel()
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        self.owner.settled(self, outcome, final)
+        self.owner.on_settle(self, outcome, final)
         if final:
             self.inputs = {}
             self._inflight = None  # which points back to here
 
-    def _submitted(self, request: InferenceRequest, now_ns: int) -> Inflight:
+    def _submit_to_model(self, request: InferenceRequest, now_ns: int) -> Inflight:
         servable, trace = self.handle.servable, self.owner.inflight.trace
         if trace is None:
             return servable.submit(request, self, now_ns)
@@ -192,7 +189,7 @@ class StepExecution:
             if isinstance(entry, Value):
                 tensors[name] = entry.tensor
                 if (spec := config.inputs_by_name.get(name)) is not None:
-                    tensors[name] = dataflow.fitted(entry.tensor, entry.batch_size, spec.dims, config.batching)
+                    tensors[name] = dataflow.fit(entry.tensor, entry.batch_size, spec.dims, config.batching)
         step = plan.steps[self.index]
         return InferenceRequest(
             step.model,
@@ -291,7 +288,7 @@ class EnsembleScheduler:
         inflight.queue_start_ns = self.clock.now_ns()
         run = EnsembleRun(self, self._plan(inflight.output_names), inflight)
         self.runs[run] = None
-        inflight.on_cancel = run.cancelled
+        inflight.on_cancel = run.on_cancel
         self.clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
 
     def hurry(self) -> None:
@@ -310,14 +307,14 @@ class EnsembleScheduler:
         for run in list(self.runs):
             run.end(error)
 
-    def ended(self, run: "EnsembleRun", timing: ExecutionTiming, error: ModserveError | None) -> None:
+    def on_end(self, run: "EnsembleRun", timing: ExecutionTiming, error: ModserveError | None) -> None:
         """Record that a request is over. Its client gets the last response afterwards."""
         self.runs.pop(run, None)
         self._on_done(run.inflight, timing, error)
 
 
 class EnsembleRun:
-    """Run of one request to an ensemble: owns its steps, which call `begun` and `settled`; these never raise.
+    """Run of one request to an ensemble: owns its steps, which call `on_begin` and `on_settle`; these never raise.
 
     It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
     way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client receives nothing
@@ -379,7 +376,7 @@ class EnsembleRun:
                 self._handles[name, version] = self._ensemble.borrow(name, version)
             self._reads_inputs = any(handle.servable.config.cached for handle in self._handles.values())
             inflight = self.inflight
-            entries: dict[str, dataflow.Entry] = {spec.name: Absence.ABSENT for spec in self._config.inputs}
+            entries: dict[str, dataflow.Entry] = {spec.name: MissingReason.ABSENT for spec in self._config.inputs}
             entries |= {name: Value(tensor, inflight.batch_size) for name, tensor in inflight.inputs.items()}
             wave = Wave(self.plan)
             self._advance(wave, wave.settle(entries))
@@ -388,7 +385,7 @@ class EnsembleRun:
             return
         self._flush()
 
-    def cancelled(self, inflight: Inflight) -> None:
+    def on_cancel(self, inflight: Inflight) -> None:
         """Finish the run, since the client has cancelled the request, and knows."""
         self._finish(cancelled())
 
@@ -406,14 +403,14 @@ class EnsembleRun:
 
     # What steps tell
 
-    def begun(self, step: StepExecution) -> None:
+    def on_begin(self, step: StepExecution) -> None:
         """Record that a step begins that had to wait for the limit."""
         wave = step.wave
         wave.held -= 1
         if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
-            producer.passed_on()
+            producer.on_passed_on()
 
-    def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
+    def on_settle(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
         """Take an outcome of a step's model, the last one if `final`; or the failure to submit the step."""
         if final:
             self._steps.pop(step, None)
@@ -454,13 +451,13 @@ class EnsembleRun:
             sequence = dataflow.sequence_parameters(response.parameters, step.parameters())
         outputs = self.plan.requested[index]
         entries = dataflow.follow_up(self.plan.steps[index], response, outputs, step.batch_size, sequence)
-        self._advance(wave, wave.settle(entries, step.waited_until(response)))
+        self._advance(wave, wave.settle(entries, step.total_wait_ns(response)))
         if not step.decoupled:
             return
         if wave.held and not self.over:
             self._producers[wave] = step
         else:
-            step.passed_on()
+            step.on_passed_on()
 
     def _advance(self, wave: Wave, ready: list[int]) -> None:
         """Begin what is ready in a wave, or skip it, which may make more ready."""
@@ -469,10 +466,10 @@ class EnsembleRun:
             index = pending.popleft()
             step = plan.steps[index]
             inputs, condition = wave.take(index)
-            waited_ns = wave.waited_ns(step.needs)
+            waited_ns = wave.longest_wait_ns(step.needs)
             handle = self._handles[step.model, step.version]
             if not dataflow.runs(step, inputs, condition, handle.servable.config.optional_inputs):
-                skipped = {step.outputs[name]: Absence.SKIPPED for name in plan.requested[index]}
+                skipped = {step.outputs[name]: MissingReason.SKIPPED for name in plan.requested[index]}
                 pending.extend(wave.settle(skipped, waited_ns))
                 continue
             execution = StepExecution(self, index, wave, handle, inputs, waited_ns)
@@ -514,7 +511,7 @@ class EnsembleRun:
         """Collect a complete response of the ensemble, without outputs that were not produced."""
         config, inflight = self._config, self.inflight
         entries = wave.outputs(inflight.output_names)
-        if config.decoupled and all(entry is Absence.SKIPPED for entry in entries.values()):
+        if config.decoupled and all(entry is MissingReason.SKIPPED for entry in entries.values()):
             return
         outputs: dict[str, Tensor] = {}
         parameters: Mapping[str, ParameterValue] = {}
@@ -522,8 +519,8 @@ class EnsembleRun:
             if isinstance(entry, Value):
                 outputs[name] = dataflow.as_output(config.outputs_by_name[name], entry, inflight.batch_size > 0)
                 parameters = entry.sequence or parameters
-        skipped = frozenset([name for name, entry in entries.items() if entry is Absence.SKIPPED])
-        version, id, waited_ns = self._ensemble.id.version, inflight.request.id, wave.waited_ns(entries)
+        skipped = frozenset([name for name, entry in entries.items() if entry is MissingReason.SKIPPED])
+        version, id, waited_ns = self._ensemble.id.version, inflight.request.id, wave.longest_wait_ns(entries)
         response = InferenceResponse(config.name, version, outputs, id, parameters, skipped, waited_ns)
         heapq.heappush(self._complete, (wave.order, response))
 
@@ -585,7 +582,7 @@ class EnsembleRun:
         for handle in self._handles.values():
             handle.release()
         self.inflight.timing = timing = self._timing()
-        self._ensemble.ended(self, timing, error)
+        self._ensemble.on_end(self, timing, error)
 
     def _timing(self) -> ExecutionTiming:
         """Return the timing as Triton counts an ensemble: its steps as if they had run one after the other."""

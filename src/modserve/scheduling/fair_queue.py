@@ -1,4 +1,4 @@
-"""The queue for models whose requests come from several tenants: each gets its share, by the rule of `fair_shares`.
+"""The queue for models whose requests come from several tenants: each gets its share.
 
 Each tenant has a `LevelQueue` of its own, which says in what order its requests run, by priority and arrival. Above
 them is an account for each tenant, which says whose turn it is. The most urgent request of that tenant runs next, with
@@ -42,7 +42,7 @@ from mypy_extensions import mypyc_attr
 from modserve.core.requests.inflight import Inflight
 from modserve.core.tenants import Tenant
 
-from .batching import FAR_NS, Together
+from .batching import FAR_NS, BatchCandidates
 from .level_queue import RIPE_LOOKED_AT, LevelQueue
 from .prediction import LengthIndex
 from .queue import Line, QueueSettings, RequestQueue
@@ -260,7 +260,7 @@ class TenantAccount(Account):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Group(Together):
+class _Group(BatchCandidates):
     """The requests of all tenants that may share a batch, in the order of their turns."""
 
     key: Any = None
@@ -349,7 +349,7 @@ class FairQueue(RequestQueue):
         if self.timed and not self.count:
             self._forget_times()
 
-    def take(self, together: Together, count: int) -> list[Inflight]:
+    def take(self, together: BatchCandidates, count: int) -> list[Inflight]:
         return self.take_members(list(islice(together, count)))
 
     def take_members(self, batch: list[Inflight]) -> list[Inflight]:
@@ -411,7 +411,7 @@ class FairQueue(RequestQueue):
         group.size += size
         group.elements += size * inflight.length
         if self._sums:
-            group.joined(inflight)
+            group.on_join(inflight)
         else:
             group.stale = True
         if self._ripe_size and self._is_ripe(group):
@@ -444,7 +444,7 @@ class FairQueue(RequestQueue):
 
     # What may run
 
-    def candidates(self) -> Iterable[Together]:
+    def candidates(self) -> Iterable[BatchCandidates]:
         yielded: set[_Group] = set()
         for group in self._in_turn():
             if group not in yielded:

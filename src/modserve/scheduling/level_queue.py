@@ -30,7 +30,7 @@ from mypy_extensions import mypyc_attr
 from modserve.core.requests.inflight import Inflight
 from modserve.core.tenants import Tenant
 
-from .batching import Together
+from .batching import BatchCandidates
 from .prediction import LengthIndex
 from .queue import GONE, Line, QueueSettings, RequestQueue
 
@@ -50,7 +50,7 @@ class _Level:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Group(Together):
+class _Group(BatchCandidates):
     """Candidates for the next batch: arrivals up to `last_arrival`, and no more than `run`, unless that is 0.
 
     `candidates` keeps both up to date.
@@ -141,7 +141,7 @@ class LevelQueue(RequestQueue):
         if self.timed and not self.count:
             self._forget_times()
 
-    def take(self, together: Together, count: int) -> list[Inflight]:
+    def take(self, together: BatchCandidates, count: int) -> list[Inflight]:
         """Remove the first `count` of a group."""
         assert isinstance(together, _Group), "only these are candidates: this is a bug"
         return self.take_members(together.leading(count))
@@ -196,7 +196,7 @@ class LevelQueue(RequestQueue):
                 group.lengths = LengthIndex(self._padded)
             group.lengths.add(inflight)
         if self._sums:
-            group.joined(inflight)
+            group.on_join(inflight)
         else:
             group.stale = True
         if self._ripe_size and self._is_ripe(group):
@@ -234,23 +234,23 @@ class LevelQueue(RequestQueue):
 
     # What may run
 
-    def candidates(self) -> Iterable[Together]:
+    def candidates(self) -> Iterable[BatchCandidates]:
         """Return the groups that may form the next batch; the rule decides about them in this order.
 
         The queue must not be empty. A group is valid until the queue changes.
         """
         if len(self._groups) == 1:
-            return [self._looked_at(next(iter(self._groups.values())))]
+            return [self._prepare(next(iter(self._groups.values())))]
         return self._candidates()
 
-    def _candidates(self) -> Iterator[Together]:
+    def _candidates(self) -> Iterator[BatchCandidates]:
         yielded: set[_Group] = set()
         for group in self._in_turn():
             if group not in yielded:
                 yielded.add(group)
-                yield self._looked_at(group)
+                yield self._prepare(group)
 
-    def _looked_at(self, group: _Group) -> _Group:
+    def _prepare(self, group: _Group) -> _Group:
         """Prepare a group with the members of its next batch."""
         alone = len(self._groups) == 1
         group.run = 0
@@ -289,7 +289,7 @@ class LevelQueue(RequestQueue):
         if group is None:
             return iter(())
         head = self.head()
-        self._looked_at(group)
+        self._prepare(group)
         if head.shape_key != key:
             if not self._look_ahead:
                 return iter(())

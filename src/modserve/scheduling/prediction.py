@@ -133,7 +133,7 @@ class RunTimes:
     def observe(self, batch_size: int, ns: int) -> None:
         """Observe a batch of `batch_size` that took `ns`."""
         self._count += 1
-        size = _counted_as(batch_size)
+        size = _round_size(batch_size)
         times = self._times.get(size, 0)
         if not times:
             insort(self._sizes, size)
@@ -178,13 +178,13 @@ class RunTimes:
         while self._doubt(sizes[sure]) > _SURE:
             sure -= 1  # this ends: there is no doubt about the latest size
         place = min(bisect_left(sizes, batch_size), len(sizes) - 1)
-        above, above_ns = sizes[place], self._believed(place, sure)
+        above, above_ns = sizes[place], self._estimate(place, sure)
         if place == 0 or above <= batch_size:
             return int(above_ns)
-        below, below_ns = sizes[place - 1], min(above_ns, self._believed(place - 1, sure))
+        below, below_ns = sizes[place - 1], min(above_ns, self._estimate(place - 1, sure))
         return int(below_ns + (batch_size - below) / (above - below) * (above_ns - below_ns))
 
-    def _believed(self, place: int, sure: int) -> float:
+    def _estimate(self, place: int, sure: int) -> float:
         """Return the mean of the size at a place, or less if the size is above the largest sure one, at `sure`.
 
         The longer such a size has not occurred, the less, down to the mean of the largest sure size. Batches then
@@ -216,7 +216,7 @@ class RunTimes:
         self._times = {size: self._times[size] for size in self._sizes}
 
 
-def _counted_as(size: int) -> int:
+def _round_size(size: int) -> int:
     """Return the size under which a batch is counted: bounded in number for any sizes."""
     if size <= _EXACT:
         return max(1, size)

@@ -12,7 +12,7 @@ Rules for all:
 - Lines are ordered dictionaries, so that a request leaves from the middle at once, and a queue holds no request that
   does not wait. The two heaps of times are the exception: an entry stays until it comes to the top, or most entries are
   of requests that left; it counts only while the request waits and has the arrival of the entry.
-- Each group of requests that may share a batch is a `batching.Together`, whose sums change with every request.
+- Each group of requests that may share a batch is a `batching.BatchCandidates`, whose sums change with every request.
 """
 
 import heapq
@@ -38,7 +38,7 @@ class QueueSettings:
     """Settings of a model's queue. A group of requests is ripe when a batch of it may run before its delay is over."""
 
     sums: bool = False
-    """The rule reads the elements and the extremes of `Together`."""
+    """The rule reads the elements and the extremes of `BatchCandidates`."""
     ripe_size: int = 0
     """Sum of batch sizes with which a group is ripe; 0 for never."""
     ripe_elements: int = 0
@@ -46,19 +46,19 @@ class QueueSettings:
     look_ahead: int = 1024
     """Arrivals that a batch may overtake."""
     padded: Callable[[int], int] | None = None
-    """Length that counts for a request's own, where the rule chooses by `Together.lengths`."""
+    """Length that counts for a request's own, where the rule chooses by `BatchCandidates.lengths`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
     """Common part of all queues: `count` is how many requests wait; some of them have to leave at a time.
 
-    `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `expired` and `timed_out` are worth
-    a call.
+    `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `pop_expired` and `pop_timed_out`
+    are worth a call.
     """
 
     def __init__(self, *, sums: bool) -> None:
-        """Create a queue. `sums`: keep the elements and the extremes of `Together` up to date for the rule."""
+        """Create a queue. `sums`: keep the elements and the extremes of `BatchCandidates` up to date for the rule."""
         self.count = 0
         self.timed = False
         self._sums = sums
@@ -71,13 +71,13 @@ class RequestQueue:
         times = [entries[0][0] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
         return min(times, default=0)
 
-    def expired(self, now_ns: int) -> list[Inflight]:
+    def pop_expired(self, now_ns: int) -> list[Inflight]:
         """Return requests past their client's deadline. They still wait, but this does not list them again."""
-        return _passed(self._deadlines, now_ns)
+        return _pop_passed(self._deadlines, now_ns)
 
-    def timed_out(self, now_ns: int) -> list[Inflight]:
+    def pop_timed_out(self, now_ns: int) -> list[Inflight]:
         """Return requests past their policy's time-out. They still wait, but are not listed again."""
-        return _passed(self._timeouts, now_ns)
+        return _pop_passed(self._timeouts, now_ns)
 
     def timeouts(self) -> dict[Inflight, int]:
         """Return the times at which waiting requests reach their policy's time-out, for those with one."""
@@ -109,7 +109,7 @@ def _any_waits(entries: _Times) -> bool:
     return bool(entries)
 
 
-def _passed(entries: _Times, now_ns: int) -> list[Inflight]:
+def _pop_passed(entries: _Times, now_ns: int) -> list[Inflight]:
     passed: list[Inflight] = []
     while _any_waits(entries) and entries[0][0] <= now_ns:
         passed.append(heapq.heappop(entries)[2])

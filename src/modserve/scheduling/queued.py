@@ -46,8 +46,8 @@ class QueuedScheduler(Generic[SlotT]):
         """Create a scheduler.
 
         `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
-        reads `Together.lengths`; this gives the length that counts there for a request's own. `cost`: what a request
-        costs its tenant, in rows.
+        reads `BatchCandidates.lengths`; this gives the length that counts there for a request's own. `cost`: what a
+        request costs its tenant, in rows.
         """
         self._rule = rule
         self._runner = runner
@@ -90,7 +90,7 @@ class QueuedScheduler(Generic[SlotT]):
         """Waiting requests, the most urgent first."""
         return self._queue
 
-    def waited_ns(self, now_ns: int) -> int:
+    def longest_wait_ns(self, now_ns: int) -> int:
         return now_ns - self._queue.oldest_ns() if self._queue.count else 0
 
     def waiting_by_tenant(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ class QueuedScheduler(Generic[SlotT]):
         if self._restricted or request.timeout_ns or request.tenant is not None:
             level, timeout_ns = self._place(inflight, now_ns)
         inflight.queue_start_ns = now_ns
-        inflight.on_cancel = self._cancelled
+        inflight.on_cancel = self._on_cancel
         self._queue.append(inflight, level, timeout_ns)
         if not self._pump_due:
             self._pump_due = True
@@ -187,7 +187,7 @@ class QueuedScheduler(Generic[SlotT]):
             return priority
         return self._policy.default_priority_level
 
-    def _cancelled(self, inflight: Inflight) -> None:
+    def _on_cancel(self, inflight: Inflight) -> None:
         self._leave(inflight, cancelled())
 
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
@@ -262,9 +262,9 @@ class QueuedScheduler(Generic[SlotT]):
         next_ns = queue.next_time_ns()
         if not next_ns or next_ns > now_ns:
             return next_ns
-        for inflight in queue.expired(now_ns):
+        for inflight in queue.pop_expired(now_ns):
             self._leave(inflight, unavailable("Request timeout expired"))
-        for inflight in queue.timed_out(now_ns):
+        for inflight in queue.pop_timed_out(now_ns):
             if inflight.queue_limit_ns:
                 self._leave(inflight, unavailable("Request timeout expired"))
             elif inflight.level != GONE:  # re-entrancy, as in `_leave`

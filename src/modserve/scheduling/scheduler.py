@@ -14,7 +14,7 @@ class Scheduler(Protocol):
     def count(self) -> int:
         """Number of waiting requests."""
 
-    def waited_ns(self, now_ns: int) -> int:
+    def longest_wait_ns(self, now_ns: int) -> int:
         """Return how long the oldest waiting request has waited; 0 if none waits."""
 
     def dispatch(self) -> None:

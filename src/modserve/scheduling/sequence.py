@@ -7,7 +7,7 @@ Where a request is: in `waiting` of its sequence; then it is `busy`, its lane ha
 then it is busy and the sequence is `running`, which means that its instance has it. Who ends it differs:
 
 - waiting: this scheduler, by `_leave`.
-- busy, not running: its lane, which calls `_dropped` (as the lane's `OnDrop`); so does calling its `on_cancel`.
+- busy, not running: its lane, which calls `_on_lane_drop` (as the lane's `OnDrop`); so does calling its `on_cancel`.
 - running: the runner, whose owner calls `batch_done`, or `run_again` if the request has to run once more.
 
 A sequence is open while more of its requests may come: from its first request until one with the END flag, or until it
@@ -118,7 +118,7 @@ class SequenceScheduler(Generic[SlotT]):
     def open_sequences(self) -> int:
         return len(self._live)
 
-    def waited_ns(self, now_ns: int) -> int:
+    def longest_wait_ns(self, now_ns: int) -> int:
         heads = [sequence.first_waiting for sequence in self._live]
         return max([now_ns - self._members[head].arrived_ns for head in heads if head is not None], default=0)
 
@@ -147,7 +147,7 @@ class SequenceScheduler(Generic[SlotT]):
                 raise invalid(
                     f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
                 )
-            says = Membership(self._unused_id(), start=True)
+            says = Membership(self._find_unused_id(), start=True)
         sequence = self._open.get(says.key)
         if self._stopped and says.start:
             raise unavailable(STOPPING)
@@ -167,7 +167,7 @@ class SequenceScheduler(Generic[SlotT]):
         if request.timeout_ns:  # there is no queue policy that could say what it means
             inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
-        inflight.on_cancel = self._cancelled
+        inflight.on_cancel = self._on_cancel
         self._members[inflight] = SequenceRequest(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
@@ -185,7 +185,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._places.begin(sequence, tenant, now_ns)
         return sequence
 
-    def _unused_id(self) -> SequenceId:
+    def _find_unused_id(self) -> SequenceId:
         control = self._batching.correlation
         as_text = control is not None and control.datatype is dtypes.BYTES
         ids: Iterator[SequenceId] = map(str, self._numbers) if as_text else self._numbers
@@ -216,7 +216,7 @@ class SequenceScheduler(Generic[SlotT]):
             member = self._members[inflight]
             # Batches wait since their requests could run, statistics since they came.
             inflight.queue_start_ns = member.arrived_ns
-            inflight.on_cancel = self._cancelled
+            inflight.on_cancel = self._on_cancel
             member.sequence.running = True
 
     def dispatch(self) -> None:
@@ -238,7 +238,7 @@ class SequenceScheduler(Generic[SlotT]):
         member.arrived_ns = now_ns
         if inflight.queue_limit_ns:
             inflight.queue_limit_ns = now_ns + inflight.request.timeout_ns
-        inflight.on_cancel = self._cancelled
+        inflight.on_cancel = self._on_cancel
         member.sequence.waiting.appendleft(inflight)
         self._idle(member.sequence, now_ns)
 
@@ -307,7 +307,7 @@ class SequenceScheduler(Generic[SlotT]):
         busy = sequence.busy
         if busy is not None and not sequence.running and busy.on_cancel is not None:
             sequence.failure = error
-            busy.on_cancel(busy)  # its lane lets go of it, and calls `_dropped`
+            busy.on_cancel(busy)  # its lane lets go of it, and calls `_on_lane_drop`
         for inflight in waiting:
             self._leave(inflight, error)
         if sequence.busy is None:
@@ -318,14 +318,14 @@ class SequenceScheduler(Generic[SlotT]):
             inflight.on_cancel = None
             self._on_drop(inflight, error)
 
-    def _dropped(self, inflight: Inflight, error: ModserveError) -> None:
+    def _on_lane_drop(self, inflight: Inflight, error: ModserveError) -> None:
         """Abort the sequence of a request that a lane has dropped: it cannot go on without it."""
         sequence = self._members[inflight].sequence
         sequence.busy = None
         self._leave(inflight, sequence.failure or error)
-        self._abort(sequence, error if error.code is Code.CANCELLED else _expired())
+        self._abort(sequence, error if error.code is Code.CANCELLED else _make_expiry_error())
 
-    def _cancelled(self, inflight: Inflight) -> None:
+    def _on_cancel(self, inflight: Inflight) -> None:
         """Abort the sequence of a request that its client cancels; if it runs, the runner settles it."""
         self._abort(self._members[inflight].sequence, cancelled())
 
@@ -336,7 +336,7 @@ class SequenceScheduler(Generic[SlotT]):
         now_ns = self._clock.now_ns()
         late_ns = min(filter(None, [inflight.begin_by_ns for inflight in sequence.waiting]), default=0)
         if late_ns and late_ns <= now_ns:
-            self._abort(sequence, _expired())
+            self._abort(sequence, _make_expiry_error())
             return
         if late_ns:
             sequence.alarm.by(late_ns)
@@ -386,8 +386,8 @@ class SequenceScheduler(Generic[SlotT]):
         slot = OneSlot(self._runner, number, self._on_run)
         strategy = self._batching.strategy
         if isinstance(strategy, OldestStrategy):
-            return oldest_lane(strategy, self._max_batch_size, slot, self._clock, self._dropped)
-        return DirectLane(strategy, self._rows, slot, self._clock, self._dropped, self._filler)
+            return oldest_lane(strategy, self._max_batch_size, slot, self._clock, self._on_lane_drop)
+        return DirectLane(strategy, self._rows, slot, self._clock, self._on_lane_drop, self._filler)
 
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}
@@ -397,5 +397,5 @@ class SequenceScheduler(Generic[SlotT]):
         return filler
 
 
-def _expired() -> ModserveError:
+def _make_expiry_error() -> ModserveError:
     return unavailable("timeout of the corresponding sequence has been expired")

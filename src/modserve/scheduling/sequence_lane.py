@@ -117,7 +117,7 @@ class DirectLane(Generic[SlotT]):
     def offer(self, row: int, inflight: Inflight) -> None:
         """Offer the next request of the sequence in `row`; returns at once."""
         inflight.queue_start_ns = self._clock.now_ns()
-        inflight.on_cancel = self._cancelled
+        inflight.on_cancel = self._on_cancel
         self._heads[row] = inflight
         self._rows[inflight] = row
         if not self._pump_due:
@@ -130,7 +130,7 @@ class DirectLane(Generic[SlotT]):
             self._leave(inflight, error)
         self._alarm.cancel()
 
-    def _cancelled(self, inflight: Inflight) -> None:
+    def _on_cancel(self, inflight: Inflight) -> None:
         self._leave(inflight, cancelled())
 
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:

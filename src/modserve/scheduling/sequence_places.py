@@ -6,7 +6,7 @@ tenants share is the places that they hold, not how often they get one. Of those
 first that has held places for the shortest time over its weight, counted since others wait. Sequences of one tenant get
 places in the order in which they began. No sequence loses its place to another tenant before it ends.
 
-As with `fair_shares`, time is not saved up, and all debts end when no sequence waits.
+As in `fair_queue`, time is not saved up, and all debts end when no sequence waits.
 
     free:  none      a: holds 3, weight 2      b: holds 1, weight 1, waits      c: holds 0, weight 1, waits, is next
 
@@ -144,7 +144,7 @@ class PlaceShares:
                 self._contention += 1
                 self._contention_ns = now_ns
                 self._floor = 0.0
-            account.used = max(self._used(account), self._floor)
+            account.used = max(self._use_of(account), self._floor)
             self._enter(account)
 
     def end(self, sequence: Sequence, now_ns: int) -> Sequence | None:
@@ -167,7 +167,7 @@ class PlaceShares:
     def _charge(self, sequence: Sequence, account: SequenceAccount, now_ns: int) -> None:
         """Charge a tenant for a place held while others waited."""
         since_ns = max(sequence.placed_ns, self._contention_ns)
-        account.used = self._used(account) + (now_ns - since_ns) / account.weight
+        account.used = self._use_of(account) + (now_ns - since_ns) / account.weight
         if account.turn is not None:
             self._leave(account.turn)
             self._enter(account)
@@ -193,7 +193,7 @@ class PlaceShares:
         del self._turns[bisect_left(self._turns, turn)]
         turn[3].turn = None
 
-    def _used(self, account: SequenceAccount) -> float:
+    def _use_of(self, account: SequenceAccount) -> float:
         """Return the account's use of places in the present period of contention."""
         if account.contention != self._contention:
             account.contention = self._contention
@@ -218,7 +218,7 @@ class PlaceShares:
     def _sweep(self) -> None:
         """Close the accounts that are like new ones."""
         for name, account in list(self._accounts.items()):
-            if not account.live and self._used(account) <= self._floor:
+            if not account.live and self._use_of(account) <= self._floor:
                 del self._accounts[name]
         self._sweep_at = max(_SWEEP_FROM, 2 * len(self._accounts))
 

@@ -150,7 +150,11 @@ class Drain:
         self.phase = DrainPhase.FINISHING
         server.stop_accepting()
         if any((open_ports := self.ports.connections()).values()):
-            _log.info("new requests are refused; %s, in flight: %s", _opened(open_ports), _listed(server.in_flight()))
+            _log.info(
+                "new requests are refused; %s, in flight: %s",
+                _format_connections(open_ports),
+                _format_counts(server.in_flight()),
+            )
         drained = True
         try:
             async with asyncio.timeout_at(end), asyncio.TaskGroup() as finishing:
@@ -164,11 +168,11 @@ class Drain:
             self.phase = DrainPhase.DRAINED
             _log.info("drained: all accepted requests are finished, after %.1f s", seconds)
         else:
-            _log.warning("not drained within %g s: in flight are %s", times.grace, _listed(left))
+            _log.warning("not drained within %g s: in flight are %s", times.grace, _format_counts(left))
         return DrainReport(drained, left, seconds)
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     """Requests in flight, for people."""
     return ", ".join(f"{count} of model '{name}'" for name, count in sorted(counts.items())) or "none"
 
@@ -176,8 +180,8 @@ def _listed(counts: Mapping[str, int]) -> str:
 def notice_line(seconds: float, connections: Mapping[str, int], in_flight: Mapping[str, int]) -> str:
     """Return the log line for the beginning of the notice."""
     return (
-        f"draining: not ready any more, and all requests are served for {seconds:g} s; {_opened(connections)}, "
-        f"in flight: {_listed(in_flight)}"
+        f"draining: not ready any more, and all requests are served for {seconds:g} s; "
+        f"{_format_connections(connections)}, in flight: {_format_counts(in_flight)}"
     )
 
 
@@ -186,11 +190,11 @@ def stopping_line(in_flight: Mapping[str, int], seconds: float) -> str:
     if not in_flight:
         return "stopping: no new requests, and none are in flight"
     return (
-        f"stopping: no new requests; those in flight have {seconds:g} s: {_listed(in_flight)}. "
+        f"stopping: no new requests; those in flight have {seconds:g} s: {_format_counts(in_flight)}. "
         "A second SIGTERM or SIGINT (Ctrl-C) ends the server at once."
     )
 
 
-def _opened(connections: Mapping[str, int]) -> str:
+def _format_connections(connections: Mapping[str, int]) -> str:
     counts = [f"{count} {protocol}" for protocol, count in connections.items() if count]
     return f"connections: {', '.join(counts) or 'none'}"

@@ -63,8 +63,8 @@ async def outcomes(
     try:
         while (outcome := await sink.outcomes.get()) is not None:
             yield outcome
-            sink.unsent.sent()
-            inflight.sent()
+            sink.unsent.release_first()
+            inflight.on_sent()
     finally:
         inflight.cancel()
         sink.close()

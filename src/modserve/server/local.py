@@ -61,7 +61,7 @@ class LocalServer:
         self.changes = manager.table.changes
         self.model_names, self.index = manager.table.names, manager.table.index
         self.folder = manager.table.folder
-        self.failed_loads = manager.table.failed_loads
+        self.failed_loads = manager.table.count_failed_loads
         self.unready_reasons = manager.table.unready
         """The model versions that keep the server from being ready."""
         self.sequence_keepers = manager.table.keepers
@@ -255,7 +255,7 @@ class LocalServer:
         """Return every READY version of every model, in any phase of the server: for the metrics page."""
         return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
-    def ended_requests(self) -> int:
+    def count_ended_requests(self) -> int:
         """Return the requests to READY models that have succeeded or failed."""
         return sum(each.statistics.success.count + each.statistics.fail.count for each in self.ready_models())
 

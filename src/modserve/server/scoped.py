@@ -29,10 +29,10 @@ class _ScopedRoutings:
     def __init__(self, routings: Routings) -> None:
         self._routings = routings
 
-    def labelled(self, name: str, text: str, failure: ModserveError) -> int:
+    def resolve_label(self, name: str, text: str, failure: ModserveError) -> int:
         if not current().sees(name):
             raise failure
-        return self._routings.labelled(name, text, failure)
+        return self._routings.resolve_label(name, text, failure)
 
     def has_labels(self, name: str) -> bool:
         return current().sees(name) and self._routings.has_labels(name)

@@ -31,7 +31,7 @@ class ListenAddress(NamedTuple):
 
 def place(address: str, port: int) -> str:
     """``HOST:PORT``, or ``unix:PATH``."""
-    return unix_socket.shown(address) if unix_socket.path_of(address) else f"{address}:{port}"
+    return unix_socket.format_address(address) if unix_socket.path_of(address) else f"{address}:{port}"
 
 
 def listen_addresses(settings: Settings) -> list[ListenAddress]:

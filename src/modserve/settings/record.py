@@ -79,7 +79,7 @@ def _model(text: str) -> tuple[str, float | None]:
     return pattern, _rate(rate)
 
 
-def _redacted(text: str) -> tuple[str, str]:
+def _parse_redaction(text: str) -> tuple[str, str]:
     model, colon, tensor = text.partition(":")
     if not (colon and model and tensor):
         raise ValueError(f"'redact': expected MODEL:TENSOR, both may be patterns, got: {text}")
@@ -101,7 +101,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "dir": _folder,
     "rate": _rate,
     "models": _model,
-    "redact": _redacted,
+    "redact": _parse_redaction,
     "size": _size,
 }
 _FIELDS = {

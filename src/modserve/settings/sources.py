@@ -131,7 +131,7 @@ def from_command_line(
     try:
         settings = Settings(**fields)
     except ValidationError as error:
-        raise OptionError(_explained(error, places)) from None
+        raise OptionError(_explain(error, places)) from None
     return CommandLine(settings, tuple(dict.fromkeys((*warnings, *settings.remarks))))
 
 
@@ -180,7 +180,7 @@ def _without_effect(entries: Iterable[OptionEntry]) -> Iterator[str]:
         yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
 
 
-def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
+def _explain(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
     lines = []
     for problem in error.errors():
         message = problem["msg"].removeprefix("Value error, ")
@@ -217,7 +217,7 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[OptionEntry
         if not word.startswith("--"):
             raise OptionError(f"Unexpected argument: {word}")
         spelling, equals, text = word[2:].partition("=")
-        name = _resolved(spelling)
+        name = _resolve(spelling)
         if not equals:
             value = "true" if name in OPTIONS and OPTIONS[name].flag else next(remaining, None)
             if value is None:
@@ -232,7 +232,7 @@ def _may_be_file(word: str) -> bool:
     return bool(os.sep in file or Path(file).suffix) or os.path.exists(word) or os.path.exists(file)
 
 
-def _resolved(spelling: str) -> str:
+def _resolve(spelling: str) -> str:
     """Return the option that a name, or the beginning of one, stands for. Raises OptionError."""
     name = spelling.replace("_", "-")
     if name in _KNOWN:

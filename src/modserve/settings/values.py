@@ -400,9 +400,9 @@ PLACE = re.compile(r"(?:(?P<name>[^=:/]+)=)?(?P<place>[^=:]+:(?P<path>[^\W\d]\w*
 def _python_models(value: object) -> Mapping[str, object]:
     """Decorated objects, or their places as texts, by the names of their models."""
     if isinstance(value, Mapping):
-        pairs = [(name, _named(target)[1]) for name, target in value.items()]
+        pairs = [(name, _parse_target(target)[1]) for name, target in value.items()]
     else:
-        pairs = [_named(each) for each in (value if isinstance(value, list | tuple) else [value])]
+        pairs = [_parse_target(each) for each in (value if isinstance(value, list | tuple) else [value])]
     for name, _ in pairs:
         if not isinstance(name, str) or not name.strip() or name in (".", "..") or "/" in name:
             raise ValueError(f"a model cannot be called {name!r}; expected {{'name': object}} or NAME=MODULE:OBJECT")
@@ -411,7 +411,7 @@ def _python_models(value: object) -> Mapping[str, object]:
     return dict(pairs)
 
 
-def _named(target: object) -> tuple[str, object]:
+def _parse_target(target: object) -> tuple[str, object]:
     """Return a decorated object or its place, with the name that its model has unless another one is written."""
     if isinstance(target, str):
         match = PLACE.fullmatch(target)
@@ -431,7 +431,7 @@ def _model_files(value: object) -> tuple[tuple[str, Path], ...]:
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
-        pairs = [_named_file(each) for each in (value if isinstance(value, list | tuple) else [value])]
+        pairs = [_parse_named_file(each) for each in (value if isinstance(value, list | tuple) else [value])]
     if not all(isinstance(name, str) and isinstance(path, str | Path) for name, path in pairs):
         raise ValueError("expected a path, a list of paths, or {'name': path}")
     for _, path in pairs:
@@ -440,7 +440,7 @@ def _model_files(value: object) -> tuple[tuple[str, Path], ...]:
     return tuple((name, Path(path)) for name, path in pairs)
 
 
-def _named_file(value: object) -> tuple[object, object]:
+def _parse_named_file(value: object) -> tuple[object, object]:
     match = _NAMED_FILE.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, tuple) and len(value) == 2:
         return value

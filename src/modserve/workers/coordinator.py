@@ -37,9 +37,9 @@ class Coordinator:
         self._lock.close()
 
     @asynccontextmanager
-    async def locked(self) -> AsyncGenerator[None]:
+    async def lock(self) -> AsyncGenerator[None]:
         """Lock out all other changes and complete any half-made one."""
-        async with self._lock.held():
+        async with self._lock.hold():
             await self._settle()
             yield
 
@@ -57,7 +57,7 @@ class Coordinator:
         await asyncio.shield(task)
 
     async def _change(self, change: ServerChange) -> None:
-        async with self.locked():
+        async with self.lock():
             number = uuid.uuid4().hex
             self._identity.note.write_bytes(values.dumps((number, change)))
             try:
@@ -72,16 +72,16 @@ class Coordinator:
                 await self._peers.call(index, "change", change, number)
             except PeerDiedError:
                 died = unavailable(f"worker {index} died during this change and is being replaced")
-                raise await self._refused(died, index, changed, number, change) from None
+                raise await self._bring_back(died, index, changed, number, change) from None
             except PeerLostError:
                 continue
             except ModserveError as error:
-                raise await self._refused(error, index, changed, number, change) from None
+                raise await self._bring_back(error, index, changed, number, change) from None
             changed.append(index)
         if not changed:
             raise PeerLostError("no worker is available")
 
-    async def _refused(
+    async def _bring_back(
         self, failure: ModserveError, failed: int, changed: list[int], number: str, change: ServerChange
     ) -> ModserveError:
         """Bring the workers that have `changed` back. The failure, which says what has become of them."""

@@ -32,7 +32,7 @@ class FleetPlace(Protocol):
     def starts(self) -> int: ...
 
 
-class Others(PeerCaller, Protocol):
+class PeerClient(PeerCaller, Protocol):
     """Interface of `Peers`."""
 
     async def unready(self) -> list[IndexEntry]: ...
@@ -41,7 +41,7 @@ class Others(PeerCaller, Protocol):
         ...
 
 
-class ChangeMaker(Protocol):
+class ChangeCoordinator(Protocol):
     """Makes a change in all processes or in none. Raises as `Coordinator` does."""
 
     async def change(self, change: ServerChange) -> None: ...
@@ -57,8 +57,8 @@ class FleetServer:
         self,
         server: LocalServer,
         identity: FleetPlace,
-        peers: Others,
-        coordinator: ChangeMaker,
+        peers: PeerClient,
+        coordinator: ChangeCoordinator,
         tally: Tally,
         noun: str = "worker",
     ) -> None:

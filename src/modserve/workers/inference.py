@@ -23,7 +23,7 @@ def write_request(request: InferenceRequest) -> bytes:
             raise invalid(f"{request.label}input '{name}' has an unknown datatype")
     head = request.model_name, request.version, request.id, request.outputs, request.timeout_ns
     tenant = None if request.tenant is None else astuple(request.tenant)
-    return values.dumps((head, dict(request.parameters), _written(request.inputs), tenant))
+    return values.dumps((head, dict(request.parameters), _write(request.inputs), tenant))
 
 
 def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
@@ -35,7 +35,7 @@ def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
 
 def write_response(response: InferenceResponse) -> bytes:
     head = response.model_name, response.model_version, response.id, response.skipped, response.waited_ns
-    return values.dumps((head, dict(response.parameters), _written(response.outputs)))
+    return values.dumps((head, dict(response.parameters), _write(response.outputs)))
 
 
 def read_response(data: bytes) -> InferenceResponse:
@@ -52,7 +52,7 @@ def read_failure(data: bytes) -> ModserveError:
     return error
 
 
-def _written(tensors: Mapping[str, Tensor]) -> _Tensors:
+def _write(tensors: Mapping[str, Tensor]) -> _Tensors:
     return [(name, each.datatype.name, each.shape, bytes(each.raw)) for name, each in tensors.items()]
 
 

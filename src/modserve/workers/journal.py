@@ -81,7 +81,7 @@ class Journal:
             return [self._trace_settings(name)]
         if change.method == "register_region":
             return [ServerChange("unregister_region", (type(change.arguments[0]), name, change.arguments[0].tenant))]
-        return [self._regions[each] for each in self._ended_by(change)]
+        return [self._regions[each] for each in self._find_ended(change)]
 
     def record(self, change: ServerChange, before: list[ServerChange], number: str = "") -> None:
         """`change`, which has a `number` if it may be undone, was made; `before` undoes it."""
@@ -103,7 +103,7 @@ class Journal:
         elif change.method == "register_region":
             self._regions[kind, name] = change
         else:
-            for each in self._ended_by(change):
+            for each in self._find_ended(change):
                 del self._regions[each]
 
     def undo(self, change: ServerChange, number: str) -> list[ServerChange]:
@@ -111,7 +111,7 @@ class Journal:
         latest, changes = self._undo.pop(change.subject[0], ("", []))
         return changes if number and latest == number else []
 
-    def _ended_by(self, change: ServerChange) -> list[tuple[str, str]]:
+    def _find_ended(self, change: ServerChange) -> list[tuple[str, str]]:
         """Return the regions that are unregistered: one, or all of a kind."""
         kind, name = change.subject
         return [each for each in self._regions if each[0] == kind and name in ("", each[1])]

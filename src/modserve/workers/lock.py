@@ -18,7 +18,7 @@ class FleetLock:
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="workers-lock")
 
     @asynccontextmanager
-    async def held(self) -> AsyncGenerator[None]:
+    async def hold(self) -> AsyncGenerator[None]:
         async with self._own:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             locked = asyncio.get_running_loop().run_in_executor(self._waiter, fcntl.flock, descriptor, fcntl.LOCK_EX)

@@ -124,7 +124,7 @@ class Member:
         loop = asyncio.get_running_loop()
         app = worker_app(control, Application(server, options))
         context = self._context = HttpContext(server, app, tasks, loop, options)
-        async with self._coordinator.locked():
+        async with self._coordinator.lock():
             self._missed = await self._coordinator.state()
             if not any(self._missed):
                 control.caught_up.set()
@@ -149,7 +149,7 @@ class Member:
             await self._control.roll_back(rollback)
         self._control.caught_up.set()
 
-    def served(self) -> None:
+    def on_served(self) -> None:
         """The models are loaded, and the ports open."""
         self.identity.mark(self.identity.index).touch()
 

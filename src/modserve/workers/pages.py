@@ -135,7 +135,7 @@ def owner(sample: Sample) -> Owner:
     return (("name", labels["model"]), ("version", labels["version"])) if len(labels) == 2 else ()
 
 
-def merged(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:
+def merge(pages: Sequence[WorkerPage]) -> tuple[dict[str, SampleTable], frozenset[Sample]]:
     """Return the families of all workers, and the samples left out, which no worker has any more.
 
     What one worker has no more is told as long as another has it, or the sum would fall while a model is unloaded in
@@ -202,7 +202,7 @@ def fell(a: Any, b: Any) -> bool:
     return bool(b < a)
 
 
-def _known(a: Any, b: Any) -> Any:
+def _add_known(a: Any, b: Any) -> Any:
     """Return the sum of figures, of which -1 says that there are none."""
     return add(a, b) if isinstance(a, list) or a >= 0 <= b else max(a, b)
 
@@ -219,8 +219,8 @@ def _worse(a: float, b: float) -> float:
 
 RULES: Mapping[str, Callable[[Any, Any], Any]] = {
     "sum": add,
-    "known": _known,
-    "held": _known,
+    "known": _add_known,
+    "held": _add_known,
     "latest": max,
     "largest": max,
     "least": min,
@@ -303,18 +303,18 @@ def document(families: Families) -> dict[str, Any]:
                 inner.empty = value
             else:
                 node.values[last] = value
-    made: dict[str, Any] = _finished(root)
+    made: dict[str, Any] = _finish(root)
     return made
 
 
-def _finished(node: _Node) -> Any:
+def _finish(node: _Node) -> Any:
     values = node.values
     if values and all(isinstance(key, tuple) for key in values):
         rows = sorted(values.items(), key=lambda row: _order(row[0]))
         # A model version has gone with its last worker; the size of a batch, or a tenant, has not.
-        return [dict(key) | _finished(row) for key, row in rows if row.live or len(key) == 1]
+        return [dict(key) | _finish(row) for key, row in rows if row.live or len(key) == 1]
     return {
-        key: value if not isinstance(value, _Node) else value.empty if _is_past(value) else _finished(value)
+        key: value if not isinstance(value, _Node) else value.empty if _is_past(value) else _finish(value)
         for key, value in values.items()
     }
 

@@ -202,7 +202,7 @@ class SequenceForwarder:
             outcome = inference.read_failure(content)
         flow = inflight.flow
         if not final and flow is not None and isinstance(outcome, InferenceResponse):
-            flow.given(outcome.size)
+            flow.on_response(outcome.size)
         inflight.settle(outcome, final)
         if final:
             return
@@ -221,7 +221,7 @@ class SequenceReceiver:
 
     def link(self) -> PeerLink:
         """Return the protocol of a new connection."""
-        return PeerLink(self._receive, self._lost, responds=True)
+        return PeerLink(self._receive, self._on_lost, responds=True)
 
     def close(self) -> None:
         for link in list(self._requests):
@@ -239,7 +239,7 @@ class SequenceReceiver:
             del requests[number]
             inflight.cancel()
         else:
-            inflight.sent()
+            inflight.on_sent()
 
     def _begin(self, link: PeerLink, requests: dict[int, Inflight], number: int, content: bytes) -> None:
         server, now_ns = self._server, time.monotonic_ns()
@@ -272,7 +272,7 @@ class SequenceReceiver:
             trace.end()
             raise
 
-    def _lost(self, link: PeerLink) -> None:
+    def _on_lost(self, link: PeerLink) -> None:
         """The other worker has ended, and so have its clients' connections."""
         for inflight in list(self._requests.pop(link, {}).values()):
             inflight.cancel()

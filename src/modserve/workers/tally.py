@@ -35,7 +35,7 @@ from .pages import (
     add,
     document,
     fell,
-    merged,
+    merge,
     owner,
     tables,
 )
@@ -180,7 +180,7 @@ class Tally:
             identity = self._identity
             silent = [] if identity is None else [index for index in identity.others if index not in others]
             last = [last_page(identity.counts(index, topic)) for index in silent] if identity is not None else []
-            families, orphans = merged([own, *map(values.loads, others.values()), *last])
+            families, orphans = merge([own, *map(values.loads, others.values()), *last])
             self._questions[topic] = question.name, frozenset() if silent else orphans
             return families
 

@@ -7,7 +7,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from modserve.backends.auto.setting import BatchSetting, Crew, SearchResult, batch_sizes, best_setting, instance_counts
+from modserve.backends.auto.setting import (
+    BatchSetting,
+    SearchResult,
+    TrialPool,
+    batch_sizes,
+    best_setting,
+    instance_counts,
+)
 from modserve.backends.runner import Runner
 from modserve.core.tensors.tensor import Array
 
@@ -61,7 +68,7 @@ class Hangar:
         self._opening_s = opening_s
 
     @contextmanager
-    def crew(self, count: int) -> Iterator[Crew]:
+    def crew(self, count: int) -> Iterator[TrialPool]:
         if count not in self.crews:
             raise MemoryError("no memory for another")
         self.clock.now += self._opening_s
@@ -202,7 +209,7 @@ class Instance:
 
 def test_a_crew_runs_all_of_its_instances() -> None:
     log: list[str] = []
-    crew = Crew([lambda: Runner(Instance(log), (), ())] * 2)
+    crew = TrialPool([lambda: Runner(Instance(log), (), ())] * 2)
     assert len(crew) == 2
     assert crew.run({"IN": np.zeros((3, 2))}, 2) == 4
     crew.close()
@@ -216,5 +223,5 @@ def test_a_crew_of_which_one_cannot_be_made() -> None:
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        Crew([lambda: Runner(Instance(log), (), ()), fail])
+        TrialPool([lambda: Runner(Instance(log), (), ()), fail])
     assert log == ["close"]

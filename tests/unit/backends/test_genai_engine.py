@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("openvino")
 
-from modserve.backends.generation.program.contract import GenerationCall, Replies, RequestError, Wishes
+from modserve.backends.generation.program.contract import GenerationCall, OutputOptions, Replies, RequestError
 from modserve.backends.generation.program.on_genai.engine import GenerationEngine
 from modserve.backends.generation.program.on_genai.sampling import SamplingParameters
 
-WISHES = Wishes(True, False, True, False, False, False, True, False)
+WISHES = OutputOptions(True, False, True, False, False, False, True, False)
 Status = Enum("Status", "RUNNING FINISHED IGNORED CANCEL STOP")
 Finish = Enum("Finish", "NONE STOP LENGTH")
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from modserve.backends.generation.program.contract import GenerationCall, Replies, RequestError, Wishes
+from modserve.backends.generation.program.contract import GenerationCall, OutputOptions, Replies, RequestError
 from modserve.backends.generation.program.on_vllm.engine import Adapters, Errors, VllmEngine
 from modserve.backends.generation.program.on_vllm.sampling import SamplingReader
 from modserve.backends.generation.program.on_vllm.statistics import EngineStatistics, TritonsMetrics, logger_kind
 
-WISHES = Wishes(True, False, True, True, True, True, True, True)
+WISHES = OutputOptions(True, False, True, True, True, True, True, True)
 LIMIT_S = 20
 
 

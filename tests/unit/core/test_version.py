@@ -6,7 +6,7 @@ import pytest
 
 from modserve.core import version
 from modserve.core.errors import Code, ModserveError
-from modserve.core.version import VersionPolicy, not_a_version, parse_directory, parse_requested, unserved
+from modserve.core.version import VersionPolicy, describe_unserved, not_a_version, parse_directory, parse_requested
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_what_is_said_of_models_that_can_not_answer(error: ModserveError, code: 
     ],
 )
 def test_what_is_said_of_versions_that_are_left_out(present: Iterable[int], served: tuple[int, ...], text: str) -> None:
-    assert unserved(present, served).startswith(text)
-    assert bool(unserved(present, served)) is bool(text)
+    assert describe_unserved(present, served).startswith(text)
+    assert bool(describe_unserved(present, served)) is bool(text)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ async def until(what: Callable[[], object]) -> None:
 class Owner:
     """Implements `execution.owner.PoolOwner`: what the owner of a pool does when it is told something."""
 
-    settled: Callable[[int], None] = lambda count: None
+    on_settle: Callable[[int], None] = lambda count: None
     slot_free: Callable[[], None] = lambda: None
     batch_done: Callable[[list[Inflight]], None] = lambda members: None
     run_again: Callable[[Inflight], None] = lambda inflight: None

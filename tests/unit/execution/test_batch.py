@@ -13,7 +13,7 @@ from modserve.core.requests.normalize import Signature
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.dtypes import Datatype
 from modserve.core.tensors.tensor import Array, Shape, Tensor, encode_elements
-from modserve.execution.batch import merge, requested_outputs, split
+from modserve.execution.batch import merge, merge_output_names, split
 from modserve.testing import RecordingSink, config, request
 
 FP32, INT32, BYTES = dtypes.FP32, dtypes.INT32, dtypes.BYTES
@@ -54,7 +54,7 @@ def accepted(model: ModelConfig, *inputs: Tensor, outputs: Sequence[tuple[str, .
 def run(model: ModelConfig, members: list[Inflight]) -> list[dict[str, Tensor]]:
     """What each request gets when they run together on an engine that copies IN to all outputs."""
     array = merge(members)["IN"]
-    outputs = dict.fromkeys(requested_outputs(members), array)
+    outputs = dict.fromkeys(merge_output_names(members), array)
     return [dict(response.outputs) for response in split(outputs, members, model, 1)]
 
 
@@ -196,7 +196,7 @@ def test_each_request_gets_the_outputs_it_asked_for_in_its_order() -> None:
 def test_the_model_is_asked_for_what_anybody_wants(asked: list[tuple[str, ...]], expected: set[str]) -> None:
     model = copying(INT32, (1,), outputs=3)
     tensors = [arbitrary(INT32, (1, 1), seed) for seed in range(len(asked))]
-    wanted = requested_outputs(accepted(model, *tensors, outputs=asked))
+    wanted = merge_output_names(accepted(model, *tensors, outputs=asked))
     assert set(wanted) == expected
     assert len(wanted) == len(expected)
 

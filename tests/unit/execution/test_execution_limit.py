@@ -324,13 +324,13 @@ async def test_time_counts_from_when_the_engine_begins() -> None:
     first, second = Job([member(1)]), Job([member(2)])
 
     def give_up(instance: Silent) -> None:
-        over.append([limit.ended(job) for job in limit.of(instance)])
+        over.append([limit.on_end(job) for job in limit.of(instance)])
         instance.since_ns = 0
 
     limit = ExecutionLimit(10, clock, lambda: [instance], give_up)
-    limit.started(instance, first)
+    limit.on_start(instance, first)
     clock.advance(5)
-    limit.started(instance, second)
+    limit.on_start(instance, second)
     assert limit.of(instance) == [first, second]
     clock.advance(100)
     assert not over
@@ -342,7 +342,7 @@ async def test_time_counts_from_when_the_engine_begins() -> None:
     clock.advance(20)
     assert over == [[True, True]]
     assert clock.next_timer_ns() is None
-    assert not limit.ended(second)
+    assert not limit.on_end(second)
 
 
 class Silent:
@@ -359,7 +359,7 @@ async def test_no_timer_is_left_when_all_is_over() -> None:
     instance = Silent()
     limit = ExecutionLimit(10, clock, lambda: [instance], lambda instance: pytest.fail("too early"))
     job = Job([member(1)])
-    limit.started(instance, job)
-    assert limit.ended(job)
+    limit.on_start(instance, job)
+    assert limit.on_end(job)
     clock.advance(10)
     assert clock.next_timer_ns() is None

@@ -53,7 +53,7 @@ class Bench:
         self.failures.append((number, error.message, wait_ns))
 
     def lose(self, number: int = 0) -> int:
-        return self.revival.lost(number, lambda: self.closed.append(number))
+        return self.revival.revive(number, lambda: self.closed.append(number))
 
     def outcome(self, outcome: Any) -> None:
         """End the latest attempt."""

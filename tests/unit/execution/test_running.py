@@ -241,7 +241,7 @@ class Told(Flow):
         super().__init__(lambda waiting: None)
         self.calls: list[object] = []
 
-    def given(self, size: int) -> None:
+    def on_response(self, size: int) -> None:
         self.calls.append(size)
 
     def wait(self) -> None:
@@ -355,9 +355,9 @@ async def test_an_engine_that_does_not_wait(bench: Bench) -> None:
     assert not request.fail(internal("half"), final=False, wait=False)
     assert not request.fail(internal("whole"), final=False, wait=False)  # which is taken as well
     request.on_room(lambda: called.append("room"))
-    entry.sent()
+    entry.on_sent()
     assert called == ["at once"]
-    entry.sent()
+    entry.on_sent()
     assert called == ["at once", "room"]
     assert not request.respond(rows(2), final=True, wait=False)
     request.on_room(lambda: called.append("over"))
@@ -481,9 +481,9 @@ class Recorded:
         assert ns > 0
         self.stamps.append(activity)
 
-    def batched(self, timing: object) -> None: ...
+    def on_batch(self, timing: object) -> None: ...
 
-    def settled(self, outcome: object, final: bool, timing: object) -> None:
+    def on_settle(self, outcome: object, final: bool, timing: object) -> None:
         self.stamps.append("settled")
 
 

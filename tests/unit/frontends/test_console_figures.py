@@ -19,12 +19,12 @@ from modserve.frontends.http.console.snapshot import Snapshot, encode
 from modserve.frontends.http.console.tenants import TenantCounters
 from modserve.server.local import LocalServer
 from modserve.testing import inflight
-from modserve.workers.pages import WorkerPage, document, merged, tables
+from modserve.workers.pages import WorkerPage, document, merge, tables
 
 
 def added(readings: Sequence[Counters]) -> Any:
     """Figures of several workers."""
-    return document(merged([WorkerPage(tables(each)) for each in readings])[0])
+    return document(merge([WorkerPage(tables(each)) for each in readings])[0])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from modserve.frontends.http.console.streams import (
     stream_row,
 )
 from modserve.observability.prometheus import GENERATION, RESERVED
-from modserve.workers.pages import WorkerPage, document, merged, tables
+from modserve.workers.pages import WorkerPage, document, merge, tables
 
 LABELS = {"model": "writer", "version": "1"}
 SERIES: dict[str, tuple[Any, ...]] = {
@@ -124,7 +124,7 @@ def test_workers_add_up(by_token: StreamCounters) -> None:
         "kv_cache": [],
     }
     workers = [None, unused, by_token, {**by_token, "kv_cache": [0.75]}]
-    total = document(merged([WorkerPage(tables({"stream": each})) for each in workers])[0])["stream"]
+    total = document(merge([WorkerPage(tables({"stream": each})) for each in workers])[0])["stream"]
     assert total["by_token"] is True
     assert [*total["first"]["counts"].values()] == [4]
     assert (total["tokens"], total["sequences"], total["kv_cache"]) == ([14, 80], [4, 2], [0.25, 0.75])

@@ -486,10 +486,10 @@ class Trace:
         assert servable.id.name == "many"
         return self
 
-    def submitted(self, *what: object) -> None:
+    def on_submit(self, *what: object) -> None:
         self.told.append("submitted")
 
-    def settled(self, outcome: Outcome, final: bool, timing: object) -> None:
+    def on_settle(self, outcome: Outcome, final: bool, timing: object) -> None:
         self.told.append("final" if final else "settled")
 
     def stamp(self, activity: str, ns: int = 0) -> None:
@@ -558,7 +558,7 @@ async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monke
     await talk.ask("generate_stream")
     steps: list[int] = []
     flow = talk.inflight.flow
-    monkeypatch.setattr(flow, "progressed", lambda: steps.append(1))
+    monkeypatch.setattr(flow, "on_progress", lambda: steps.append(1))
     talk.respond(1, final=True)
     message = events(generated(1))
     assert (await talk.answer())[2] == message

@@ -17,7 +17,7 @@ from modserve.core.statistics.model_statistics import FailureReason, ModelStatis
 from modserve.core.tenants import Tenant
 from modserve.core.tensors import dtypes
 from modserve.core.version import ModelId
-from modserve.models.loading.assembly import wrapped
+from modserve.models.loading.assembly import wrap
 from modserve.models.serving.cached import CachedModel
 from modserve.resources.response_cache import ResponseCache
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor
@@ -71,7 +71,7 @@ class Bench:
         self.inner = ByHand(**more)
         self.cache = ResponseCache(1 << 20) if cache is None else cache
         self.clock = LoopClock(asyncio.get_running_loop())
-        self.model = wrapped(self.inner, self.clock, self.cache)
+        self.model = wrap(self.inner, self.clock, self.cache)
 
     def ask(self, value: int, sink: RecordingSink | None = None, **more: Any) -> RecordingSink:
         found = sink or RecordingSink()
@@ -189,7 +189,7 @@ class Broken(ByHand):
 async def test_a_request_that_cannot_be_queued_holds_nobody_up() -> None:
     bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
     bench.inner = Broken(dynamic_batching=bench.inner.config.dynamic_batching)
-    bench.model = wrapped(bench.inner, bench.clock, bench.cache)
+    bench.model = wrap(bench.inner, bench.clock, bench.cache)
     with pytest.raises(RuntimeError):
         bench.ask(1, id="broken")
     sink = bench.ask(2, id="good")

@@ -150,7 +150,7 @@ async def test_without_a_version(bench: Bench) -> None:
 
 async def test_loans_are_waited_for(bench: Bench) -> None:
     handle = bench.borrow("a", 2)
-    waiting = asyncio.create_task(bench.loans.returned(handle.servable))
+    waiting = asyncio.create_task(bench.loans.wait_until_returned(handle.servable))
     await asyncio.sleep(0)
     assert not waiting.done()
     handle.release()

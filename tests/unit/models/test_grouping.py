@@ -6,15 +6,15 @@ import pytest
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.normalize import Signature
-from modserve.models.loading.assembly import by_parameters, grouped
+from modserve.models.loading.assembly import by_parameters, group_by
 from modserve.models.serving.opened_model import Accept
 from modserve.testing import RecordingSink, config, inflight, request
 
 
 def test_keys_are_added_from_inside_out() -> None:
     accept: Accept = Signature(config()).accept
-    accept = grouped(accept, lambda entry: entry.batch_size)
-    accept = grouped(accept, lambda entry: "outer")
+    accept = group_by(accept, lambda entry: entry.batch_size)
+    accept = group_by(accept, lambda entry: "outer")
     sink = RecordingSink()
     entry = accept(request(), sink, 7)
     assert (entry.shape_key, entry.sink, entry.request_start_ns) == (((None, 1), "outer"), sink, 7)

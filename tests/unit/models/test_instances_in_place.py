@@ -11,7 +11,7 @@ from in_place_bench import CONFIG, DYNAMIC, Bench, until
 from modserve import ModserveError
 from modserve.backends.api import InstanceLostError, InstanceSpec, Placement
 from modserve.core.configuration.model_config import InstanceKind
-from modserve.models.loading.changing import matched
+from modserve.models.loading.changing import match_instances
 from modserve.testing import Execution, config, write_model
 
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 3600000000 oldest { max_candidate_sequences: 1 } }\n"
@@ -61,7 +61,7 @@ def specs(*names: str) -> list[InstanceSpec]:
 )
 def test_which_ones_stay(before: str, now: str, staying: dict[int, str], made: str) -> None:
     former = dict(enumerate(specs(*before.split())))
-    stay, new = matched(former, specs(*now.split()))
+    stay, new = match_instances(former, specs(*now.split()))
     assert {number: spec.name for number, spec in stay.items()} == staying
     assert [spec.name for spec in new] == made.split()
     indices = [spec.index for spec in (*stay.values(), *new)]

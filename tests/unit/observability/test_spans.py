@@ -23,7 +23,7 @@ from modserve.core.servable import submit_traced
 from modserve.core.version import ModelId
 from modserve.models.serving.calls import trace_of_call
 from modserve.observability.request_trace import Trace
-from modserve.observability.span_export import Losses, Spans, resource_of
+from modserve.observability.span_export import ExportStats, Spans, resource_of
 from modserve.observability.span_figures import EXPORT_FAILED, QUEUE_FULL, STOPPED, SpanFigures, span_families
 from modserve.observability.trace import Tracer
 from modserve.testing import RecordingSink, request
@@ -75,7 +75,7 @@ def run(inflights: Sequence[Inflight], at_ns: int = 20) -> ExecutionTiming:
     for inflight in inflights:
         inflight.timing = timing
         if inflight.trace is not None:
-            inflight.trace.batched(timing)
+            inflight.trace.on_batch(timing)
     timing.compute_start_ns, timing.compute_input_end_ns = at_ns, at_ns + 1
     timing.compute_output_start_ns, timing.compute_end_ns = at_ns + 2, at_ns + 3
     return timing
@@ -233,7 +233,7 @@ def test_a_request_that_no_model_takes(status: int | str, is_error: bool) -> Non
     trace = bench.begin()
     assert trace is not None
     trace.stamp("GRPC_WAITREAD_START", 5)
-    trace.failed(invalid("no such input"), status)
+    trace.on_failure(invalid("no such input"), status)
     trace.end()
     (call,) = bench.end()
     attributes = call.attributes or {}
@@ -412,7 +412,7 @@ def test_a_file_has_no_spans() -> None:
     trace = tracer.sample(Model(), UNSAMPLED)  # type: ignore[arg-type]
     assert trace is not None
     assert (trace.context, trace.spans, tracer.propagates, tracer.figures) == ("", None, False, None)
-    trace.batched(ExecutionTiming())
+    trace.on_batch(ExecutionTiming())
     assert len(tracer.batches) == 0
 
 
@@ -496,7 +496,7 @@ def test_the_end_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_losses_are_logged_at_once_and_then_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    losses = Losses(clock=lambda: now[0])
+    losses = ExportStats(clock=lambda: now[0])
     for at_s in (0.0, 1.0, 59.0, 61.0, 62.0):
         now[0] = at_s
         losses.drop(2, QUEUE_FULL)

@@ -195,7 +195,7 @@ def test_a_trace_has_the_version_that_responded(tmp_path: Path) -> None:
     """A routing chooses one when the request is submitted."""
     found = tracer(tmp_path)
     trace = begun(found)
-    trace.settled(InferenceResponse("a", 7, {}), True, None)
+    trace.on_settle(InferenceResponse("a", 7, {}), True, None)
     trace.end()
     found.close()
     assert '"model_version":7' in (tmp_path / "trace.json").read_text()

@@ -8,7 +8,7 @@ import pytest
 from modserve import ModserveError, Settings
 from modserve.config import parse
 from modserve.models.loading.loader import LoaderOptions
-from modserve.process.model_setup import models_to_load, named_files, repositories
+from modserve.process.model_setup import models_to_load, read_named_files, repositories
 from modserve.repository.local import FileRepository
 from modserve.settings import OptionError, from_command_line
 from modserve.testing import write_model
@@ -74,7 +74,7 @@ async def test_a_directory_of_a_model(folder: Path, word: str) -> None:
 
 def test_as_keywords(folder: Path) -> None:
     files: list[Any] = ["bert.onnx", Path("bert.onnx"), [Path("bert.onnx")], {"bert": "bert.onnx"}]
-    assert [named_files(Settings(model_file=each)).names for each in files] == [("bert",)] * 4
+    assert [read_named_files(Settings(model_file=each)).names for each in files] == [("bert",)] * 4
     with pytest.raises(ValueError, match="expected a path, a list of paths, or"):
         Settings(model_file=[3])
 
@@ -131,7 +131,7 @@ def test_the_log_says_what_is_served(folder: Path, caplog: pytest.LogCaptureFixt
 )
 def test_what_is_refused(folder: Path, words: list[str], text: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        named_files(settings(*words))
+        read_named_files(settings(*words))
     assert text in caught.value.message
 
 

@@ -46,7 +46,7 @@ class Processes:
         self.closed.append(list(self.signals))
 
     def end(self, pid: int, end: ExitStatus, now_s: float) -> None:
-        self.supervisor.ended(pid, end, now_s)
+        self.supervisor.on_end(pid, end, now_s)
         self.supervisor.turn(now_s)
 
 
@@ -117,7 +117,7 @@ def test_one_that_fails_after_it_has_served_is_started_again(processes: Processe
 
 def test_a_stop_drains_one_after_the_other(processes: Processes) -> None:
     supervisor = processes.supervisor
-    supervisor.signalled(signal.SIGTERM, 10.0)
+    supervisor.on_signal(signal.SIGTERM, 10.0)
     assert processes.signals == [(100, signal.SIGTERM)]
     processes.end(100, DONE, 11.0)
     assert processes.signals[1:] == [(101, signal.SIGTERM)]
@@ -133,7 +133,7 @@ def test_the_first_worker_has_the_time_of_the_notice_as_well(tmp_path: Path) -> 
     processes = Processes(tmp_path, notice_s=5.0)
     supervisor, mark = processes.supervisor, processes.identities[0].stopping
     assert not mark.exists()
-    supervisor.signalled(signal.SIGTERM, 10.0)
+    supervisor.on_signal(signal.SIGTERM, 10.0)
     assert mark.exists()
     assert processes.signals == [(100, signal.SIGTERM)]
     assert supervisor.wait_s(10.0) == 15.0
@@ -150,24 +150,24 @@ def test_the_first_worker_has_the_time_of_the_notice_as_well(tmp_path: Path) -> 
 
 def test_a_disk_that_is_full_costs_the_notice_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     processes = Processes(tmp_path / "gone", notice_s=5.0)
-    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 10.0)
     assert processes.signals == [(100, signal.SIGTERM)]
     assert processes.supervisor.wait_s(10.0) == 10.0
     assert caplog.messages[-1].startswith("the stop begins without its notice of 5 s: cannot write ")
-    processes.supervisor.signalled(signal.SIGTERM, 11.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 11.0)
     assert processes.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
 
 
 def test_a_second_signal_ends_the_notice(tmp_path: Path) -> None:
     processes = Processes(tmp_path, notice_s=5.0)
-    processes.supervisor.signalled(signal.SIGTERM, 10.0)
-    processes.supervisor.signalled(signal.SIGTERM, 11.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 10.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 11.0)
     assert not processes.identities[0].stopping.exists()
     assert processes.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
 
 
 def test_without_a_notice_nobody_is_told(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 10.0)
     assert not processes.identities[0].stopping.exists()
 
 
@@ -188,7 +188,7 @@ def test_a_process_that_the_system_does_not_give_is_asked_for_again(
 
 
 def test_a_stop_while_they_start_is_no_failure(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGTERM, 0.1)
+    processes.supervisor.on_signal(signal.SIGTERM, 0.1)
     for pid in (100, 101, 102):
         processes.end(pid, ENDED_EARLY, 0.2)
     assert processes.supervisor.over
@@ -197,7 +197,7 @@ def test_a_stop_while_they_start_is_no_failure(processes: Processes) -> None:
 
 def test_one_that_takes_long_does_not_keep_the_others(processes: Processes) -> None:
     supervisor = processes.supervisor
-    supervisor.signalled(signal.SIGINT, 10.0)
+    supervisor.on_signal(signal.SIGINT, 10.0)
     assert supervisor.wait_s(10.0) == 10.0
     supervisor.turn(20.0)
     supervisor.turn(30.0)
@@ -213,7 +213,7 @@ def test_one_that_takes_long_does_not_keep_the_others(processes: Processes) -> N
 
 
 def test_one_that_dies_while_the_others_drain_is_not_started_again(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGTERM, 10.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 10.0)
     processes.end(101, KILLED, 10.5)
     processes.end(100, DONE, 11.0)
     assert processes.signals == [(100, signal.SIGTERM), (102, signal.SIGTERM)]
@@ -224,14 +224,14 @@ def test_one_that_dies_while_the_others_drain_is_not_started_again(processes: Pr
 
 
 def test_another_signal_goes_to_all(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGQUIT, 10.0)
+    processes.supervisor.on_signal(signal.SIGQUIT, 10.0)
     assert processes.signals == [(pid, signal.SIGQUIT) for pid in (100, 101, 102)]
     assert processes.supervisor.stopping
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_a_harmless_signal_goes_to_all_and_ends_none(processes: Processes, number: signal.Signals) -> None:
-    processes.supervisor.signalled(number, 10.0)
+    processes.supervisor.on_signal(number, 10.0)
     assert processes.signals == [(pid, number) for pid in (100, 101, 102)]
     assert not processes.supervisor.stopping
     processes.end(101, KILLED, 11.0)
@@ -239,8 +239,8 @@ def test_a_harmless_signal_goes_to_all_and_ends_none(processes: Processes, numbe
 
 
 def test_a_second_signal_goes_to_all(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGTERM, 10.0)
-    processes.supervisor.signalled(signal.SIGTERM, 10.1)
+    processes.supervisor.on_signal(signal.SIGTERM, 10.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 10.1)
     assert processes.signals[1:] == [(pid, signal.SIGTERM) for pid in (100, 101, 102)]
     for pid in (100, 101, 102):
         processes.end(pid, ENDED_EARLY, 10.2)
@@ -251,7 +251,7 @@ def test_a_stop_while_none_runs(tmp_path: Path) -> None:
     processes = Processes(tmp_path, 1)
     processes.end(100, KILLED, 0.1)
     processes.end(101, KILLED, 0.2)
-    processes.supervisor.signalled(signal.SIGTERM, 0.3)
+    processes.supervisor.on_signal(signal.SIGTERM, 0.3)
     assert processes.supervisor.over
 
 
@@ -288,14 +288,14 @@ class Alone:
 @pytest.mark.parametrize("end", [DONE, FAILED, ExitStatus(2, False, "ended with exit code 2")])
 def test_the_end_of_a_server_alone_that_has_not_crashed_is_the_end(end: ExitStatus) -> None:
     alone = Alone()
-    alone.supervisor.ended(100, end, 5.0)
+    alone.supervisor.on_end(100, end, 5.0)
     assert (alone.supervisor.over, alone.supervisor.code) == (True, end.code)
 
 
 def test_a_server_alone_that_crashes_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
     alone = Alone()
     for pid in (100, 101):
-        alone.supervisor.ended(pid, KILLED, 5.0)
+        alone.supervisor.on_end(pid, KILLED, 5.0)
         alone.supervisor.turn(5.0)
     assert (alone.commands, alone.supervisor.wait_s(5.0)) == ([["serve"]] * 2, 1.0)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
@@ -307,19 +307,19 @@ def test_a_server_alone_that_crashes_is_started_again(caplog: pytest.LogCaptureF
 def test_a_server_alone_gets_every_signal_and_has_the_time_that_it_takes() -> None:
     alone = Alone()
     for number in (signal.SIGINT, signal.SIGTERM):
-        alone.supervisor.signalled(number, 10.0)
+        alone.supervisor.on_signal(number, 10.0)
     assert alone.signals == [(100, signal.SIGINT), (100, signal.SIGTERM)]
     assert alone.supervisor.wait_s(10.0) is None
-    alone.supervisor.ended(100, ENDED_EARLY, 10_000.0)
+    alone.supervisor.on_end(100, ENDED_EARLY, 10_000.0)
     assert (alone.supervisor.over, alone.supervisor.code) == (True, 143)
 
 
 def test_a_server_alone_that_is_not_started_again_ends_with_the_code_of_its_crash() -> None:
     alone = Alone()
     for pid in (100, 101):
-        alone.supervisor.ended(pid, KILLED, 5.0)
+        alone.supervisor.on_end(pid, KILLED, 5.0)
         alone.supervisor.turn(5.0)
-    alone.supervisor.signalled(signal.SIGTERM, 5.5)
+    alone.supervisor.on_signal(signal.SIGTERM, 5.5)
     assert (alone.supervisor.over, alone.supervisor.code) == (True, 137)
 
 
@@ -340,7 +340,7 @@ def test_the_command_line_of_the_supervisor() -> None:
 
 
 def test_shared_sockets_stay_open_until_the_last_worker_drains(processes: Processes) -> None:
-    processes.supervisor.signalled(signal.SIGTERM, 1.0)
+    processes.supervisor.on_signal(signal.SIGTERM, 1.0)
     processes.end(100, DONE, 2.0)
     assert processes.closed == []
     processes.end(101, DONE, 3.0)
@@ -351,6 +351,6 @@ def test_shared_sockets_stay_open_until_the_last_worker_drains(processes: Proces
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM])
 def test_shared_sockets_close_at_once_when_all_end_at_once(processes: Processes, number: signal.Signals) -> None:
     if number is signal.SIGTERM:
-        processes.supervisor.signalled(number, 1.0)
-    processes.supervisor.signalled(number, 1.0)
+        processes.supervisor.on_signal(number, 1.0)
+    processes.supervisor.on_signal(number, 1.0)
     assert len(processes.closed) == 1

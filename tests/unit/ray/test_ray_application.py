@@ -10,7 +10,7 @@ import pytest
 from modserve import ModserveError, cli, ray
 from modserve.commands.ray import reason
 from modserve.core.pip_command import pip_install
-from modserve.ray.application import check_installed, checked, deployment_options
+from modserve.ray.application import check_installed, deployment_options, make_settings
 from modserve.ray.scaling import PendingPolicy, replicas
 from modserve.ray.sessions import MODEL_HOMES, candidates, owner, session_id
 
@@ -43,12 +43,12 @@ def test_without_ray_the_message_says_how_to_install_it(capsys: pytest.CaptureFi
 )
 def test_options_that_have_no_effect_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ModserveError, match=text):
-        checked(REPOSITORY, options)
+        make_settings(REPOSITORY, options)
 
 
 def test_something_has_to_be_served() -> None:
     with pytest.raises(ModserveError, match="no model repository given"):
-        checked("", {})
+        make_settings("", {})
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0])

@@ -112,7 +112,7 @@ async def test_a_stream_that_is_left_ends_its_call(calls: ProxyCalls) -> None:
     first = health_pb.HealthCheckResponse.FromString((await anext(stream)).SerializeToString())
     assert first.status == health_pb.HealthCheckResponse.SERVING
     await stream.aclose()
-    await calls.ended()
+    await calls.wait_for_streams()
 
 
 async def test_a_stream_with_many_messages_that_is_left_ends_its_call(calls: ProxyCalls) -> None:
@@ -120,7 +120,7 @@ async def test_a_stream_with_many_messages_that_is_left_ends_its_call(calls: Pro
     stream = calls.stream(STREAM, messages(*(request(id=str(number)) for number in range(200))), FakeContext())
     await anext(stream)
     await stream.aclose()
-    await calls.ended()
+    await calls.wait_for_streams()
 
 
 async def test_a_caller_without_the_key() -> None:

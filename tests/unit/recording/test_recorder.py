@@ -64,7 +64,7 @@ class Bench:
 
     def send(self, servable: Submissions, sent: InferenceRequest, sink: ResponseSink | None = None) -> bool:
         """Whether it is sampled."""
-        submitter = self.recorder.sampled(cast(Servable, servable), sent)
+        submitter = self.recorder.sample(cast(Servable, servable), sent)
         submitter.submit(sent, sink or RecordingSink(), 0)
         return submitter is not cast(object, servable)
 

@@ -31,7 +31,7 @@ GRAPH = {"e": ["a", "b"], "f": ["b", "e"], "g": ["c"]}
     ],
 )
 def test_who_needs_whom(names: str, needed: str, dependents: str) -> None:
-    assert plan.needed(names, GRAPH) == set(needed)
+    assert plan.find_needed(names, GRAPH) == set(needed)
     assert plan.dependents(names, GRAPH) == set(dependents)
 
 

@@ -32,14 +32,14 @@ from modserve.repository import overrides
 )
 def test_paths_outside_the_model(path: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        overrides.normalized({"1/model.onnx": b"", path: b""})
+        overrides.normalize({"1/model.onnx": b"", path: b""})
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message.startswith(f"invalid path '{path}' of a file override: expected")
 
 
 @pytest.mark.parametrize("path", ["1/model.onnx", "1/a/b/c", "labels.txt", "1/..x", "1/x..y", "1/ü"])
 def test_paths_inside_the_model(path: str) -> None:
-    assert overrides.normalized({path: b"x"}) == {path: b"x"}
+    assert overrides.normalize({path: b"x"}) == {path: b"x"}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_paths_inside_the_model(path: str) -> None:
     ],
 )
 def test_paths_count_from_the_models_directory_as_in_triton(path: str, expected: str) -> None:
-    assert overrides.normalized({path: b"x"}) == {expected: b"x"}
+    assert overrides.normalize({path: b"x"}) == {expected: b"x"}
 
 
 def test_a_path_with_a_leading_slash_is_written_below_the_model(
@@ -67,7 +67,7 @@ def test_a_path_with_a_leading_slash_is_written_below_the_model(
 
 def test_two_paths_of_one_file() -> None:
     with pytest.raises(ModserveError, match="file overrides '1/x' and '/1/x' are the same file"):
-        overrides.normalized({"1/x": b"a", "/1/x": b"b"})
+        overrides.normalize({"1/x": b"a", "/1/x": b"b"})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_paths_that_no_file_can_have(path: str, fault: str) -> None:
 def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too long only together with where it is written is a mistake, too, and leaves nothing behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    overrides.normalized({"1/" + "a/" * 62 + "x": b"", "2/" + "a" * 255: b""})
+    overrides.normalize({"1/" + "a/" * 62 + "x": b"", "2/" + "a" * 255: b""})
     with pytest.raises(ModserveError, match="cannot write the files of the load request: File name too long") as caught:
         overrides.write("m", {"/".join(["1", *["a" * 255] * 15, "a" * 250]): b""})
     assert caught.value.code is Code.INVALID_ARG
@@ -102,7 +102,7 @@ def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_file_that_is_a_directory() -> None:
     with pytest.raises(ModserveError, match="file override '1' is also a directory of file override '1/a/b'"):
-        overrides.normalized({"1/a/b": b"", "1": b""})
+        overrides.normalize({"1/a/b": b"", "1": b""})
 
 
 @pytest.mark.parametrize("name", [".", "..", " ..\t", "a/b", "../x", "a\\b", "a\0b"])

@@ -22,7 +22,7 @@ def never(waiting: int) -> None:
 
 
 def give(flow: Flow, size: int) -> None:
-    flow.given(size)
+    flow.on_response(size)
     flow.wait()
 
 
@@ -44,12 +44,12 @@ def test_an_engine_is_one_response_ahead_while_the_servers_memory_is_used_up() -
         give(flow, 0)
         goes_on.set()
 
-    flow.sent()
-    flow.sent()
+    flow.on_sent()
+    flow.on_sent()
     give(flow, 0)  # the first one that waits
     thread = in_a_thread(engine)
     assert not goes_on.wait(0.05)
-    flow.sent()
+    flow.on_sent()
     assert goes_on.wait(30)
     thread.join(30)
 
@@ -64,7 +64,7 @@ def test_an_engine_waits_for_its_client(size: int, most: int) -> None:
         for _ in range(responses):
             given += 1
             ahead.append(given - sent)
-            flow.given(size)
+            flow.on_response(size)
             unsent.release()
             if len(ahead) == most:
                 full.set()
@@ -75,7 +75,7 @@ def test_an_engine_waits_for_its_client(size: int, most: int) -> None:
     for _ in range(responses):
         assert unsent.acquire(timeout=30)
         sent += 1
-        flow.sent()
+        flow.on_sent()
     thread.join(30)
     assert given == responses
     assert max(ahead) == most
@@ -87,14 +87,14 @@ def test_what_small_responses_hold_is_given_back() -> None:
         for _ in range(63):
             give(flow, LARGE)
         for _ in range(63):
-            flow.sent()
+            flow.on_sent()
 
 
 def test_answers_that_were_not_counted_give_nothing_back() -> None:
     stalls: list[int] = []
     flow = Flow(stalls.append, stalled_s=0)
     for _ in range(100):
-        flow.sent()
+        flow.on_sent()
     for _ in range(64):
         give(flow, LARGE)
     assert stalls == [64]
@@ -142,7 +142,7 @@ def test_a_client_that_takes_a_little_now_and_then_is_given_up_too() -> None:
 
     def reader() -> None:
         while not ended.wait(0.001):
-            flow.progressed()
+            flow.on_progress()
 
     thread = in_a_thread(reader)
     give(flow, LARGE)
@@ -174,7 +174,7 @@ class Turns(threading.Condition):
         return False
 
 
-@pytest.mark.parametrize("what", ["sent", "progressed"])
+@pytest.mark.parametrize("what", ["on_sent", "on_progress"])
 def test_a_client_that_takes_something_in_time_is_waited_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = 0
 
@@ -188,18 +188,18 @@ def test_a_client_that_takes_something_in_time_is_waited_for(what: str, monkeypa
     flow = Flow(stalls.append)
     monkeypatch.setattr(flow, "_changed", Turns(turn))
     for _ in range(200):
-        flow.given(LARGE)
+        flow.on_response(LARGE)
     flow.wait()
     assert turns == 50
-    assert stalls == [200 - 49 if what == "sent" else 200]
+    assert stalls == [200 - 49 if what == "on_sent" else 200]
 
 
 async def test_no_waiting_for_answers_that_are_held_back() -> None:
     entry = inflight()
     entry.ordered = True
     pace(entry, MemoryBudget(), asyncio.get_running_loop())
-    entry.sent()
-    entry.sent_some()
+    entry.on_sent()
+    entry.on_progress()
     assert entry.flow is None
 
 
@@ -252,24 +252,24 @@ def test_who_does_not_wait_is_called_when_there_is_room() -> None:
     called: list[str] = []
     flow = Flow(never, most=1)
     flow.on_room(lambda: called.append("at once"))
-    flow.given(0)
-    flow.given(0)
+    flow.on_response(0)
+    flow.on_response(0)
     assert not flow.room
     flow.on_room(lambda: called.append("later"))
     flow.on_room(lambda: called.append("and later"))
     assert called == ["at once"]
-    flow.sent()
+    flow.on_sent()
     assert flow.room
     assert called == ["at once", "later", "and later"]
-    flow.sent()
+    flow.on_sent()
     assert len(called) == 3
 
 
 def test_who_does_not_wait_is_called_when_it_is_over() -> None:
     called: list[str] = []
     flow = Flow(never, most=1)
-    flow.given(0)
-    flow.given(0)
+    flow.on_response(0)
+    flow.on_response(0)
     flow.on_room(lambda: called.append("over"))
     flow.release()
     assert called == ["over"]
@@ -278,11 +278,11 @@ def test_who_does_not_wait_is_called_when_it_is_over() -> None:
 def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     called: list[str] = []
     flow = Flow(never, most=1)
-    flow.given(0)
-    flow.given(0)
+    flow.on_response(0)
+    flow.on_response(0)
     flow.on_room(lambda: [].pop())
     flow.on_room(lambda: called.append("the other"))
-    flow.sent()
+    flow.on_sent()
     assert called == ["the other"]
     assert "an engine failed when it was notified of room" in caplog.text
 
@@ -290,12 +290,12 @@ def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -
 def test_a_client_that_takes_nothing_is_given_up_without_anybody_waiting() -> None:
     later, called, waiting = Later(), list[str](), list[int]()
     flow = Flow(waiting.append, stalled_s=10, longest_s=300, most=1, later=later)
-    flow.given(0)
-    flow.given(0)
+    flow.on_response(0)
+    flow.on_response(0)
     flow.on_room(lambda: called.append("room"))
     [(seconds, look)] = later.calls
     assert seconds == 10
-    flow.progressed()
+    flow.on_progress()
     look()  # something has moved: another 10 s
     assert waiting == []
     later.calls[1][1]()
@@ -306,11 +306,11 @@ def test_a_client_that_takes_nothing_is_given_up_without_anybody_waiting() -> No
 def test_a_wait_that_is_over_is_not_looked_at() -> None:
     later, called = Later(), list[str]()
     flow = Flow(never, stalled_s=10, most=1, later=later)
-    flow.given(0)
-    flow.given(0)
+    flow.on_response(0)
+    flow.on_response(0)
     flow.on_room(lambda: called.append("first"))
-    flow.sent()
-    flow.given(0)
+    flow.on_sent()
+    flow.on_response(0)
     flow.on_room(lambda: called.append("second"))
     later.calls[0][1]()
     assert called == ["first"]
@@ -319,9 +319,9 @@ def test_a_wait_that_is_over_is_not_looked_at() -> None:
 def test_a_client_that_takes_too_long_in_all_is_given_up() -> None:
     later, waiting = Later(), list[int]()
     flow = Flow(waiting.append, stalled_s=10, longest_s=0, most=1, later=later)
-    flow.given(0)
-    flow.given(0)
+    flow.on_response(0)
+    flow.on_response(0)
     flow.on_room(lambda: None)
-    flow.progressed()
+    flow.on_progress()
     later.calls[0][1]()
     assert (waiting, flow.slow) == ([2], True)

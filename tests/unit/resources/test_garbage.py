@@ -54,8 +54,8 @@ class Served:
 async def test_changes_of_models_are_followed_by_one_look_when_they_are_over() -> None:
     loop = Loop()
     freezer = garbage.Freezer(loop, list)  # type: ignore[arg-type]  # all that it uses
-    freezer.changed()
-    freezer.changed()
+    freezer.on_change()
+    freezer.on_change()
     assert [(timer.when(), timer.cancelled()) for timer in loop.timers] == [
         (garbage.QUIET_S, True),
         (garbage.QUIET_S, False),
@@ -65,7 +65,7 @@ async def test_changes_of_models_are_followed_by_one_look_when_they_are_over() -
 async def test_a_start_is_followed_by_no_second_look() -> None:
     loop = Loop()
     freezer = garbage.Freezer(loop, list)  # type: ignore[arg-type]
-    freezer.changed()
+    freezer.on_change()
     freezer.freeze()
     assert [timer.cancelled() for timer in loop.timers] == [True]
 
@@ -101,12 +101,12 @@ async def test_everything_is_looked_through_when_nobody_waits_or_after_a_minute(
         requests += come
         loop.timers[-1]._run()
 
-    freezer.changed()
+    freezer.on_change()
     later(5)
     assert looks == ["frozen"] * 2, "no model has gone: that takes no time"
 
     models[:] = [Served()]
-    freezer.changed()
+    freezer.on_change()
     later(5)
     later(1)
     assert looks == ["frozen"] * 2
@@ -114,7 +114,7 @@ async def test_everything_is_looked_through_when_nobody_waits_or_after_a_minute(
     assert looks == ["frozen"] * 2 + ["collected"]
 
     models[:] = [Served()]
-    freezer.changed()
+    freezer.on_change()
     for _ in range(garbage.MOST_LOOKS - 1):
         later(1)
     assert looks[3:] == []

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.resources.machine_memory import ContainerMemory, allowed_memory, container_memory
+from modserve.resources.machine_memory import ContainerMemory, container_memory, read_memory_limit
 
 MIB = 1024 * 1024
 
@@ -20,7 +20,7 @@ def machine(tmp_path: Path, **files: str) -> int:
         path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return allowed_memory(tmp_path, meminfo)
+    return read_memory_limit(tmp_path, meminfo)
 
 
 def test_the_machine_is_the_limit_where_nothing_else_is(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_address_space_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_known_without_files(tmp_path: Path) -> None:
-    assert allowed_memory(tmp_path, tmp_path / "missing") == 0
+    assert read_memory_limit(tmp_path, tmp_path / "missing") == 0
 
 
 STATISTICS = "cache 100\ninactive_file 40\n"

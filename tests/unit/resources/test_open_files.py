@@ -21,7 +21,7 @@ def test_some_are_left_for_others(limit: int, open_now: int, expected: int) -> N
 def test_no_more_than_there_are(
     wished: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(posix, "raised_limit", lambda: 64)
+    monkeypatch.setattr(posix, "raise_limit", lambda: 64)
     monkeypatch.setattr(posix, "_open_now", lambda: 20)
     with caplog.at_level(logging.WARNING):
         assert posix.connections(wished) == expected
@@ -37,9 +37,9 @@ def test_the_limit_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", set_limits)
-    assert posix.raised_limit() == 4096
+    assert posix.raise_limit() == 4096
     assert limits == [(64, 4096), (4096, 4096)]
-    assert posix.raised_limit() == 4096
+    assert posix.raise_limit() == 4096
     assert len(limits) == 2
 
 
@@ -49,4 +49,4 @@ def test_a_system_that_does_not_let_it_be_raised(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert posix.raised_limit() == 64
+    assert posix.raise_limit() == 64

@@ -143,19 +143,19 @@ def test_labels() -> None:
     routings, served = Routings(), versions()
     failure = invalid("no number")
     with pytest.raises(ModserveError) as caught:
-        routings.labelled("m", "canary", failure)
+        routings.resolve_label("m", "canary", failure)
     assert caught.value is failure
     assert not routings.has_labels("m")
     routings.set("m", served[2], SPLIT)
     assert routings.has_labels("m")
-    assert routings.labelled("m", "canary", failure) == 2
+    assert routings.resolve_label("m", "canary", failure) == 2
     with pytest.raises(ModserveError) as caught:
-        routings.labelled("m", "beta", failure)
+        routings.resolve_label("m", "beta", failure)
     text = "model 'm' has no version with the label 'beta', its labels are: 'stable' (version 1), 'canary' (version 2)"
     assert (caught.value.code, caught.value.message) == (Code.NOT_FOUND, text)
     for wrong in ("1.5", "-2", "Canary"):
         with pytest.raises(ModserveError) as caught:
-            routings.labelled("m", wrong, failure)
+            routings.resolve_label("m", wrong, failure)
         assert caught.value is failure
 
 
@@ -244,7 +244,7 @@ def test_a_routing_that_is_set_anew_rolls_nothing_back(source: str, anew: object
     assert [each["weight"] for each in routings.report("m", lambda version: "")["routes"]] == [9, 0]
     routings.set("m", served[2], anew)
     routings.front("m", served, served[2])
-    assert (routings.rollbacks, routings.rolled_back("m")) == ([], {})
+    assert (routings.rollbacks, routings.rollbacks_of("m")) == ([], {})
     if source == "configuration" or anew == SPLIT:
         weights = [each["weight"] for each in routings.report("m", lambda version: "")["routes"]]
         assert weights == ([1] if anew == OTHER else [9, 1])
@@ -253,8 +253,8 @@ def test_a_routing_that_is_set_anew_rolls_nothing_back(source: str, anew: object
 def test_a_look_at_the_folder_says_what_was_rolled_back_but_for_what_is_not_there() -> None:
     routings, served = Routings(), versions(read(SPLIT))
     decide(routings, {"1": "it is bad", "2": "it is worse"})
-    routings.unsaved("m", 1, "the disk is full")
-    routings.unsaved("m", 3, "nobody knows it")
+    routings.mark_unsaved("m", 1, "the disk is full")
+    routings.mark_unsaved("m", 3, "nobody knows it")
     routings.recall("m", {})
     assert [(each.version, each.reason) for each in routings.rollbacks] == [(1, "it is bad")]
     assert routings.report("m", lambda version: "")["rolled_back"]["1"]["unsaved"] == "the disk is full"

@@ -8,10 +8,10 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors import dtypes
 from modserve.core.tensors.tensor import Shape
-from modserve.scheduling.dataflow import Absence, Entry, StepPlan, Value, Wave, as_output, fitted, follow_up, runs
+from modserve.scheduling.dataflow import Entry, MissingReason, StepPlan, Value, Wave, as_output, fit, follow_up, runs
 from modserve.testing import tensor
 
-ABSENT, SKIPPED = Absence.ABSENT, Absence.SKIPPED
+ABSENT, SKIPPED = MissingReason.ABSENT, MissingReason.SKIPPED
 HERE = Value(tensor(dtypes.INT32, (1,), 1))
 
 
@@ -94,10 +94,10 @@ def test_waiting_is_counted_along_the_longest_way() -> None:
     wave = Wave(StepPlan(SWITCH, ("out",)))
     wave.settle({"in": HERE})
     wave.settle({"k": HERE}, 5)
-    assert (wave.waited_ns(["in"]), wave.waited_ns(["in", "k"]), wave.waited_ns([])) == (0, 5, 0)
+    assert (wave.longest_wait_ns(["in"]), wave.longest_wait_ns(["in", "k"]), wave.longest_wait_ns([])) == (0, 5, 0)
     wave.settle({"out": HERE}, 9)
     wave.settle({"out": SKIPPED}, 7)
-    assert wave.waited_ns(["out"]) == 9
+    assert wave.longest_wait_ns(["out"]) == 9
 
 
 def test_what_a_response_gives_and_what_it_lacks() -> None:
@@ -161,7 +161,7 @@ def test_batch_dimensions_between_models(
     shape: Shape, batch_size: int, dims: Shape, batching: bool, expected: Shape
 ) -> None:
     given = tensor(dtypes.INT32, shape)
-    found = fitted(given, batch_size, dims, batching)
+    found = fit(given, batch_size, dims, batching)
     assert found.shape == expected
     assert (found is given) == (shape == expected)
 

@@ -99,7 +99,7 @@ def test_the_queue_finds_it_behind_others() -> None:
     assert ripe(queue) == [members[0]]
     queue.left(members[1])
     assert ripe(queue) == []
-    assert queue.take(queue._looked_at(queue._groups[members[0].shape_key]), 2) == [members[0], members[2]]
+    assert queue.take(queue._prepare(queue._groups[members[0].shape_key]), 2) == [members[0], members[2]]
     assert list(queue) == [first]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from modserve.core.errors import cancelled
 from modserve.core.requests.inflight import Inflight
-from modserve.scheduling.batching import Together
+from modserve.scheduling.batching import BatchCandidates
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.scheduling.queue import GONE, QueueSettings
 from modserve.testing import RecordingSink, inflight
@@ -25,8 +25,8 @@ class Queue(LevelQueue):
     def head(self) -> Inflight:
         return next(iter(self))
 
-    def group(self, like: Inflight) -> Together:
-        return self._looked_at(self._groups[like.shape_key])
+    def group(self, like: Inflight) -> BatchCandidates:
+        return self._prepare(self._groups[like.shape_key])
 
     def together(self, like: Inflight) -> list[Inflight]:
         return list(self.group(like))
@@ -38,7 +38,7 @@ class Queue(LevelQueue):
         return [next(iter(group)) for group in self.candidates()]
 
     def ripe(self) -> list[Inflight]:
-        return [next(iter(self._looked_at(group))) for group in self._ripe]
+        return [next(iter(self._prepare(group))) for group in self._ripe]
 
     def waiting(self, level: int) -> int:
         return sum(entry.level == level for entry in self)
@@ -194,7 +194,7 @@ def test_what_moves_keeps_its_deadlines_though_it_is_alone() -> None:
     entry = inflight(deadline_ns=50)
     queue.append(entry, 0, timeout_ns=30)
     queue.move(entry, 2, 10)
-    assert queue.timed_out(30) == [entry]
+    assert queue.pop_timed_out(30) == [entry]
     queue.move(entry, 3, 30)
     assert (queue.next_time_ns(), queue.ahead(2), queue.ahead(3)) == (50, (0, 0), (1, 1))
 
@@ -249,11 +249,11 @@ def test_deadlines() -> None:
     queue = Queue()
     late, early, never = fill(queue, inflight(deadline_ns=30), inflight(deadline_ns=20), inflight())
     assert (queue.next_time_ns(), queue._pressing()) == (20, [early])
-    assert queue.expired(19) == []
-    assert queue.expired(20) == [early]
+    assert queue.pop_expired(19) == []
+    assert queue.pop_expired(20) == [early]
     leave(queue, early)
     assert (queue.next_time_ns(), queue._pressing()) == (30, [late])
-    assert queue.expired(1000) == [late]
+    assert queue.pop_expired(1000) == [late]
     leave(queue, late)
     assert (queue.next_time_ns(), queue._pressing()) == (0, [])
     assert take(queue, 1) == [never]
@@ -265,18 +265,18 @@ def test_what_its_policy_finds_too_old() -> None:
     queue.append(entry, 0, timeout_ns=20)
     queue.append(other, 0, timeout_ns=40)
     assert (queue.next_time_ns(), queue._pressing()) == (20, [entry, entry])
-    assert queue.expired(20) == []
-    assert queue.timed_out(20) == [entry]
+    assert queue.pop_expired(20) == []
+    assert queue.pop_timed_out(20) == [entry]
     queue.move(entry, 1, 20)
     assert (queue.next_time_ns(), queue._pressing()) == (40, [entry, other])
-    assert queue.timed_out(40) == [other]
-    assert queue.expired(50) == [entry]
+    assert queue.pop_timed_out(40) == [other]
+    assert queue.pop_expired(50) == [entry]
 
 
 def test_equal_deadlines_expire_in_order_of_arrival() -> None:
     queue = Queue()
     entries = fill(queue, *many(10, deadline_ns=5))
-    assert queue.expired(5) == entries
+    assert queue.pop_expired(5) == entries
 
 
 def test_the_deadlines_of_those_that_left_do_not_count() -> None:
@@ -285,7 +285,7 @@ def test_the_deadlines_of_those_that_left_do_not_count() -> None:
     leave(queue, gone)
     assert take(queue, 1) == [running]
     assert queue.next_time_ns() == 3
-    assert queue.expired(10) == [waiting]
+    assert queue.pop_expired(10) == [waiting]
 
 
 def test_one_that_comes_again_waits_behind_those_that_came_since() -> None:
@@ -301,7 +301,7 @@ def test_one_that_comes_again_waits_behind_those_that_came_since() -> None:
         fill(queue, other)
         assert take(queue, 1) == [third]
         fill(queue, third)
-    assert queue.expired(9) == [again, other, third]
+    assert queue.pop_expired(9) == [again, other, third]
 
 
 def test_lines_hold_nothing_but_what_waits() -> None:
@@ -349,5 +349,5 @@ def test_a_time_limit_of_the_last_stay_says_nothing_any_more() -> None:
     queue.append(other, timeout_ns=90)
     queue.append(entry)
     assert queue.next_time_ns() == 90
-    assert queue.timed_out(60) == []
-    assert queue.timed_out(90) == [other]
+    assert queue.pop_timed_out(60) == []
+    assert queue.pop_timed_out(90) == [other]

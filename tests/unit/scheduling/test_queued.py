@@ -15,7 +15,7 @@ from modserve.core.requests.request import InferenceRequest
 from modserve.core.requests.response import InferenceResponse, Outcome
 from modserve.core.tenants import Tenant
 from modserve.scheduling import batching
-from modserve.scheduling.batching import Decision, Rule, Together
+from modserve.scheduling.batching import BatchCandidates, Decision, Rule
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
 from modserve.testing.builders import RecordedInflight
@@ -57,11 +57,11 @@ class Bench:
         self.dropped.append((entry, error))
         entry.settle(error)
 
-    def _decide(self, together: Together, now_ns: int) -> Decision:
+    def _decide(self, together: BatchCandidates, now_ns: int) -> Decision:
         looked_at = 0
         read = type(together).__iter__
 
-        def counting(group: Together) -> Iterator[Inflight]:
+        def counting(group: BatchCandidates) -> Iterator[Inflight]:
             nonlocal looked_at
             for entry in read(group):
                 looked_at += 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modserve.core.requests.inflight import Inflight
-from modserve.scheduling.batching import Together
+from modserve.scheduling.batching import BatchCandidates
 from modserve.scheduling.fair_queue import FairQueue
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.scheduling.queue import GONE, QueueSettings, RequestQueue
@@ -60,16 +60,16 @@ class PlainQueue(RequestQueue):
         if not self.line:
             self._forget_times()
 
-    def take(self, together: Together, count: int) -> list[Inflight]:
+    def take(self, together: BatchCandidates, count: int) -> list[Inflight]:
         batch = self.line[:count]
         for entry in batch:
             self.left(entry)
         return batch
 
-    def candidates(self) -> list[Together]:
+    def candidates(self) -> list[BatchCandidates]:
         sizes = [entry.batch_size or 1 for entry in self.line]
         elements = sum(size * entry.length for size, entry in zip(sizes, self.line, strict=True))
-        return [Together(self.line, len(self.line), sum(sizes), elements, stale=True)]
+        return [BatchCandidates(self.line, len(self.line), sum(sizes), elements, stale=True)]
 
 
 class Driven:
@@ -80,7 +80,7 @@ class Driven:
         self.entries: list[Inflight] = []
         self.now_ns = 100
 
-    def together(self) -> Together:
+    def together(self) -> BatchCandidates:
         (together,) = self.queue.candidates()
         return together
 
@@ -107,7 +107,7 @@ class Driven:
             seen.append(self.numbers(queue.take(self.together(), min(values[0], len(waiting)))))
         elif action == "times":
             self.now_ns += values[0]
-            seen += [self.numbers(queue.expired(self.now_ns)), self.numbers(queue.timed_out(self.now_ns))]
+            seen += [self.numbers(queue.pop_expired(self.now_ns)), self.numbers(queue.pop_timed_out(self.now_ns))]
         seen += [queue.count, queue.ahead(0), self.numbers(list(queue)), queue.next_time_ns() if queue.timed else 0]
         if queue.count:
             together = self.together()
@@ -118,7 +118,7 @@ class Driven:
         return seen
 
     @staticmethod
-    def check(together: Together) -> None:
+    def check(together: BatchCandidates) -> None:
         entries = list(together)
         sizes = [entry.batch_size or 1 for entry in entries]
         assert (together.count, together.size) == (len(entries), sum(sizes))
@@ -130,8 +130,8 @@ class Driven:
         assert together.limit_ns == min(limits, default=0)
 
 
-def sums(together: Together) -> dict[str, Any]:
-    return {each.name: getattr(together, each.name) for each in fields(Together) if each.name != "requests"}
+def sums(together: BatchCandidates) -> dict[str, Any]:
+    return {each.name: getattr(together, each.name) for each in fields(BatchCandidates) if each.name != "requests"}
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from modserve.core.requests.inflight import Inflight
-from modserve.scheduling.batching import Decision, Rule, Together
+from modserve.scheduling.batching import BatchCandidates, Decision, Rule
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.scheduling.queue import QueueSettings
 
 
-class Unread(Together):
+class Unread(BatchCandidates):
     """A group whose sums a rule must not use."""
 
     def __init__(self, entries: Iterable[Inflight]) -> None:
@@ -20,7 +20,7 @@ class Unread(Together):
         return iter(self._entries)
 
 
-def summed(entries: Iterable[Inflight]) -> Together:
+def summed(entries: Iterable[Inflight]) -> BatchCandidates:
     queue = LevelQueue(QueueSettings(sums=True))
     for entry in entries:
         queue.append(entry)

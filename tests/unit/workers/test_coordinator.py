@@ -153,7 +153,7 @@ async def test_the_worker_that_changes_all_dies_in_the_middle(
     identity.note.write_bytes(values.dumps(("17", LOAD)))
     workers.each[0].call("change", LOAD, "17")
     workers.each[2].call("change", LOAD, "16")
-    async with coordinator.locked():
+    async with coordinator.lock():
         assert workers.have == ["unload", "unload", "load"]
     assert not identity.note.exists()
     assert caplog.messages == ["a worker died in the middle of a change, which is now undone: load_model of model 'm'"]
@@ -163,7 +163,7 @@ async def test_a_note_that_is_not_complete_says_nothing(
     coordinator: Coordinator, workers: Workers, identity: WorkerIdentity
 ) -> None:
     identity.note.write_bytes(values.dumps(("17", LOAD))[:20])
-    async with coordinator.locked():
+    async with coordinator.lock():
         assert workers.have == ["unload"] * 3
     assert not identity.note.exists()
 
@@ -174,7 +174,7 @@ async def test_what_has_begun_is_brought_to_an_end(coordinator: Coordinator, wor
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with coordinator.locked():
+    async with coordinator.lock():
         assert workers.have == ["load"] * 3
 
 

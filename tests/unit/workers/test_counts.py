@@ -7,7 +7,7 @@ import pytest
 
 from modserve.core.runtime.failures import failures
 from modserve.observability.families import Family, Labels, family, summary_family
-from modserve.workers.pages import Owner, Question, WorkerPage, merged, samples_of
+from modserve.workers.pages import Owner, Question, WorkerPage, merge, samples_of
 from modserve.workers.tally import Counts, last_page
 
 
@@ -31,7 +31,7 @@ def tell(
 
 def done(*pages: WorkerPage) -> dict[str, float]:
     """What is on the page of all, by model."""
-    (made, _) = merged(pages)
+    (made, _) = merge(pages)
     return {sample.split('"')[1]: value for sample, value in made["done"].values.items()}
 
 
@@ -78,7 +78,7 @@ def test_an_unloaded_model_is_told_until_no_worker_has_it(paths: list[Path]) -> 
     assert done(tell(first, counter(b=1)), last_page(paths[1])) == {"a": 8, "b": 2}
     pages = tell(first, counter(b=1)), tell(second, counter(b=1))
     assert done(*pages) == {"b": 2}
-    _, orphans = merged(pages)
+    _, orphans = merge(pages)
     assert orphans == {'done{model="a"}'}
     pages = tell(first, counter(b=1), orphans=orphans), tell(second, counter(a=1, b=1), orphans=orphans)
     assert done(*pages) == {"a": 4, "b": 2}, "it had come back in the second"
@@ -92,7 +92,7 @@ def test_what_only_a_dead_worker_had_stays_until_the_model_is_unloaded(paths: li
     assert done(tell(first, counter(a=5, b=1)), tell(second)) == {"a": 8, "b": 1, "c": 1}
     pages = tell(first, counter(b=1)), tell(second)
     assert done(*pages) == {"b": 1, "c": 1}
-    _, orphans = merged(pages)
+    _, orphans = merge(pages)
     assert done(tell(first, counter(b=1), orphans=orphans), tell(second, orphans=orphans)) == {"b": 1, "c": 1}
     assert done(last_page(paths[0]), last_page(paths[1])) == {"b": 1, "c": 1}
 
@@ -130,7 +130,7 @@ def closed(**counts: int) -> Family:
 
 def batches(*pages: WorkerPage) -> dict[str, float]:
     """Read the page of all, by reason."""
-    values = merged(pages)[0]["modserve_batches_closed"].values
+    values = merge(pages)[0]["modserve_batches_closed"].values
     return {sample.split('reason="')[1][:-2]: value for sample, value in values.items()}
 
 
@@ -152,7 +152,7 @@ def test_a_load_that_soon_counts_more_than_the_one_before_is_seen(paths: list[Pa
 def test_what_nobody_had_is_not_forgotten_if_somebody_has_looked_since(paths: list[Path]) -> None:
     first, second = map(Counts, paths)
     tell(first, closed(full=5), loads={OWNER: 1})
-    _, orphans = merged([tell(first, closed()), tell(second)])
+    _, orphans = merge([tell(first, closed()), tell(second)])
     assert orphans
     assert batches(tell(first, closed(), look="another's"), tell(second, closed(full=1), loads={OWNER: 1})) == {
         "full": 6

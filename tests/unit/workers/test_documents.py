@@ -4,11 +4,11 @@ from typing import Any
 
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
-from modserve.workers.pages import WorkerPage, document, merged, tables
+from modserve.workers.pages import WorkerPage, document, merge, tables
 
 
 def summed(*documents: object) -> dict[str, Any]:
-    return document(merged([WorkerPage(tables(each)) for each in documents])[0])
+    return document(merge([WorkerPage(tables(each)) for each in documents])[0])
 
 
 def statistics(*answers: pb.ModelStatisticsResponse) -> pb.ModelStatisticsResponse:

@@ -171,7 +171,7 @@ async def test_a_worker_that_cannot_load_a_model_again_ends(
     change, number = ServerChange("unload_model", ("echo", False)), "7"
     await workers.call(0, "change", change, number)
     identity.note.write_bytes(values.dumps((number, change)))
-    async with coordinator.locked():
+    async with coordinator.lock():
         assert [worker.left for worker in workers.each] == [True, False]
     assert [worker.has("echo") for worker in workers.each] == [False, True]
 

@@ -40,7 +40,7 @@ class BatchSetting:
         return f"{self.instances} × {self.batch}"
 
 
-class Crew:
+class TrialPool:
     """The instances of a model, each made and run on a thread of its own, as the server has them."""
 
     def __init__(self, makers: Sequence[Callable[[], Runner | AsyncRunner]]) -> None:
@@ -82,7 +82,7 @@ class Crew:
 class _Entrant:
     """A setting in the race. Its executions are counted in rows."""
 
-    crew: Crew
+    crew: TrialPool
     inputs: Inputs
     rows: int
 
@@ -100,7 +100,7 @@ class SearchResult:
 
 
 def best_setting(
-    open_crew: Callable[[int], AbstractContextManager[Crew]],
+    open_crew: Callable[[int], AbstractContextManager[TrialPool]],
     counts: Sequence[int],
     batches: Sequence[int],
     row: Inputs,
@@ -161,7 +161,7 @@ class _Search:
         fastest = min(self.seconds[setting] for setting in self.leaders)
         return min(setting for setting in self.leaders if self.seconds[setting] <= _AS_GOOD * fastest)
 
-    def grow(self, crew: Crew, count: int, parts: int) -> None:
+    def grow(self, crew: TrialPool, count: int, parts: int) -> None:
         """Try a crew with larger and larger batches, then let it race against the leaders.
 
         Each takes one of `parts` equal parts of the time that is left.
@@ -177,7 +177,7 @@ class _Search:
         ahead = self.best.instances
         self.leaders = {setting: each for setting, each in self.leaders.items() if setting.instances == ahead}
 
-    def _try_batches(self, crew: Crew, count: int, limit_s: float) -> dict[BatchSetting, "_Entrant"]:
+    def _try_batches(self, crew: TrialPool, count: int, limit_s: float) -> dict[BatchSetting, "_Entrant"]:
         budget, entrants = self.budget, dict[BatchSetting, _Entrant]()
         end_s = budget.spent + limit_s
         best, worse, execution_s = float("inf"), 0, 0.0

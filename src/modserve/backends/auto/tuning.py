@@ -13,7 +13,7 @@ from .candidates import Candidate
 from .choice import Choice
 from .options import BATCH, INSTANCES, LATENCY
 from .selection import OpenCandidate, Selection, close_quietly, error_text
-from .setting import BatchSetting, Crew, batch_sizes, best_setting, instance_counts
+from .setting import BatchSetting, TrialPool, batch_sizes, best_setting, instance_counts
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ def _find_setting(job: Selection, opened: OpenCandidate) -> tuple[BatchSetting, 
 
 
 @contextmanager
-def _crew(job: Selection, candidate: Candidate, config: ModelConfig, count: int) -> Iterator[Crew]:
+def _crew(job: Selection, candidate: Candidate, config: ModelConfig, count: int) -> Iterator[TrialPool]:
     opened = job.open(candidate, BatchSetting(0, count))
     with ExitStack() as stack:
         stack.callback(close_quietly, opened.model.close, candidate)
-        crew = Crew([lambda: job.runner(opened, config, ())] * count)
+        crew = TrialPool([lambda: job.runner(opened, config, ())] * count)
         stack.callback(close_quietly, crew.close, candidate)
         yield crew

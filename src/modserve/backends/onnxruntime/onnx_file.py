@@ -17,7 +17,7 @@ from modserve.core.wire.protobuf_wire import (
     fields,
     number_field,
     read_varint,
-    signed,
+    to_signed,
     varint,
 )
 
@@ -127,7 +127,7 @@ def text(data: Buffer, message: WireField, number: int) -> str:
 def number_of(data: Buffer, message: WireField, number: int, default: int = 0) -> int:
     """Return the first value of an integer field."""
     field = next((each for each in of(data, message, number) if each.kind != LENGTH_DELIMITED), None)
-    return default if field is None else signed(read_varint(data, field.start)[0])
+    return default if field is None else to_signed(read_varint(data, field.start)[0])
 
 
 def graphs_of(data: Buffer, attribute: WireField) -> Iterator[WireField]:

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class OutputMemory:
-    """A `spare_memory.Keeper` for the outputs of one instance, which may share its session."""
+    """A `long_buffers.Keeper` for the outputs of one instance, which may share its session."""
 
     def __init__(self, session: ort.InferenceSession, feeds: dict[str, Array | Value]) -> None:
         self._session = session

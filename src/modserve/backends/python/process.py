@@ -24,7 +24,7 @@ from typing import Any
 
 from modserve.backends.api import InstanceLostError
 from modserve.core.errors import unavailable
-from modserve.core.runtime.failures import guarded
+from modserve.core.runtime.failures import guard
 from modserve.core.tensors import dtypes
 
 from . import exits
@@ -256,7 +256,7 @@ class WorkerProcess:
     def trim_later(self) -> None:
         """Return free shared memory to the system some time after its use."""
         if self._trimming is None and not self._ended:
-            self._trimming = self.loop.call_later(_TRIM_S, guarded("shared_memory", self._trim))
+            self._trimming = self.loop.call_later(_TRIM_S, guard("shared_memory", self._trim))
 
     def _trim(self) -> None:
         self._trimming = None

@@ -21,8 +21,8 @@ from modserve.core.pip_command import pip_install
 from modserve.execution.placement import available_cores
 from modserve.form import form
 from modserve.process.ports import PortError, opening, probe_port
-from modserve.resources.machine_memory import allowed_memory
-from modserve.resources.posix import for_connections, listener, raised_limit
+from modserve.resources.machine_memory import read_memory_limit
+from modserve.resources.posix import for_connections, listener, raise_limit
 from modserve.settings import Settings
 from modserve.settings.listen_addresses import ListenAddress, listen_addresses
 
@@ -169,7 +169,7 @@ def _field(file: Path, name: str) -> int:
 
 def check_memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Check]:
     """Check the memory limit, and how much is free."""
-    limit = allowed_memory(root, meminfo)
+    limit = read_memory_limit(root, meminfo)
     free = _field(meminfo, "MemAvailable") * 1024
     try:
         free = min(free, int((root / "memory.max").read_text()) - int((root / "memory.current").read_text()))
@@ -182,7 +182,7 @@ def check_memory(root: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) ->
 
 def check_files(limit: int | None = None) -> Iterator[Check]:
     """Check the limit of open files, and thereby of connections."""
-    limit = raised_limit() if limit is None else limit
+    limit = raise_limit() if limit is None else limit
     if limit >= sys.maxsize:
         yield Check(OK, "open files", "no limit")
         return

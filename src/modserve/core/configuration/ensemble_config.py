@@ -50,7 +50,7 @@ class Condition:
         if not self.fits(tensor.datatype):
             what = f"tensor '{self.tensor}' of type {tensor.datatype}, expected {comparable(tensor.datatype)}"
             raise invalid(f"condition '{self}' cannot be applied to {what}")
-        value = _rounded(self.value, tensor.datatype) if tensor.datatype.json_kind == "float" else self.value
+        value = _round_to(self.value, tensor.datatype) if tensor.datatype.json_kind == "float" else self.value
         return bool(COMPARISONS[self.comparison](array.reshape(-1).tolist()[0], value))
 
     def fits(self, datatype: dtypes.Datatype) -> bool:
@@ -61,7 +61,7 @@ class Condition:
         if isinstance(value, bool) or datatype is dtypes.BOOL:
             return isinstance(value, bool) and datatype is dtypes.BOOL
         if datatype.json_kind == "float":
-            return math.isfinite(_rounded(value, datatype)) or abs(value) == math.inf
+            return math.isfinite(_round_to(value, datatype)) or abs(value) == math.inf
         low, high = _range(datatype)
         return low <= value <= high
 
@@ -76,7 +76,7 @@ def comparable(datatype: dtypes.Datatype) -> str:
     return f"a number from {low} to {high}" if isinstance(low, int) else f"a number from {low:.6g} to {high:.6g}"
 
 
-def _rounded(value: Operand, datatype: dtypes.Datatype) -> float:
+def _round_to(value: Operand, datatype: dtypes.Datatype) -> float:
     """Round a number to a floating-point type; infinite if it is too large."""
     try:
         with np.errstate(over="ignore"):

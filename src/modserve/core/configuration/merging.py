@@ -60,7 +60,7 @@ class Padding:
     relearn_every: int = 1024
     """Number of requests after which ALWAYS computes the ranges again."""
 
-    def padded(self, length: int) -> int:
+    def pad_length(self, length: int) -> int:
         """Return the length of a batch with a longest request of `length`."""
         return -(-length // self.multiple_of) * self.multiple_of
 

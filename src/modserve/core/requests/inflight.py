@@ -33,13 +33,13 @@ class RequestTrace(Protocol):
     def stamp(self, activity: str, ns: int = 0) -> None:
         """Stamp an activity of the front end that happens now, or happened at `ns` of the monotonic clock."""
 
-    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+    def on_submit(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         """Note that the model has accepted the request."""
 
-    def batched(self, timing: ExecutionTiming) -> None:
+    def on_batch(self, timing: ExecutionTiming) -> None:
         """Note that the execution of `timing` is about to begin with the request."""
 
-    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+    def on_settle(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
         """Note that an outcome is about to be handed to the request's sink; `timing` is that of its execution."""
 
     def child(self, model: ModelId) -> "RequestTrace":
@@ -48,7 +48,7 @@ class RequestTrace(Protocol):
     def link(self, other: "RequestTrace") -> None:
         """Link a request that is also made for that of `other`, without being its child."""
 
-    def failed(self, error: ModserveError, status: int | str) -> None:
+    def on_failure(self, error: ModserveError, status: int | str) -> None:
         """Note the error that the client gets in place of a response, with HTTP's status or the name of gRPC's."""
 
     def end(self) -> None:
@@ -58,7 +58,7 @@ class RequestTrace(Protocol):
 class FlowControl(Protocol):
     """Limit that keeps an engine with many responses from running ahead of its client: `resources.flow.Flow`."""
 
-    def given(self, size: int) -> None:
+    def on_response(self, size: int) -> None:
         """Note an imminent response with tensors of `size` bytes. On any thread, as all methods."""
 
     def wait(self) -> None:
@@ -71,10 +71,10 @@ class FlowControl(Protocol):
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         """Note that the first unsent response has been sent, or dropped."""
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """Note that a part of a response has been sent."""
 
     def release(self) -> None:
@@ -180,15 +180,15 @@ class Inflight:
         """Latest time to begin its execution, for its client or its queue; 0 for unlimited."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         """Report that an outcome received by the sink has been sent."""
         if self.flow is not None:
-            self.flow.sent()
+            self.flow.on_sent()
 
-    def sent_some(self) -> None:
+    def on_progress(self) -> None:
         """Report that a part of an outcome received by the sink has been sent."""
         if self.flow is not None:
-            self.flow.progressed()
+            self.flow.on_progress()
 
     def settle(self, outcome: Outcome, final: bool = True) -> None:
         """Hand an outcome to the sink. Outcomes after the final one are ignored. Never raises.
@@ -209,7 +209,7 @@ class Inflight:
                 self.permit.release()
         if trace is not None:
             try:
-                trace.settled(outcome, final, self.timing)
+                trace.on_settle(outcome, final, self.timing)
             except Exception:  # the client gets its response without a trace
                 _log.exception("tracing a response failed")
         if not hand_over(sink, outcome, final) and not final:

@@ -83,11 +83,11 @@ class UnsentResponses:
         self._sizes.append(size)
         self._budget.force(size)
 
-    def sent(self) -> None:
+    def release_first(self) -> None:
         """Release the first one, which has been sent."""
         self._budget.give_back(self._sizes.popleft())
 
     def release(self) -> None:
         """Drop the rest."""
         while self._sizes:
-            self.sent()
+            self.release_first()

@@ -201,7 +201,7 @@ class Signature:
             return 0
         if batch_size < 0:
             first, tensor = next(iter(request.inputs.items()))
-            raise self._unspecified(request, first, tensor.shape)
+            raise self._make_shape_error(request, first, tensor.shape)
         if batch_size > config.max_batch_size:
             raise invalid(
                 f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}', "
@@ -221,7 +221,7 @@ class Signature:
     def _check_shape(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, item: Shape) -> None:
         # Of other negative dimensions an even number would pass for a size.
         if -1 in item or min(item, default=0) < 0 <= math.prod(item):
-            raise self._unspecified(request, spec.name, tensor.shape)
+            raise self._make_shape_error(request, spec.name, tensor.shape)
         if len(item) == len(spec.dims) and all(want in (-1, got) for want, got in zip(spec.dims, item, strict=True)):
             if 0 in item:
                 self._check_empty(spec, tensor)
@@ -271,7 +271,7 @@ class Signature:
             f"batch size of 0, which must be {'1' if most == 1 else f'1 to {most}'}"
         )
 
-    def _unspecified(self, request: InferenceRequest, name: str, shape: Shape) -> ModserveError:
+    def _make_shape_error(self, request: InferenceRequest, name: str, shape: Shape) -> ModserveError:
         return invalid(
             f"{request.label}All input dimensions should be specified for input '{name}' "
             f"for model '{self.config.name}', got {format_shape(shape)}"

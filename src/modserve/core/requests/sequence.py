@@ -77,11 +77,13 @@ class ControlTensors:
         self._correlation = next((control for control in controls if control.kind is ControlKind.CORRID), None)
         flags = [control for control in controls if control.kind is not ControlKind.CORRID]
         self._flags = {
-            (start, end): self._made(flags, {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: True})
+            (start, end): self._make_tensors(
+                flags, {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: True}
+            )
             for start in (False, True)
             for end in (False, True)
         }
-        self._absent = self._made(flags, {})
+        self._absent = self._make_tensors(flags, {})
 
     def of(self, member: Membership) -> dict[str, Tensor]:
         return self._with_id(self._flags[member.start, member.end], member.id)
@@ -90,9 +92,9 @@ class ControlTensors:
         """Return the control inputs of a padding row in a batch."""
         return self._with_id(self._absent, 0)
 
-    def _made(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
+    def _make_tensors(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
         states = [(flag, values.get(flag.kind, False)) for flag in flags]
-        return {flag.name: _filled(flag.datatype, self._shape, flag.values[is_on]) for flag, is_on in states}
+        return {flag.name: _fill(flag.datatype, self._shape, flag.values[is_on]) for flag, is_on in states}
 
     def _with_id(self, flags: Mapping[str, Tensor], value: SequenceId) -> dict[str, Tensor]:
         control = self._correlation
@@ -104,7 +106,7 @@ class ControlTensors:
         elif isinstance(value, int):
             # As Triton: a large id loses its upper half, or turns negative.
             content = np.uint64(value).astype(control.datatype.numpy)
-        return {**flags, control.name: _filled(control.datatype, self._shape, content)}
+        return {**flags, control.name: _fill(control.datatype, self._shape, content)}
 
 
 def file_state(state: SequenceState, initial: InitialState, content: bytes) -> Tensor:
@@ -205,7 +207,7 @@ def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: _zeros(tensor.datatype, tensor.shape) for name, tensor in tensors.items()}
 
 
-def _filled(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
+def _fill(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
     """Return a read-only tensor, which many requests share."""
     tensor = Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
     tensor.array.setflags(write=False)
@@ -213,7 +215,7 @@ def _filled(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
 
 
 def _zeros(datatype: Datatype, shape: Shape) -> Tensor:
-    return _filled(datatype, shape, 0 if datatype.size else b"")
+    return _fill(datatype, shape, 0 if datatype.size else b"")
 
 
 def _wrong(model: str, state: SequenceState, problem: str) -> ModserveError:

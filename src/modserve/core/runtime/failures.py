@@ -47,7 +47,7 @@ def count_unforeseen(loop: "asyncio.AbstractEventLoop") -> None:
     threading.excepthook = of_thread
 
 
-def guarded(task: str, work: Callable[_P, None]) -> Callable[_P, None]:
+def guard(task: str, work: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap `work` for a one-shot timer or a thread: an exception is counted, logged, and goes no further."""
     register_task(task)
 

@@ -72,11 +72,11 @@ def room(size: int) -> BytesIO:
     """
     if not 0 <= size <= sys.maxsize - _OVERHEAD:
         raise MemoryError(size)
-    return BytesIO(_uncleared()(None, size))
+    return BytesIO(_find_allocator()(None, size))
 
 
 @cache
-def _uncleared() -> Callable[[None, int], bytes]:
+def _find_allocator() -> Callable[[None, int], bytes]:
     """Return an allocator of uninitialised bytes. ``bytes(size)`` clears memory that the allocator has kept."""
     try:
         make = ctypes.pythonapi.PyBytes_FromStringAndSize

@@ -49,7 +49,7 @@ class PeriodicTask:
             outcome = self._work()
             if inspect.isawaitable(outcome):
                 self._running = asyncio.ensure_future(outcome)
-                self._running.add_done_callback(self._ended)
+                self._running.add_done_callback(self._on_end)
                 return
             if outcome is not None:
                 seconds = outcome
@@ -57,7 +57,7 @@ class PeriodicTask:
             count_failure(self.name, error)
         self._pause(seconds)
 
-    def _ended(self, running: "asyncio.Future[None]") -> None:
+    def _on_end(self, running: "asyncio.Future[None]") -> None:
         self._running = None
         if not running.cancelled() and (error := running.exception()) is not None:
             count_failure(self.name, error)

@@ -39,13 +39,13 @@ def is_socket(address: str) -> bool:
     return address.startswith((PREFIX, _INHERITED))
 
 
-def shown(address: str) -> str:
+def format_address(address: str) -> str:
     """Return the address as it is written."""
     path = path_of(address)
     return f"{PREFIX}{path}" if path else address
 
 
-def inherited_address(listening: socket.socket) -> str:
+def format_inherited(listening: socket.socket) -> str:
     """Return the address for a child process that inherits a listening socket."""
     return f"{_INHERITED}{listening.fileno()}"
 
@@ -66,7 +66,7 @@ def check(address: str) -> None:
         raise ValueError(f"the path of '{address}' has {length} bytes, and those of Unix sockets at most {LONGEST}")
 
 
-def opened(address: str, backlog: int) -> socket.socket:
+def open_listener(address: str, backlog: int) -> socket.socket:
     """Return the inherited listening socket, or a new one at the path. Raises OSError.
 
     That is EADDRINUSE if a running server uses it, and EEXIST if the file is not a socket.
@@ -79,8 +79,8 @@ def opened(address: str, backlog: int) -> socket.socket:
 
 
 def listening(path: str, backlog: int) -> socket.socket:
-    """Return a new socket that listens at `path`, replacing one without a server. Raises OSError, as `opened`."""
-    with _locked(os.path.dirname(path) or "."):
+    """Return a new socket that listens at `path`, replacing one without a server. Raises as `open_listener`."""
+    with _lock(os.path.dirname(path) or "."):
         _remove_stale(path)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -96,14 +96,14 @@ def listening(path: str, backlog: int) -> socket.socket:
 def probe(path: str) -> None:
     """See whether `listening` would succeed. Raises the same OSError; a stale file is removed."""
     directory = os.path.dirname(path) or "."
-    with _locked(directory):
+    with _lock(directory):
         _remove_stale(path)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), directory)
 
 
 @contextmanager
-def _locked(directory: str) -> Iterator[None]:
+def _lock(directory: str) -> Iterator[None]:
     """Keep other servers from checking sockets in the directory meanwhile. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -117,7 +117,7 @@ class StoredMetrics:
         with self._store.lock:
             self._check_open()
             if name not in self._families:
-                self._families[name] = family = self._declared(name, help, kind)
+                self._families[name] = family = self._declare(name, help, kind)
                 family.holders += 1
             elif self._families[name].kind != kind:
                 raise _other_kind(self._families[name], kind)
@@ -130,8 +130,8 @@ class StoredMetrics:
             declared = self._families.get(family)
             if declared is None:
                 raise invalid(f"metric family '{family}' was not declared by this model")
-            key = _checked_labels(declared, labels or {})
-            bounds = _checked_buckets(declared, buckets)
+            key = _check_labels(declared, labels or {})
+            bounds = _check_buckets(declared, buckets)
             series = declared.series.get(key)
             if series is None:
                 timed = family in self._store.shared and family.endswith("_seconds")
@@ -168,7 +168,7 @@ class StoredMetrics:
         if self._closed:
             raise internal("the model has been unloaded and no longer has metrics")
 
-    def _declared(self, name: str, help: str, kind: MetricKind) -> _Family:
+    def _declare(self, name: str, help: str, kind: MetricKind) -> _Family:
         """Return the family of this name, new or of another model. The first declaration sets its help text."""
         store = self._store
         if name in store.families:
@@ -262,7 +262,7 @@ def _check_family(name: str, help: str, kind: str) -> None:
     _check_text(help, f"the description of metric family '{name}'")
 
 
-def _checked_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
+def _check_labels(family: _Family, labels: Mapping[str, str]) -> _Labels:
     """Return the labels as a key. Raises INVALID_ARG for names invalid in Prometheus, and for non-text values."""
     for name, value in cast(Mapping[object, object], labels).items():  # what engines pass is not checked by mypy alone
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or (name, family.kind) == ("le", "histogram"):
@@ -284,7 +284,7 @@ def _check_text(value: object, label: str) -> None:
         raise invalid(f"{label} cannot be written as UTF-8") from error
 
 
-def _checked_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
+def _check_buckets(family: _Family, buckets: Sequence[float] | None) -> tuple[float, ...] | None:
     """Return the upper bounds without infinity, which is implied; None for other kinds. Raises INVALID_ARG."""
     who = f"{family.kind} '{family.name}'"
     if family.kind != "histogram":

@@ -199,7 +199,7 @@ class ModelStatistics:
         """
         for family, upper in bounds.items():
             if family == "modserve_batch_size":
-                self.batch_size_histogram = _bounded(self.batch_size_histogram, upper)
+                self.batch_size_histogram = _fit_bounds(self.batch_size_histogram, upper)
                 continue
             if family == FIRST_RESPONSE:
                 self.first_response_bounds = tuple([bound * 1e6 for bound in upper])
@@ -208,14 +208,14 @@ class ModelStatistics:
             if family == "modserve_request_duration_seconds":
                 self.request_bounds = tuple(upper_ns)
             elif family == "modserve_queue_duration_seconds":
-                self.queue_histogram = _bounded(self.queue_histogram, upper_ns)
+                self.queue_histogram = _fit_bounds(self.queue_histogram, upper_ns)
             elif family == "modserve_compute_duration_seconds":
-                self.compute_histogram = _bounded(self.compute_histogram, upper_ns)
+                self.compute_histogram = _fit_bounds(self.compute_histogram, upper_ns)
             elif family == RESPONSE_INTERVAL:
-                self.response_intervals = _bounded(self.response_intervals, upper_ns)
+                self.response_intervals = _fit_bounds(self.response_intervals, upper_ns)
         both = sorted({*self.request_bounds, *self.first_response_bounds})
-        self.request_histogram = _bounded(self.request_histogram, both)
-        self.first_response_histogram = _bounded(self.first_response_histogram, both)
+        self.request_histogram = _fit_bounds(self.request_histogram, both)
+        self.first_response_histogram = _fit_bounds(self.first_response_histogram, both)
 
     def request_durations(self) -> Histogram:
         """Return the nanoseconds from a request's arrival to its last response."""
@@ -382,7 +382,7 @@ class ModelStatistics:
         summaries.compute_output.observe(timing.compute_end_ns - output_start_ns, now_ns, count)
 
 
-def _bounded(histogram: Histogram, bounds: Sequence[float]) -> Histogram:
+def _fit_bounds(histogram: Histogram, bounds: Sequence[float]) -> Histogram:
     return histogram if histogram.bounds == tuple(bounds) else Histogram(bounds, histogram.unit_ns)
 
 

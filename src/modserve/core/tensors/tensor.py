@@ -20,8 +20,8 @@ from ..wire.byte_strings import Array as Array
 from ..wire.byte_strings import Buffer as Buffer
 from ..wire.byte_strings import TruncatedError as TruncatedError
 from ..wire.byte_strings import count_elements as count_elements
+from ..wire.byte_strings import decode_array, encode_array, in_lists
 from ..wire.byte_strings import decode_elements as decode_elements
-from ..wire.byte_strings import decoded, encoded, in_lists
 from ..wire.byte_strings import encode_elements as encode_elements
 from . import dlpack, dtypes
 from .dtypes import Datatype
@@ -104,7 +104,7 @@ class Tensor:
                 if type(raw) is not bytes and array.flags.writeable:
                     array.flags.writeable = False
             else:
-                array = decoded(raw, math.prod(self.shape)).reshape(self.shape)
+                array = decode_array(raw, math.prod(self.shape)).reshape(self.shape)
                 array.flags.writeable = False  # as for numbers
             self._array = array
         return array
@@ -121,7 +121,7 @@ class Tensor:
                 contiguous = np.ascontiguousarray(array)
                 raw = contiguous.reshape(-1).view(np.uint8).data if array.size else b""
             else:
-                raw = encoded(array.reshape(-1))
+                raw = encode_array(array.reshape(-1))
             self._raw = raw
         return raw
 

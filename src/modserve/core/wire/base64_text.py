@@ -12,7 +12,7 @@ _ONE_ALPHABET: Final = bytes.maketrans(b"-_", b"+/")
 _FOREIGN: Final = re.compile(rb"[^A-Za-z0-9+/\-_= \t\r\n]")
 
 
-def decoded(text: str | bytes | memoryview) -> bytes:
+def decode(text: str | bytes | memoryview) -> bytes:
     """Decode a text. Raises ValueError with the position of the fault."""
     view = memoryview(text.encode("utf-8", "replace") if isinstance(text, str) else text)
     content = BytesIO()

@@ -27,7 +27,7 @@ _UNTIL_OTHERS = 4 * _AT_A_TIME
 """Bytes of raw BYTES after which other threads may run."""
 
 
-def encoded(flat: Array) -> bytes:
+def encode_array(flat: Array) -> bytes:
     """Encode BYTES elements to the raw form, some at a time."""
     return b"".join([encode_elements(some) for some in in_lists(flat)])
 
@@ -40,7 +40,7 @@ def in_lists(flat: Array) -> Iterator[list[bytes]]:
         yield flat[start : start + _AT_A_TIME].tolist()
 
 
-def decoded(raw: Buffer, count: int) -> Array:
+def decode_array(raw: Buffer, count: int) -> Array:
     """Decode the `count` elements of a raw BYTES tensor."""
     array = np.empty(count, dtype=object)
     if len(raw) <= _LONG:

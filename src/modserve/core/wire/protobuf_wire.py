@@ -86,11 +86,11 @@ def integers(data: Buffer, field: WireField) -> list[int]:
     position = field.start
     while position < field.end:
         value, position = read_varint(data, position)
-        values.append(signed(value))
+        values.append(to_signed(value))
     return values
 
 
-def signed(value: int) -> int:
+def to_signed(value: int) -> int:
     """Return the int64 encoded as the unsigned number `value`."""
     return value - 2**64 if value >= 2**63 else value
 

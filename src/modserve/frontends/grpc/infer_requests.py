@@ -29,7 +29,7 @@ def find_version(server: Server, model: str, text: str) -> int | None:
     try:
         return parse_requested(text)
     except ModserveError as error:
-        return server.routings.labelled(model, text, error)
+        return server.routings.resolve_label(model, text, error)
 
 
 def resolve_version(server: Server, message: InferMessage) -> int | None:

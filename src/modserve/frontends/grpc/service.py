@@ -175,7 +175,7 @@ def _encode(writer: ResponseWriter, call: InferenceCall, response: InferenceResp
 
 def _trace_failure(call: InferenceCall, error: ModserveError) -> ModserveError:
     if call.trace is not None:
-        call.trace.failed(error, grpc_name(error))
+        call.trace.on_failure(error, grpc_name(error))
     return error
 
 

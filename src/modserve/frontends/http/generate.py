@@ -77,7 +77,7 @@ async def _submit(context: CallContext, streams: Streams, request: CompleteReque
     head = request.head
     version = head.model_version
     if head.version_label:
-        version = context.server.routings.labelled(head.model, head.version_label, not_found("Not Found"))
+        version = context.server.routings.resolve_label(head.model, head.version_label, not_found("Not Found"))
     call = streams.begin(request.note, head.trace_headers, head.model, version)
     try:
         call.submit_stream(await read(call, context, request))

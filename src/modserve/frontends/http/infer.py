@@ -73,7 +73,7 @@ class InferCall(InferenceCall):
         try:
             if head.version_label:
                 # Without labels, such a path is none.
-                version = self.version = self.server.routings.labelled(
+                version = self.version = self.server.routings.resolve_label(
                     model, head.version_label, not_found("Not Found")
                 )
             servable = self.server.model(model, version)

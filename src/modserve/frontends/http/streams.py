@@ -104,7 +104,7 @@ class HttpStream(InferenceCall):
     def on_part_sent(self) -> None:
         """Note that a part of an outcome has been sent."""
         if self.inflight is not None:
-            self.inflight.sent_some()
+            self.inflight.on_progress()
 
     def cut(self) -> None:
         """End the call after the outcomes that have come; later ones are not wanted."""

@@ -97,8 +97,8 @@ class Http2Port:
         self.endings = dict.fromkeys(REASONS, 0)
         """Connections that the server has ended before their time, by the reason."""
         self._places: ConnectionPlaces[PortConnection] = ConnectionPlaces()
-        self._turned_away = Seldom()
-        self._cut_off = Seldom()
+        self._turned_away = LogRateLimit()
+        self._cut_off = LogRateLimit()
         self._unflushed: list[StreamSender] = []
         self._ticking = PeriodicTask("grpc_timeouts", self.policies.tick, self.tick)
 
@@ -231,7 +231,7 @@ def _address(peer: object) -> str:
     return str(peer or "an unknown client")
 
 
-class Seldom:
+class LogRateLimit:
     """Rate limit for the log of a frequent event."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ _GLOBAL_OPTIONS: Mapping[str, str] = {
 """Triton's options for all backends that have no effect here, and why."""
 
 
-def advised(error: ModserveError, advice: str) -> ModserveError:
+def append_advice(error: ModserveError, advice: str) -> ModserveError:
     """Return the failure with the advice appended to its text."""
     return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
@@ -132,7 +132,7 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
     file is missing and the reason names another one that is there, the engine has read that one.
     """
     folder = directory / str(version)
-    below = _listed(folder)
+    below = _list_directory(folder)
     try:
         if path.exists() or path.is_symlink():
             return file_contents.problem(path) or file_contents.beside(path)
@@ -153,18 +153,20 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
 
 def contents(directory: Path) -> str:
     """List the contents of a directory and of those below it."""
-    names = _listed(directory)
+    names = _list_directory(directory)
     if not names:
         return f"'{directory}' is empty"
     shown = [
-        f"{name}/ ({_some(_listed(directory / name), _MOST_BELOW) or 'empty'})" if (directory / name).is_dir() else name
+        f"{name}/ ({_some(_list_directory(directory / name), _MOST_BELOW) or 'empty'})"
+        if (directory / name).is_dir()
+        else name
         for name in names
     ]
     return f"'{directory}' holds: {_some(shown, _MOST_NAMES)}"
 
 
 def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
-    names = _listed(directory)
+    names = _list_directory(directory)
     if parse_directory(directory.name) is not None and any(not (directory / name).is_dir() for name in names):
         yield (
             f"'{directory.parent}' seems to be the folder of one model: --model-repository takes the folder that the "
@@ -181,7 +183,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
             yield f"move '{name}' to '1/{suffixes[path.suffix]}': model files belong in the folder of their version"
     for name in names:
         if parse_directory(name) is not None:
-            below = _listed(directory / name)
+            below = _list_directory(directory / name)
             for file in below:
                 filename = suffixes.get(Path(file).suffix, "")
                 if filename and filename not in below:
@@ -201,8 +203,10 @@ def _by_suffix(installed: Collection[str]) -> dict[str, str]:
 
 
 def _foreign_in(directory: Path, installed: Collection[str]) -> list[str]:
-    names = _listed(directory)
-    return _foreign([*names, *(f"{name}/{file}" for name in names for file in _listed(directory / name))], installed)
+    names = _list_directory(directory)
+    return _foreign(
+        [*names, *(f"{name}/{file}" for name in names for file in _list_directory(directory / name))], installed
+    )
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
@@ -237,7 +241,7 @@ def _rename(file: str, name: str) -> str:
     )
 
 
-def _listed(directory: Path) -> list[str]:
+def _list_directory(directory: Path) -> list[str]:
     """List a directory in order; empty if `directory` is not one."""
     try:
         return sorted(name for name in os.listdir(directory) if not name.startswith("."))

@@ -65,7 +65,7 @@ def _decorates(statement: ast.stmt, statements: list[ast.stmt]) -> bool:
     else:  # double = modserve.model(function)
         value = getattr(statement, "value", None)
         decorators = [each for each in ast.walk(value) if isinstance(each, ast.Call)] if value is not None else []
-    packages, names = _imported(statements)
+    packages, names = _find_imports(statements)
     for each in decorators:
         function = each.func if isinstance(each, ast.Call) else each
         match function:
@@ -78,7 +78,7 @@ def _decorates(statement: ast.stmt, statements: list[ast.stmt]) -> bool:
     return False
 
 
-def _imported(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
+def _find_imports(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
     """Return the names of the package, and the names of the decorator."""
     packages, names = set(), set()
     for statement in statements:

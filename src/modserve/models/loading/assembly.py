@@ -162,14 +162,14 @@ def make_replacement(
     `admit` raises where the files are not what they should be: an engine may read them again.
     """
     # What is lost may hang: then it is left to itself, or it would keep the thread from loading other models.
-    closing = threading.Thread(target=_closed, args=(close,), name=f"close-{spec.name}", daemon=True)
+    closing = threading.Thread(target=_close_lost, args=(close,), name=f"close-{spec.name}", daemon=True)
     closing.start()
     closing.join(_CLOSING_S)
     admit()
     return make_instance(engine, spec)
 
 
-def _closed(close: Callable[[], None]) -> None:
+def _close_lost(close: Callable[[], None]) -> None:
     try:
         close()
     except Exception:
@@ -205,7 +205,7 @@ def assemble_model(
 
     The model closes what was `opened`; if this raises, that is left to the caller.
     """
-    return wrapped(bare_model(model_id, opened, clock), clock, cache)
+    return wrap(bare_model(model_id, opened, clock), clock, cache)
 
 
 def bare_model(model_id: ModelId, opened: OpenedModel, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
@@ -234,12 +234,12 @@ def queue_config(config: ModelConfig) -> QueueConfig:
     if batching is None:
         return QueueConfig(accept, policy)
     if padding is not None and padding.policy is PaddingPolicy.NEVER:
-        padded = padding.padded
-        accept = grouped(accept, lambda inflight: padded(inflight.length))
+        padded = padding.pad_length
+        accept = group_by(accept, lambda inflight: padded(inflight.length))
     elif policy.range_of is not None:
-        accept = grouped(accept, policy.range_of)
+        accept = group_by(accept, policy.range_of)
     if batching.separate_by:
-        accept = grouped(accept, by_parameters(batching.separate_by, config.name))
+        accept = group_by(accept, by_parameters(batching.separate_by, config.name))
     return QueueConfig(accept, policy)
 
 
@@ -251,7 +251,7 @@ def _policy(config: ModelConfig) -> BatchPolicy:
     return Adaptation(config)
 
 
-def wrapped(
+def wrap(
     servable: ServableT, clock: Clock, cache: Cache | None, former: Servable | None = None
 ) -> ServableT | ModelWrapper:
     """Return a model or an ensemble behind the cache and the order of its responses, if it has these.
@@ -277,7 +277,7 @@ def wrapped(
     return outer
 
 
-def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
+def group_by(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
     """Return an `accept` for requests that share a batch only if both `key` and their shapes agree."""
 
     def accept_grouped(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:

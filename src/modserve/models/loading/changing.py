@@ -26,7 +26,7 @@ from modserve.resources.response_cache import Cache
 
 from ..serving.model import Model
 from ..serving.opened_model import OpenedModel
-from .assembly import queue_config, wrapped
+from .assembly import queue_config, wrap
 
 _NEEDS_QUEUE: Final = frozenset({"dynamic_batching", "instance_group"})
 """The fields that make a new queue."""
@@ -46,7 +46,7 @@ class Revision:
     added: Sequence[tuple[InstanceSpec, Executor]]
 
 
-def changed_fields(before: bytes, now: model_config.Complete, allowed: Collection[str]) -> tuple[str, ...] | None:
+def find_changed_fields(before: bytes, now: model_config.Complete, allowed: Collection[str]) -> tuple[str, ...] | None:
     """Return the fields that differ between two complete configurations, if all may change in place; else None."""
     message = now.message
     old, new = [json.loads(model_config.to_text(each)) for each in (type(message).FromString(before), message)]
@@ -66,7 +66,7 @@ def _making(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[str]:
     return sorted({json.dumps(each, sort_keys=True) for each in groups})
 
 
-def matched(
+def match_instances(
     former: Mapping[int, InstanceSpec], now: Sequence[InstanceSpec]
 ) -> tuple[dict[int, InstanceSpec], list[InstanceSpec]]:
     """Return the instances that stay, by number, and the instances to be made.
@@ -119,7 +119,7 @@ class ModelChange:
         specs.update({each.number: spec for each, (spec, _) in zip(self._instances, revision.added, strict=True)})
         new = None if _NEEDS_QUEUE.isdisjoint(revision.fields) else queue_config(revision.opened.config)
         self._model.change(revision.opened, new, self._instances, revision.removed, self._needs)
-        model = wrapped(self._model, self._clock, self._cache, self._servable)
+        model = wrap(self._model, self._clock, self._cache, self._servable)
         return model if self._around is None else self._around(model)
 
     async def discard(self) -> None:

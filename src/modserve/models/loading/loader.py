@@ -21,10 +21,10 @@ from ..serving.calls import CallControl, ModelCalls
 from ..serving.ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from ..serving.model import Model
 from ..serving.opened_model import OpenedModel
-from .assembly import bare_model, wrapped
+from .assembly import bare_model, wrap
 from .changing import Revision, prepare
 from .opening import Opener, close_instances, close_untaken
-from .reading import Design, LoaderOptions, ModelReader, mapped
+from .reading import Design, LoaderOptions, ModelReader, map_errors
 
 __all__ = ["Loader", "LoaderOptions"]
 
@@ -60,7 +60,7 @@ class Loader:
     async def inspect(self, listing: Listing) -> Blueprint:
         loop = asyncio.get_running_loop()
         doing = f"failed to examine model '{listing.name}'"
-        design = await loop.run_in_executor(self._executor, mapped, doing, self._reader.inspect, listing)
+        design = await loop.run_in_executor(self._executor, map_errors, doing, self._reader.inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[listing.name] = design.cpu_instances
         return Blueprint(
@@ -117,7 +117,7 @@ class Loader:
         doing = f"failed to load model '{name}' version {version}"
         cache = await self._options.caches.of(model_id, path, design.draft, design.needs, self._executor)
         loading = self._executor.submit(
-            mapped, doing, self._opener.open, design.draft, path, version, share, calls, metrics
+            map_errors, doing, self._opener.open, design.draft, path, version, share, calls, metrics
         )
         try:
             loaded = await asyncio.wrap_future(loading)
@@ -126,7 +126,7 @@ class Loader:
             raise
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
-            return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
+            return wrap(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         around = self._options.around
         if statistics is not None:
             loaded = replace(loaded, statistics=statistics)
@@ -137,7 +137,7 @@ class Loader:
             raise from_exception(error, doing) from error
         try:
             await bare.warm_up(loaded.samples, loaded.warmed_at_a_time)
-            model = wrapped(bare, clock, cache)
+            model = wrap(bare, clock, cache)
             return model if around is None else around(model)
         except BaseException as error:
             await bare.close()
@@ -153,7 +153,7 @@ class Loader:
         cache = await self._options.caches.of(model.id, path, design.draft, design.needs, self._executor)
         doing = f"failed to change model '{design.draft.name}' version {version}"
         revising = self._executor.submit(
-            mapped, doing, self._opener.revise, design.draft, path, version, model.opened, model.staying
+            map_errors, doing, self._opener.revise, design.draft, path, version, model.opened, model.staying
         )
         try:
             revision = await asyncio.wrap_future(revising)

@@ -32,7 +32,7 @@ from .assembly import (
     specs_of,
     threads_for,
 )
-from .changing import Revision, changed_fields, matched
+from .changing import Revision, find_changed_fields, match_instances
 from .reading import LoaderOptions, ModelReader, read_initial_states, read_labels
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Opener:
             auto_complete=self._options.auto_complete,
             loop=calls.loop,
             options_of=self._options.backend_options,
-            complete=lambda description: self._completed(draft, backend, description, path).config,
+            complete=lambda description: self._complete(draft, backend, description, path).config,
         )
         admit_again = functools.partial(admit, backend, path, version, source.path)
         check_unchanged = admit_again()
@@ -113,11 +113,11 @@ class Opener:
 
             installed = self._registry.names
             hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
-            raise advice.advised(error, hint) from error
+            raise advice.append_advice(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
             description = description_of(draft.backend, engine)
-            description = self._tried(draft, backend, engine, description, path, version)
+            description = self._try_out(draft, backend, engine, description, path, version)
             complete = self._finish(draft, backend, description, path)
             specs = dict(enumerate(specs_of(complete, place(complete.config, backend))))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
@@ -164,8 +164,8 @@ class Opener:
             return None
         backend, provisional = self._reader.backend(draft)
         engine = former.engine
-        complete = self._completed(draft, backend, former.description, path)
-        fields = changed_fields(former.message, complete, getattr(backend, "in_place", ()))
+        complete = self._complete(draft, backend, former.description, path)
+        fields = find_changed_fields(former.message, complete, getattr(backend, "in_place", ()))
         if fields is None or (complete.config.default_batch_size and not former.config.default_batch_size):
             return None  # the last has not been tried
         specs = specs_of(complete, place(complete.config, backend))
@@ -174,7 +174,7 @@ class Opener:
         self._tell(draft, complete)
         sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
         samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
-        staying, new = matched(before, specs)
+        staying, new = match_instances(before, specs)
         instances: list[tuple[str, Executor]] = []
         check_unchanged = _nothing_to_check
         if new and not only_reads(backend):  # they read the files again
@@ -200,7 +200,7 @@ class Opener:
         removed = tuple(number for number in before if number not in staying)
         return Revision(fields, opened, staying, removed, added)
 
-    def _tried(
+    def _try_out(
         self,
         draft: model_config.Draft,
         backend: Backend,
@@ -210,7 +210,7 @@ class Opener:
         version: int,
     ) -> ModelDescription | None:
         """Return the description, with a trial's objections to batches that are not configured."""
-        complete = self._completed(draft, backend, description, path)
+        complete = self._complete(draft, backend, description, path)
         config = complete.config
         merges = config.dynamic_batching or config.sequence_batching
         merged_otherwise = config.batch_inputs or any(spec.ragged for spec in config.inputs)
@@ -229,8 +229,8 @@ class Opener:
         description: ModelDescription | None = None,
         path: Path | None = None,
     ) -> model_config.Complete:
-        """Return `_completed`, and log its warnings."""
-        complete = self._completed(draft, backend, description, path)
+        """Return the result of `_complete`, and log its warnings."""
+        complete = self._complete(draft, backend, description, path)
         self._tell(draft, complete)
         return complete
 
@@ -248,7 +248,7 @@ class Opener:
         for remark in complete.defaults:
             _log.info("%s", remark)
 
-    def _completed(
+    def _complete(
         self,
         draft: model_config.Draft,
         backend: Backend | None,

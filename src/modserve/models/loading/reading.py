@@ -26,7 +26,7 @@ from modserve.core.requests.sequence import file_state
 from modserve.core.servable import Servable
 from modserve.core.statistics.metrics import MetricStore
 from modserve.core.tensors.tensor import Tensor
-from modserve.core.version import not_a_version, unserved
+from modserve.core.version import describe_unserved, not_a_version
 from modserve.execution.rate_limit import RateLimiter
 from modserve.models.residency.admission import Residency
 from modserve.models.residency.memory import Growth
@@ -121,7 +121,9 @@ def of_files(
             if not any((folder / name).exists() for name in own):
                 failure = invalid(f"unable to find model file '{path}' for model '{config.name}'")
                 failures.append(
-                    advice.advised(failure, advice.model_file(directory, version, path, installed, failure.message))
+                    advice.append_advice(
+                        failure, advice.model_file(directory, version, path, installed, failure.message)
+                    )
                 )
         elif wrong := file_contents.problem(path):
             failures.append(invalid(wrong))
@@ -210,8 +212,8 @@ class ModelReader:
         else:
             backend, config = self.backend(draft)
             cpu_instances, reads = self._count_cpu(draft), only_reads(backend)
-        versions = self._selected(draft, listing)
-        if note := model_config.routing_note(draft, versions, unserved(listing.versions, versions)):
+        versions = self._select_versions(draft, listing)
+        if note := model_config.routing_note(draft, versions, describe_unserved(listing.versions, versions)):
             self._options.on_notes(draft.name, draft.source, [note])
             _log.warning("%s", draft.source.headline(note))
         for remark in _remarks_on_versions(draft, listing, versions):
@@ -232,26 +234,26 @@ class ModelReader:
             return [error]
         failures: list[ModserveError] = []
 
-        def tried(look: Callable[[model_config.Draft, Listing], Result]) -> Result | None:
+        def attempt(look: Callable[[model_config.Draft, Listing], Result]) -> Result | None:
             try:
-                return mapped(f"failed to examine model '{listing.name}'", look, draft, listing)
+                return map_errors(f"failed to examine model '{listing.name}'", look, draft, listing)
             except ModserveError as error:
                 failures.append(error)
                 return None
 
-        tried(functools.partial(self._check, files=listing.path if listing.path.is_dir() else None))
+        attempt(functools.partial(self._check, files=listing.path if listing.path.is_dir() else None))
         engine = None
         if draft.backend and not draft.is_ensemble:
-            engine = tried(lambda draft, listing: self.backend(draft)[0])
+            engine = attempt(lambda draft, listing: self.backend(draft)[0])
         if engine is not None and not failures:  # else there might be a thousand million instances
-            tried(lambda draft, listing: self._count_cpu(draft))
+            attempt(lambda draft, listing: self._count_cpu(draft))
         laid_out = not failures or draft.backend or listing.versions  # else that has been said
-        versions = (tried(self._selected) if laid_out else None) or ()
+        versions = (attempt(self._select_versions) if laid_out else None) or ()
         filename = "" if engine is None else engine.default_model_filename
         config, names, guard = draft.provisional(), self._registry.names, self._options.guard
         refusal = self._refusal(draft, engine)
-        files = tried(lambda *_: of_files(listing.path, versions, config, filename, names, refusal))
-        contents = tried(lambda *_: of_contents(listing.path, versions, draft, engine, guard))
+        files = attempt(lambda *_: of_files(listing.path, versions, config, filename, names, refusal))
+        contents = attempt(lambda *_: of_contents(listing.path, versions, draft, engine, guard))
         return [*failures, *(files or ()), *(contents or ())]
 
     def look(self, draft: model_config.Draft, path: Path, version: int) -> list[ModserveError]:
@@ -271,7 +273,7 @@ class ModelReader:
         options = self._options.backend_options.get(draft.backend, {})
         return lambda config, path: refusal(config, path, options)
 
-    def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
+    def _select_versions(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """Return the versions to serve. Raises INVALID_ARG if there are none."""
         versions = tuple(draft.provisional().version_policy.select(listing.versions, listing.rolled_back))
         if not versions:
@@ -280,7 +282,7 @@ class ModelReader:
             from ..diagnosis import advice
 
             hint = advice.versions(listing.path, listing.versions, self._registry.names)
-            raise advice.advised(failure, hint) from draft.locate_error(failure, "version_policy")
+            raise advice.append_advice(failure, hint) from draft.locate_error(failure, "version_policy")
         return versions
 
     def _count_cpu(self, draft: model_config.Draft) -> int:
@@ -326,7 +328,7 @@ class ModelReader:
             installed = self._registry.names
             if model_config.only_lacks_backend(error) and (what := advice.correction(listing.path, installed)):
                 raise invalid(what) from None
-            raise advice.advised(error, advice.layout(listing.path, installed)) from error
+            raise advice.append_advice(error, advice.layout(listing.path, installed)) from error
         if not draft.exists and (warning := misspelt_config(listing.path)):
             on_notes([model_config.Problem(warning)])
             _log.warning("model '%s': %s", listing.name, warning)
@@ -342,7 +344,7 @@ class ModelReader:
             hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
             if not draft.exists and draft.name.endswith(f".{draft.backend}"):
                 hint = hint or advice.NAMED_BY_FOLDER
-            raise advice.advised(error, hint) from draft.locate_error(error, "backend", "platform")
+            raise advice.append_advice(error, hint) from draft.locate_error(error, "backend", "platform")
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
 
@@ -350,7 +352,9 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+def map_errors(
+    doing: str, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
     """Run foreign code at the border of the server: any exception from it is raised as a `ModserveError`.
 
     Runs on a loading thread, where SystemExit means no more than that a backend cannot go on.
@@ -367,7 +371,7 @@ def mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args,
 def _remarks_on_versions(draft: model_config.Draft, listing: Listing, versions: Sequence[int]) -> Iterator[str]:
     """Yield a message for versions that are not served, and for each folder that only looks like a version."""
     others = set(listing.versions) - listing.rolled_back.keys()
-    if not draft.message.HasField("version_policy") and (remark := unserved(others, versions)):
+    if not draft.message.HasField("version_policy") and (remark := describe_unserved(others, versions)):
         yield remark
     yield from listing.left_out(versions)
     if listing.remark:

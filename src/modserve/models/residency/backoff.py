@@ -26,7 +26,7 @@ class Backoff:
         self._retry_ns = 0
         self._alarm = Alarm(clock, self._look)
 
-    def failed(self, failure: ModserveError) -> None:
+    def on_failure(self, failure: ModserveError) -> None:
         wait_ns = min(_FIRST_NS << self._times, _LONGEST_NS)
         if isinstance(failure, TooLargeError):
             wait_ns = _TOO_LARGE_NS
@@ -36,7 +36,7 @@ class Backoff:
         self._alarm.at(self._retry_ns)
         self._on_change()
 
-    def succeeded(self) -> None:
+    def on_success(self) -> None:
         self._times = 0
         self._forgive()
 

@@ -268,7 +268,7 @@ class TooLargeError(ModserveError):
     """A model alone is larger than the limit: trying again does not help."""
 
 
-class Occupant(Protocol):
+class ResidentModel(Protocol):
     """A model that is in memory or on its way there or out, as the budget sees it."""
 
     id: ModelId
@@ -303,7 +303,7 @@ class Occupant(Protocol):
     def holds(self) -> str:
         """Reason that it stays in memory, for people."""
 
-    async def relieved(self) -> None:
+    async def wait_until_relieved(self) -> None:
         """Wait until it is not at work any more; if it is not, until it is no longer borrowed."""
 
     def hold_back(self, on: bool) -> None:
@@ -334,10 +334,10 @@ class ModelMemory:
         self._meter = meter or Meter()
         self._wait_ns = wait_ns
         self._run = run
-        self._occupants: dict[Occupant, None] = {}
-        self._loading: dict[Occupant, int] = {}
+        self._occupants: dict[ResidentModel, None] = {}
+        self._loading: dict[ResidentModel, int] = {}
         """Occupants that are being loaded, each with the bytes of others that were loaded meanwhile."""
-        self._queue: dict[Occupant, int] = {}
+        self._queue: dict[ResidentModel, int] = {}
         """Occupants that wait for room, the first one first, each with the end of its block."""
         self._changed = asyncio.Event()
         self._tasks = Background("model_memory")
@@ -361,21 +361,23 @@ class ModelMemory:
         """Run what outlives the call that began it."""
         return self._tasks.start(work)
 
-    def changed(self) -> None:
+    def wake_waiting(self) -> None:
         """Wake the waiting occupants: there may be room now."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     # Into memory
 
-    def check(self, occupant: Occupant) -> None:
+    def check(self, occupant: ResidentModel) -> None:
         """Raise `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
         size = occupant.size or occupant.files
         if self.limit and size > self.limit:
             by = "as measured when it was loaded" if occupant.size else "its files alone"
             raise self._too_large(occupant, size, by)
 
-    async def load(self, occupant: Occupant, on_begin: Callable[[], None], on_wait: Callable[[], None]) -> Servable:
+    async def load(
+        self, occupant: ResidentModel, on_begin: Callable[[], None], on_wait: Callable[[], None]
+    ) -> Servable:
         """Make room for a model, load and measure it.
 
         `on_begin` is called when there is room, and `on_wait` when there turned out to be too little. Raises
@@ -392,10 +394,10 @@ class ModelMemory:
                 self._loading[occupant] = 0
                 try:
                     on_begin()
-                    servable = await self._measured(occupant)
+                    servable = await self._make_and_measure(occupant)
                 finally:
                     del self._loading[occupant]
-                    self.changed()
+                    self.wake_waiting()
                 try:
                     if await self._fits_now(occupant):
                         return servable
@@ -410,7 +412,7 @@ class ModelMemory:
             self.forget(occupant)
             raise
 
-    async def _measured(self, occupant: Occupant) -> Servable:
+    async def _make_and_measure(self, occupant: ResidentModel) -> Servable:
         before = await self._run(self._meter.before)
         servable = await occupant.make()
         try:
@@ -425,7 +427,7 @@ class ModelMemory:
             self._loading[each] += own
         return servable
 
-    async def _fits_now(self, occupant: Occupant) -> bool:
+    async def _fits_now(self, occupant: ResidentModel) -> bool:
         """Evict others until a loaded model fits; False if it cannot stay."""
         while self._excess(occupant, occupant.held) > 0:
             if occupant.held > self.limit:
@@ -436,7 +438,7 @@ class ModelMemory:
             await self._leave(victims, occupant)
         return True
 
-    async def _let_go(self, servable: Servable, occupant: Occupant) -> None:
+    async def _let_go(self, servable: Servable, occupant: ResidentModel) -> None:
         _log.info(
             "model '%s', version %d: needs %s, more than there is room for at the moment", *occupant.id, _mb(occupant)
         )
@@ -448,9 +450,9 @@ class ModelMemory:
         await self._run(self._meter.trim)
         occupant.held = 0
 
-    async def _make_room(self, occupant: Occupant, size: int, end_ns: int) -> None:
+    async def _make_room(self, occupant: ResidentModel, size: int, end_ns: int) -> None:
         """Return when a model of this size counts as there. Raises UNAVAILABLE after `end_ns`."""
-        held_back: list[Occupant] = []
+        held_back: list[ResidentModel] = []
         begin_ns = self._clock.now_ns()
         patient_ns = min(begin_ns + PATIENCE_NS, end_ns)
         self._queue[occupant] = begin_ns + BLOCKED_NS
@@ -474,11 +476,11 @@ class ModelMemory:
             occupant.held = size
         finally:
             del self._queue[occupant]
-            self.changed()
+            self.wake_waiting()
             for each in held_back:
                 each.hold_back(False)
 
-    def _is_first(self, occupant: Occupant) -> bool:
+    def _is_first(self, occupant: ResidentModel) -> bool:
         """True if no occupant waits for room ahead of this one, except blocked ones."""
         now_ns = self._clock.now_ns()
         return (
@@ -486,7 +488,7 @@ class ModelMemory:
             is occupant
         )
 
-    def _is_hopeless(self, occupant: Occupant, size: int) -> bool:
+    def _is_hopeless(self, occupant: ResidentModel, size: int) -> bool:
         """True if pinned models leave too little room, and no other model is on its way in or out."""
         others = [each for each in self._occupants if each is not occupant and each.held and not each.movable]
         if not all(each.holds for each in others):
@@ -495,7 +497,7 @@ class ModelMemory:
 
     async def _something(self, until_ns: int) -> None:
         """Return when a model has become idle, has come or gone, or it is `until_ns`."""
-        timer = self._clock.call_at(until_ns, self.changed)
+        timer = self._clock.call_at(until_ns, self.wake_waiting)
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._changed.wait())]
         tasks += [loop.create_task(_quietly(each)) for each in self._occupants if each.at_work or each.borrowed]
@@ -508,13 +510,13 @@ class ModelMemory:
 
     # Out of memory
 
-    def forget(self, occupant: Occupant) -> None:
+    def forget(self, occupant: ResidentModel) -> None:
         """Remove an occupant that has nothing in memory any more."""
         occupant.held = 0
         self._occupants.pop(occupant, None)
-        self.changed()
+        self.wake_waiting()
 
-    async def close(self, servable: Servable, occupant: Occupant) -> None:
+    async def close(self, servable: Servable, occupant: ResidentModel) -> None:
         """Close what is not in use any more, and return its memory to the system."""
         try:
             await servable.drain()
@@ -528,23 +530,23 @@ class ModelMemory:
             finally:
                 self.forget(occupant)
 
-    async def _leave(self, victims: Sequence[Occupant], occupant: Occupant) -> None:
+    async def _leave(self, victims: Sequence[ResidentModel], occupant: ResidentModel) -> None:
         name, version = occupant.id
         leaving = [each.leave(f"to make room for model '{name}', version {version}") for each in victims]
         await asyncio.wait(leaving)
 
     # Who has to leave
 
-    def _others(self, occupant: Occupant) -> list[Occupant]:
+    def _others(self, occupant: ResidentModel) -> list[ResidentModel]:
         """Return the occupants that could leave for this one once idle, the least recently used first."""
         others = [each for each in self._occupants if each is not occupant and each.movable]
         return sorted(others, key=lambda each: each.last_used_ns)
 
-    def _excess(self, occupant: Occupant, size: int) -> int:
+    def _excess(self, occupant: ResidentModel, size: int) -> int:
         """Return the bytes by which an occupant of this size would exceed the limit; 0 or less if it fits."""
         return self.held - occupant.held + size - self.limit if self.limit else 0
 
-    def _choose(self, occupant: Occupant, size: int) -> list[Occupant]:
+    def _choose(self, occupant: ResidentModel, size: int) -> list[ResidentModel]:
         """Choose the occupants to evict so that an occupant of this size fits; none if too few can leave."""
         idle = [each for each in self._others(occupant) if not each.at_work]
         chosen = self._prefix([each for each in idle if not each.borrowed], occupant, size)
@@ -552,9 +554,9 @@ class ModelMemory:
             chosen = self._prefix(sorted(idle, key=lambda each: (each.borrowed, each.last_used_ns)), occupant, size)
         return chosen
 
-    def _prefix(self, candidates: Sequence[Occupant], occupant: Occupant, size: int) -> list[Occupant]:
+    def _prefix(self, candidates: Sequence[ResidentModel], occupant: ResidentModel, size: int) -> list[ResidentModel]:
         """Return the first candidates with enough memory in total; none if all of them have too little."""
-        excess, chosen = self._excess(occupant, size), list[Occupant]()
+        excess, chosen = self._excess(occupant, size), list[ResidentModel]()
         for each in candidates:
             if excess <= 0:
                 break
@@ -564,7 +566,7 @@ class ModelMemory:
 
     # What is said
 
-    def _too_large(self, occupant: Occupant, size: int, by: str) -> TooLargeError:
+    def _too_large(self, occupant: ResidentModel, size: int, by: str) -> TooLargeError:
         name, version = occupant.id
         text = (
             f"model '{name}' version {version} needs {megabytes(size)} of memory ({by}), more than "
@@ -572,7 +574,7 @@ class ModelMemory:
         )
         return TooLargeError(unavailable(text).code, text)
 
-    def _refusal(self, occupant: Occupant, size: int) -> OverloadedError:
+    def _refusal(self, occupant: ResidentModel, size: int) -> OverloadedError:
         holders = sorted((each for each in self._occupants if each is not occupant), key=lambda each: -each.held)
         said = [
             f"'{each.id.name}' version {each.id.version} ({_mb(each)}: {each.holds or 'loading or being evicted'})"
@@ -588,12 +590,12 @@ class ModelMemory:
         )
 
 
-async def _quietly(occupant: Occupant) -> None:
+async def _quietly(occupant: ResidentModel) -> None:
     try:
-        await occupant.relieved()
+        await occupant.wait_until_relieved()
     except Exception:
         _log.exception("model '%s', version %d: cannot be waited for", *occupant.id)
 
 
-def _mb(occupant: Occupant) -> str:
+def _mb(occupant: ResidentModel) -> str:
     return megabytes(occupant.held)

@@ -4,7 +4,7 @@ What others read of it (`config`, `config_message`, `labels`) is that of the mod
 first load it is what the configuration says, which may lack what only the engine knows: see `describe`. The statistics
 are of all the time, across loads.
 
-`stages` has the steps of its way into memory and out of it.
+`waiting` has the stages of its way into memory and out of it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnDemandModel:
-    """Implements `core.servable.Servable`, `RequestHolder`, `Finisher` and `ReadinessChecker`, and `memory.Occupant`.
+    """Implements `core.servable.Servable`, `RequestHolder`, `Finisher`, `ReadinessChecker`, and `memory.ResidentModel`.
 
     `make` loads the model, and counts in the statistics that it gets. `files` is the size of the version's files.
     `whole`: the configuration says of the model all that others need to know to call it.
@@ -93,7 +93,7 @@ class OnDemandModel:
         """True if it was in memory once, so that its configuration is complete."""
         self.whole = whole
         self._backoff = Backoff(clock, model_id, on_health)
-        self._idle = IdleWatch(clock, rules.idle_ns, self._used_ns, self._unused)
+        self._idle = IdleWatch(clock, rules.idle_ns, self._last_use_ns, self._on_idle)
         self._loads = self._failed_loads = self._evictions = self._load_ns = 0
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class OnDemandModel:
         self.last_used_ns = now_ns
         if inner is None:
             self._bring()
-            self._memory.changed()  # a model that is being loaded may wait for this one
+            self._memory.wake_waiting()  # a model that is being loaded may wait for this one
         return inflight
 
     @property
@@ -241,7 +241,7 @@ class OnDemandModel:
             if full:  # no memory at the moment: the next request tries again
                 self._waiting.fail(failure)
             else:
-                self._backoff.failed(failure)
+                self._backoff.on_failure(failure)
                 self._waiting.fail(self._backoff.refusal(failure))
             raise failure from error
         self._task = None
@@ -262,11 +262,11 @@ class OnDemandModel:
             *(*self.id, took_ns / 1e9, megabytes(self.size), megabytes(self._memory.held)),
             f" of {megabytes(limit)}" if limit else "",
         )
-        self._backoff.succeeded()
+        self._backoff.on_success()
         if not self.pinned:
             self._idle.start()
         self._waiting.hand_over(inner)
-        self._memory.changed()  # it may leave from now on
+        self._memory.wake_waiting()  # it may leave from now on
 
     def _nobody_waits(self) -> None:
         """Stop waiting for memory, which others can use, since all requests for it have left."""
@@ -313,7 +313,7 @@ class OnDemandModel:
         reasons = ["pinned" if self.pinned else "", self.at_work, "borrowed by another model" if self.borrowed else ""]
         return ", ".join(filter(None, reasons)) or "idle"
 
-    async def relieved(self) -> None:
+    async def wait_until_relieved(self) -> None:
         if self.at_work and isinstance(self._inner, Finisher):
             await self._inner.idle()
         elif self._borrowers.returned is not None:
@@ -332,13 +332,13 @@ class OnDemandModel:
         self._idle.stop()
         if not on and self._inner is not None:
             self._idle.start()
-        self._memory.changed()
+        self._memory.wake_waiting()
 
-    def _used_ns(self) -> int:
+    def _last_use_ns(self) -> int:
         in_use = self.at_work or self.borrowed or len(self._waiting)
         return self._clock.now_ns() if in_use else self.last_used_ns
 
-    def _unused(self) -> None:
+    def _on_idle(self) -> None:
         if self.movable:
             self.leave(f"no request for {self._idle.seconds:g} s")
 
@@ -387,7 +387,7 @@ class OnDemandModel:
 
     async def idle(self) -> None:
         while self.busy:
-            await self._waiting.emptied()
+            await self._waiting.wait_until_empty()
             if isinstance(self._inner, Finisher):
                 await self._inner.idle()
 
@@ -396,7 +396,7 @@ class OnDemandModel:
         self._stopped = True
         self.pin(True)  # else it could be evicted while it is drained
         self.hold_back(False)
-        await self._waiting.emptied()
+        await self._waiting.wait_until_empty()
         if self._inner is not None:
             await self._inner.drain()
 

@@ -213,7 +213,7 @@ class WaitingRequests:
             )
         now_ns = self._clock.now_ns()
         inflight.queue_start_ns = now_ns
-        inflight.on_cancel = self._cancelled
+        inflight.on_cancel = self._on_cancel
         timeout_ns = 0 if policy.delay else policy.timeout_ns(inflight.request.timeout_ns)
         ends = [each for each in (inflight.deadline_ns, timeout_ns and now_ns + timeout_ns) if each]
         self._waiting[inflight] = end_ns = min(ends, default=0)
@@ -236,10 +236,10 @@ class WaitingRequests:
             inner.callers, inner.flow = inflight.callers, inflight.flow
             inner.device_outputs = inflight.device_outputs
             inflight.ordered = inner.ordered
-            inflight.on_cancel = relay.cancelled
+            inflight.on_cancel = relay.on_cancel
         self._alarm.cancel()
 
-    async def emptied(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until no request waits."""
         while self._waiting:
             await self._emptied.wait()
@@ -249,7 +249,7 @@ class WaitingRequests:
             self._drop(inflight, error)
         self._alarm.cancel()
 
-    def _cancelled(self, inflight: Inflight) -> None:
+    def _on_cancel(self, inflight: Inflight) -> None:
         self._drop(inflight, cancelled())
         self._tell_if_empty()
 
@@ -306,6 +306,6 @@ class _Relay:
                 self.inner = None
         outer.settle(outcome, final)
 
-    def cancelled(self, outer: Inflight) -> None:
+    def on_cancel(self, outer: Inflight) -> None:
         if self.inner is not None:
             self.inner.cancel()

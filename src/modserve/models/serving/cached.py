@@ -79,7 +79,7 @@ class CachedModel(ModelWrapper):
             return inflight
         self._flights[place] = flight
         self._looking.add(looking)
-        looking.add_done_callback(partial(self._looked, flight, start_ns))
+        looking.add_done_callback(partial(self._on_look_up, flight, start_ns))
         return self._join(flight, request, sink, now_ns, start_ns)
 
     @property
@@ -123,7 +123,7 @@ class CachedModel(ModelWrapper):
             alarm = Alarm(self._clock, partial(self._ring, flight, inflight))
             alarm.at(inflight.deadline_ns)
         flight.waiting[inflight] = alarm
-        inflight.on_cancel = partial(self._cancelled, flight)
+        inflight.on_cancel = partial(self._on_cancel, flight)
         self._waiting += 1
         self._nobody_waits.clear()
         return inflight
@@ -138,7 +138,7 @@ class CachedModel(ModelWrapper):
         if not self._waiting:
             self._nobody_waits.set()
 
-    def _cancelled(self, flight: _Flight, inflight: Inflight) -> None:
+    def _on_cancel(self, flight: _Flight, inflight: Inflight) -> None:
         self._leave(flight, inflight)
         self.statistics.record_failure(inflight, FailureReason.CANCELED, time.monotonic_ns())
 
@@ -168,7 +168,7 @@ class CachedModel(ModelWrapper):
 
     # What becomes of a flight
 
-    def _looked(self, flight: _Flight, start_ns: int, looking: "asyncio.Future[InferenceResponse | None]") -> None:
+    def _on_look_up(self, flight: _Flight, start_ns: int, looking: "asyncio.Future[InferenceResponse | None]") -> None:
         self._looking.discard(looking)
         if self._flights.get(flight.place) is not flight:
             return
@@ -179,14 +179,14 @@ class CachedModel(ModelWrapper):
         else:
             self._land(flight, kept)
 
-    def kept(self, flight: _Flight, response: InferenceResponse) -> None:
+    def keep(self, flight: _Flight, response: InferenceResponse) -> None:
         """Cache the model's response to a request that was not in the cache."""
         start_ns = time.monotonic_ns()
         if not self._stopped:
             self._cache.put(self, flight.place[0], response)
         self.statistics.record_cache_miss(flight.looked_ns + time.monotonic_ns() - start_ns)
 
-    def ended(self, flight: _Flight, outcome: Outcome, of_client: bool) -> None:
+    def on_end(self, flight: _Flight, outcome: Outcome, of_client: bool) -> None:
         """End a flight's run by its outcome; `of_client`: its failure says nothing about the other requests."""
         if self._flights.get(flight.place) is not flight:
             return
@@ -230,7 +230,7 @@ class CachedModel(ModelWrapper):
         except Exception as error:
             failure = error if isinstance(error, ModserveError) else from_exception(error, "submitting a request")
             outer.settle(failure)
-            self.ended(flight, failure, False)
+            self.on_end(flight, failure, False)
             return
         inner.trace, outer.trace = outer.trace, None
         inner.callers, inner.ordered = outer.callers, outer.ordered
@@ -259,10 +259,10 @@ class _Keeper:
     def settle(self, outcome: Outcome, final: bool) -> None:
         try:
             if isinstance(outcome, InferenceResponse):
-                self._model.kept(self._flight, outcome)
+                self._model.keep(self._flight, outcome)
         finally:
             hand_over(self._sink, outcome, final)
-            self._model.ended(self._flight, outcome, _of_client(outcome))
+            self._model.on_end(self._flight, outcome, _of_client(outcome))
 
 
 @dataclass(slots=True, eq=False)
@@ -281,10 +281,10 @@ class _Relay:
         self._outer.on_cancel = None
         try:
             if isinstance(outcome, InferenceResponse):
-                self._model.kept(self._flight, outcome)
+                self._model.keep(self._flight, outcome)
         finally:
             self._outer.settle(outcome, final)
-            self._model.ended(self._flight, outcome, _of_client(outcome))
+            self._model.on_end(self._flight, outcome, _of_client(outcome))
 
     def cancel(self, outer: Inflight) -> None:
         """Cancel the run, since the client has gone."""

@@ -67,11 +67,11 @@ class VersionCaches:
             marks = await loop.run_in_executor(executor, _marks, path, model_id.version)
             self._versions[model_id] = _Version(path, draft.bytes, marks)
             return None
-        identity = await loop.run_in_executor(executor, self._identified, model_id, path, draft.bytes, sorted(needs))
+        identity = await loop.run_in_executor(executor, self._identify, model_id, path, draft.bytes, sorted(needs))
         self._versions[model_id] = _Version(path, draft.bytes, None, identity)
         return ModelCache(self._cache, model_id.name, model_id.version, identity)
 
-    def _identified(self, model_id: ModelId, path: Path, config: bytes, needs: Iterable[str]) -> bytes:
+    def _identify(self, model_id: ModelId, path: Path, config: bytes, needs: Iterable[str]) -> bytes:
         """Return a version's identity. Blocks. Its models were loaded before, and are not being changed meanwhile."""
         parts = [each for name in needs for each in self._of_model(name)]
         return _identity(model_id, path, config, [self._server, *parts])

@@ -132,13 +132,13 @@ class ModelCalls:
             call.cancel()
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._counted(self._server.load_model(name, config, files)), self.loop)
+        return asyncio.run_coroutine_threadsafe(self._count(self._server.load_model(name, config, files)), self.loop)
 
     def unload(self, name: str, unload_dependents: bool = False) -> "Future[None]":
         unloading = self._server.unload_model(name, unload_dependents)
-        return asyncio.run_coroutine_threadsafe(self._counted(unloading), self.loop)
+        return asyncio.run_coroutine_threadsafe(self._count(unloading), self.loop)
 
-    async def _counted(self, call: Coroutine[Any, Any, None]) -> None:
+    async def _count(self, call: Coroutine[Any, Any, None]) -> None:
         self.statistics.calls += 1
         try:
             await call
@@ -222,7 +222,7 @@ class RunningCall:
 
     def taken(self) -> None:
         if not self._over:
-            self._calls.on_loop(self._taken)
+            self._calls.on_loop(self._on_taken)
 
     def begin(self) -> None:
         """Begin the call on the event loop's thread; never raises, and settles nothing before it returns."""
@@ -236,7 +236,7 @@ class RunningCall:
             callers = tuple(dict.fromkeys([*(each for one in parents for each in one.callers), self._calls.model]))
             if servable.id in callers:
                 raise _ring((*callers, servable.id))
-            request, now_ns = _inherited(request, parents, servable), time.monotonic_ns()
+            request, now_ns = _inherit(request, parents, servable), time.monotonic_ns()
             trace = trace_of_call(parents, self._context, servable.id)
             if trace is None:
                 inflight = servable.submit(request, self, now_ns)
@@ -286,9 +286,9 @@ class RunningCall:
         elif not self._over:  # it has not begun, or is about to hear that it was refused
             self.settle(cancelled(), True)
 
-    def _taken(self) -> None:
+    def _on_taken(self) -> None:
         if self._inflight is not None:
-            self._inflight.sent()
+            self._inflight.on_sent()
 
 
 class _CallFuture(Future[T]):
@@ -356,7 +356,7 @@ def trace_of_call(parents: list[Inflight], context: str, model: ModelId) -> Requ
     return child
 
 
-def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
+def _inherit(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
     """Return the request with what it has from its parents: their time and tenant, and the sequence of the only one."""
     if len(parents) == 1 and not request.request_id:
         request.request_id = request_ids.of(parents[0].request)

@@ -192,7 +192,7 @@ class Model:
 
     def oldest(self, now_ns: int) -> Oldest:
         """Implements `core.servable.OldestReporter`."""
-        waited_ns = max([queue.waited_ns(now_ns) for queue in (*self._former, self._scheduler)])
+        waited_ns = max([queue.longest_wait_ns(now_ns) for queue in (*self._former, self._scheduler)])
         return Oldest(self.pool.oldest_execution_ns(now_ns), waited_ns)
 
     async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
@@ -328,11 +328,11 @@ class Model:
         except Exception:
             _log.exception("model '%s': counting a failure failed", self.id.name)
         inflight.settle(error)
-        self.settled(1)
+        self.on_settle(1)
 
     # What the pool tells
 
-    def settled(self, count: int) -> None:
+    def on_settle(self, count: int) -> None:
         self.outstanding -= count
         if not self.outstanding:
             self._all_settled.set()

@@ -31,10 +31,10 @@ def engine_report(backend: str, engine: BackendModel, specs: Sequence[InstanceSp
     """
     kinds = Counter(spec.kind.value for spec in specs)
     ours = {"backend": backend, "instances": {"count": len(specs), "kinds": dict(kinds)}}
-    return {**ours, "engine": backend, **_reported(backend, engine), **ours}
+    return {**ours, "engine": backend, **_read_report(backend, engine), **ours}
 
 
-def _reported(backend: str, engine: BackendModel) -> Mapping[str, object]:
+def _read_report(backend: str, engine: BackendModel) -> Mapping[str, object]:
     report = getattr(engine, "report", None)
     if not callable(report):
         return {}

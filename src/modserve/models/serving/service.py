@@ -12,7 +12,7 @@
 
 What stands before a model has states of its own, which are not mixed with these: the response cache keeps responses or
 has stopped to (`cached`), and a model that comes and goes is somewhere on its way into memory or out of it
-(`models.residency.stages`). Such a model is drained only while it stays in memory, so it is RESIDENT whenever this
+(`models.residency.waiting`). Such a model is drained only while it stays in memory, so it is RESIDENT whenever this
 table is in DRAINING.
 """
 

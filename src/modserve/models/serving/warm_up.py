@@ -40,24 +40,24 @@ def make_samples(
 ) -> Sequence[Sample]:
     """Make the samples that each instance of a model is to run. Blocks; for a loading thread.
 
-    `directory` is that of the model, `initial_states` as `models.loading.model_files` reads them. Raises INVALID_ARG
+    `directory` is that of the model, `initial_states` as `models.loading.reading` reads them. Raises INVALID_ARG
     for samples that the model does not take; generated ones are left out then, with a warning.
     """
     if mode is WarmUpMode.OFF:
         return []
     if config.warm_ups or mode is WarmUpMode.CONFIG:
-        return [_configured(config, warm_up, directory, initial_states) for warm_up in config.warm_ups]
+        return [_read_sample(config, warm_up, directory, initial_states) for warm_up in config.warm_ups]
     if config.decoupled:
         _log.info("model '%s' is decoupled: it is not warmed up with generated data", config.name)
         return []
     try:
-        return _made_up(config, initial_states)
+        return _generate(config, initial_states)
     except ModserveError as error:
         _log.warning("model '%s' is not warmed up: %s", config.name, error.message)
         return []
 
 
-def _configured(config: ModelConfig, warm_up: WarmUp, directory: Path, initial_states: Mapping[str, Tensor]) -> Sample:
+def _read_sample(config: ModelConfig, warm_up: WarmUp, directory: Path, initial_states: Mapping[str, Tensor]) -> Sample:
     tensors: dict[str, Tensor] = {}
     try:
         for name, said in warm_up.inputs.items():
@@ -91,7 +91,7 @@ def _likely(specs: Sequence[TensorSpec], sizes: Sizes) -> dict[str, Tensor]:
     }
 
 
-def _made_up(config: ModelConfig, initial_states: Mapping[str, Tensor]) -> list[Sample]:
+def _generate(config: ModelConfig, initial_states: Mapping[str, Tensor]) -> list[Sample]:
     """Generate samples of one row, and of as many as a batch may have."""
     tensors = _likely(config.inputs, Sizes(config.parameters.get("sample_shape", ""), config.name))
     size = sum(math.prod(tensor.shape) * (tensor.datatype.size or 64) for tensor in tensors.values())
@@ -210,7 +210,7 @@ async def _warm_up(pool: InstancePool, number: int, samples: Sequence[Sample], l
     if error is None:
         return ran
     if ran[-1].made_up and isinstance(error, InstanceLostError):
-        pool.lost_in_warm_up(number, error)
+        pool.on_lost_in_warm_up(number, error)
         return ran
     raise error
 

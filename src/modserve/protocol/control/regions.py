@@ -29,7 +29,7 @@ def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
     byte_size = control_body.check_unsigned(_field(document, "byte_size"), _HIGHEST)
     device_id = control_body.check_unsigned(_field(document, "device_id"), _HIGHEST)
     try:
-        handle = base64_text.decoded(coded)
+        handle = base64_text.decode(coded)
     except ValueError:
         handle = b""
     return CudaRegion(name, device_id, byte_size), handle

@@ -101,7 +101,7 @@ def _json_value(long: Mapping[str, memoryview], name: str, value: object, is_fil
     if not is_file:
         return text
     try:
-        return base64_text.decoded(long.get(text, text))
+        return base64_text.decode(long.get(text, text))
     except ValueError as error:
         raise invalid(f"invalid value for load parameter '{name}', expected base64: {error}") from error
 

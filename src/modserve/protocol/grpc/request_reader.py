@@ -14,7 +14,7 @@ from typing import Final, final
 from google.protobuf.message import DecodeError
 
 from modserve.core.tensors.tensor import Buffer
-from modserve.core.wire.protobuf_wire import WireError, read_varint, signed
+from modserve.core.wire.protobuf_wire import WireError, read_varint, to_signed
 from modserve.pb import inference as pb
 from modserve.protocol.limits import LIMITS
 
@@ -228,7 +228,7 @@ def _parameter(data: bytes, position: int, end: int) -> Parameter | None:
     if key == _BOOL:
         return "bool_param", number != 0
     if key == _INT64:
-        return "int64_param", signed(number)
+        return "int64_param", to_signed(number)
     return ("uint64_param", number) if key == _UINT64 else None
 
 

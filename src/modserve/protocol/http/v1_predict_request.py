@@ -353,7 +353,7 @@ def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Ar
             array[index] = element.encode()
         elif _is_base64(element):
             try:
-                array[index] = base64_text.decoded(element[_BASE64])
+                array[index] = base64_text.decode(element[_BASE64])
             except ValueError as error:
                 raise invalid(f"{place.of(index, shape)} is not valid base64: {error}") from None
         else:

@@ -251,18 +251,18 @@ class Archive:
 
     def _receive(self, refresh: bool, ended: threading.Event) -> Manifest | None:
         """Ask for the archive, and read it if it is a new one; None while another process does. Blocking."""
-        with self._opened() as response:
+        with self._request() as response:
             if response.status == _NOT_MODIFIED and self._manifest is not None:
                 return self._manifest
             tags = _tags(response.headers)
             source = identity("archive", without_secrets(self._place.url), *sorted(tags.items()))
-            manifest = None if refresh or not tags else _remembered(self._transfer.cache, source)
+            manifest = None if refresh or not tags else _find_manifest(self._transfer.cache, source)
             if manifest is None:
                 claim = self._transfer.cache.claim(source)
                 if claim is None:
                     return None
                 try:
-                    manifest = self._unpacked(response, claim, source, ended)
+                    manifest = self._unpack(response, claim, source, ended)
                 except ArchiveError as error:
                     raise unreadable(self._place, str(error)) from error
                 finally:
@@ -271,7 +271,7 @@ class Archive:
         self._tags, self._source = tags, source
         return manifest
 
-    def _opened(self) -> Any:
+    def _request(self) -> Any:
         try:
             return _open(self._place, self._tags, self._transfer.patience.timeout_s)
         except urllib.error.HTTPError as error:
@@ -292,7 +292,7 @@ class Archive:
         except (OSError, http.client.HTTPException) as error:
             raise self._unreadable(error) from None
 
-    def _unpacked(self, response: Any, claim: Claim, source: str, ended: threading.Event) -> Manifest:
+    def _unpack(self, response: Any, claim: Claim, source: str, ended: threading.Event) -> Manifest:
         claim.restart()
         size = int(response.headers.get("Content-Length") or 0)
         progress = DownloadProgress("the archive of models", str(self._place), size)
@@ -321,7 +321,7 @@ def _files(manifest: Manifest) -> Iterator[RemoteFile]:
         yield RemoteFile(path, 0, "", identity("folder"))
 
 
-def _remembered(cache: DownloadCache, source: str) -> Manifest | None:
+def _find_manifest(cache: DownloadCache, source: str) -> Manifest | None:
     """Return the cached manifest of an archive, if all of its files are cached."""
     digest = cache.find(source)
     if digest is None:

@@ -100,13 +100,13 @@ class Bucket:
         self._store: ObjectStore | None = None
         self._server = place.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
 
-    async def _opened(self) -> "ObjectStore":
+    async def _connect(self) -> "ObjectStore":
         if self._store is None:
             self._store = await self._transfer.blocking(self._open, self._place, self._transfer.patience.timeout_s)
         return self._store
 
     async def names(self) -> Collection[str]:
-        store = await self._opened()
+        store = await self._connect()
         import obstore
 
         try:
@@ -147,7 +147,7 @@ class Bucket:
         from obstore.exceptions import InvalidPathError
 
         prefix = self._key(name)
-        store = await self._opened()
+        store = await self._connect()
         try:
             async with asyncio.timeout(self._listing_s):
                 listed = await obstore.list(store, prefix or None, chunk_size=1000).collect_async()
@@ -174,7 +174,7 @@ class Bucket:
     async def write(self, path: str, content: bytes) -> None:
         import obstore
 
-        store, key = await self._opened(), self._key(path)
+        store, key = await self._connect(), self._key(path)
         try:
             async with asyncio.timeout(self._listing_s):
                 if content:
@@ -200,7 +200,7 @@ class Bucket:
 
         key = self._key(file.path)
         options: Any = {"range": {"offset": offset}} if offset else None
-        store = await self._opened()
+        store = await self._connect()
         try:
             result = await obstore.get_async(store, key, options=options)
             meta, said = result.meta, str(result.attributes.get("sha256", "")).lower()

@@ -159,9 +159,9 @@ class DownloadCache:
             self._made = True
 
     @contextmanager
-    def _used(self, how: int = fcntl.LOCK_SH) -> Iterator[None]:
+    def _lock(self, how: int = fcntl.LOCK_SH) -> Iterator[None]:
         """Lock the cache against cleaning; with LOCK_EX, against all other use."""
-        with self._explained():
+        with self._explain_errors():
             self._prepare()
             file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -171,7 +171,7 @@ class DownloadCache:
                 os.close(file)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -206,7 +206,7 @@ class DownloadCache:
     def claim(self, source: str) -> Claim | None:
         """Claim the download of a file; None while another process has it."""
         path = self._incoming / source
-        with self._used():
+        with self._lock():
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +223,7 @@ class DownloadCache:
     def keep(self, source: str, claim: Claim) -> str:
         """Keep a finished download as a content. Returns its digest."""
         digest = claim.sha256
-        with self._used():
+        with self._lock():
             # Recorded first: whoever may claim the file once it is moved finds the content.
             self._record(source, digest, claim.size)
             claim.move_to(self._content / digest)
@@ -231,12 +231,12 @@ class DownloadCache:
 
     def add(self, blocks: Iterable[bytes]) -> tuple[str, int]:
         """Have a content here that comes from elsewhere; its digest and size. Its source is `source_of` the digest."""
-        with self._used():
+        with self._lock():
             file, temporary = tempfile.mkstemp(dir=self._incoming)
             fcntl.flock(file, fcntl.LOCK_EX)
         claim = Claim(Path(temporary), file)
         try:
-            with self._explained():
+            with self._explain_errors():
                 for block in blocks:
                     claim.write(block)
             return self.keep(source_of(claim.sha256), claim), claim.size
@@ -248,7 +248,7 @@ class DownloadCache:
 
     def remember(self, source: str, digest: str, size: int) -> None:
         """Record another file with a content that is here."""
-        with self._used():
+        with self._lock():
             self._record(source, digest, size)
 
     def _record(self, source: str, digest: str, size: int) -> None:
@@ -266,7 +266,7 @@ class DownloadCache:
 
     def place(self, model: str, files: Mapping[str, str]) -> Placed | None:
         """Make a directory of a model's files, by path below it, with digests; None if one has been cleaned."""
-        with self._used():
+        with self._lock():
             temporary = Path(tempfile.mkdtemp(dir=self._incoming))
             lock = os.open(temporary / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -289,7 +289,7 @@ class DownloadCache:
                 raise
             return Placed(final / model, lock)
 
-    def rolled_back(self, repository: str) -> Path:
+    def rollback_folder(self, repository: str) -> Path:
         """Return the folder with one for each model with rolled back versions, in place of the store's file."""
         return self.root / "rolled_back" / _hash(repository)
 
@@ -299,7 +299,7 @@ class DownloadCache:
         """Record that a look has seen a model made of these files. Returns whether that is news."""
         path = self._references / _hash(repository) / _hash(model)
         text = json.dumps({"repository": repository, "model": model, "sources": sorted(sources)})
-        with self._used():
+        with self._lock():
             try:
                 if path.read_text("utf-8") == text:
                     os.utime(path)
@@ -312,7 +312,7 @@ class DownloadCache:
     def forget_others(self, repository: str, models: Collection[str]) -> bool:
         """Forget models of a repository other than these, after a look at all. Returns whether that is news."""
         kept = {_hash(model) for model in models}
-        with self._used():
+        with self._lock():
             others = [path for path in _entries(self._references / _hash(repository)) if path.name not in kept]
             for path in others:
                 path.unlink(missing_ok=True)
@@ -320,12 +320,12 @@ class DownloadCache:
 
     def clean(self) -> None:
         """Remove what is no longer needed."""
-        with self._used(fcntl.LOCK_EX):
+        with self._lock(fcntl.LOCK_EX):
             for directory in _entries(self._models):
                 with _idle(directory / ".lock") as idle:
                     if idle:
                         _remove(directory)
-            needed = self._needed()
+            needed = self._find_needed()
             contents = set()
             for record in _entries(self._records):
                 if record.name in needed:
@@ -341,7 +341,7 @@ class DownloadCache:
                         if idle:
                             _remove(incoming)
 
-    def _needed(self) -> set[str]:
+    def _find_needed(self) -> set[str]:
         """Return the sources that some repository refers to."""
         needed: set[str] = set()
         for repository in _entries(self._references):

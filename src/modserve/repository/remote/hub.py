@@ -53,7 +53,7 @@ class HubModel:
         listing = await self._transfer.blocking(self._list)
         self._commit = listing["sha"]
         siblings = list(_siblings(listing))
-        chosen = wanted(path for path, *_ in siblings)
+        chosen = select_files(path for path, *_ in siblings)
         files, digests = [], {}
         for path, size, mark, digest in siblings:
             if path in chosen:
@@ -80,7 +80,7 @@ class HubModel:
         """Return the hub's listing of the model. Blocking. Raises StoreError."""
         url = f"{self._server}/api/models/{self._place.bucket}/revision/{quote(self._place.prefix, safe='')}?blobs=true"
         try:
-            with self._opened(url) as response:
+            with self._request(url) as response:
                 listing = json.loads(response.read(_MOST_LISTING))
             if not isinstance(listing.get("sha"), str) or not isinstance(listing.get("siblings"), list):
                 raise ValueError("it lists no files")
@@ -95,7 +95,7 @@ class HubModel:
         path = file.path.removeprefix(f"{self._name}/").removeprefix(f"{_VERSION}/")
         url = f"{self._server}/{self._place.bucket}/resolve/{self._commit}/{quote(path)}"
         try:
-            response = await self._transfer.blocking(self._opened, url, offset)
+            response = await self._transfer.blocking(self._request, url, offset)
             skipped = offset if response.status == _PARTIAL else 0
             size = skipped + int(response.headers.get("Content-Length") or file.size - skipped)
             if offset > skipped:
@@ -114,7 +114,7 @@ class HubModel:
 
         return Download(size, file.mark, self._digests.get(file.path, ""), blocks())
 
-    def _opened(self, url: str, offset: int = 0) -> Any:
+    def _request(self, url: str, offset: int = 0) -> Any:
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "modserve"})
         if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
             request.add_unredirected_header("Authorization", f"Bearer {token}")  # large files are on other servers
@@ -136,7 +136,7 @@ class HubModel:
         return reason(error, self._place)
 
 
-def wanted(paths: Iterable[str]) -> set[str]:
+def select_files(paths: Iterable[str]) -> set[str]:
     """Select files to fetch: the first of the models with its weights, or the only GGUF file, and all small ones."""
     every = {path for path in paths if not trick(path) and not path.startswith(".")}
     chosen = {path for path in every if path.endswith(_SMALL) and path.count("/") <= 1}

@@ -127,7 +127,7 @@ class RemoteRepository:
             self._failures = {key: each for key, each in self._failures.items() if key[0] in contents.models}
             self._last = {name: each for name, each in self._last.items() if name in contents.models}
         await self._refer(contents, names is None)
-        kept = await self._transfer.blocking(self._kept)
+        kept = await self._transfer.blocking(self._read_kept)
         async with asyncio.TaskGroup() as tasks:
             listings = [
                 tasks.create_task(self._listing(model, kept.get(model.name, {}))) for model in contents.models.values()
@@ -172,7 +172,7 @@ class RemoteRepository:
     async def _listing(self, model: ModelFiles, kept: Rollbacks) -> Listing:
         marks: dict[int | None, object] = dict(model.marks())
         for version in {None, *model.versions}:
-            if failures := self._counted(model.name, version):
+            if failures := self._count_due(model.name, version):
                 marks[version] = (marks[version], failures)
         last = self._last.get(model.name)
         content: bytes | ModserveError | None
@@ -180,7 +180,7 @@ class RemoteRepository:
         config_file = self._custom if custom else CONFIG_FILE
         rolled_back, remark = kept, ""
         try:
-            stored, remark = await self._stored(model)
+            stored, remark = await self._read_stored(model)
             rolled_back = {**kept, **stored}
             if last is not None and last.marks == marks:
                 last = self._last[model.name] = replace(last, rolled_back=rolled_back, remark=remark)
@@ -228,23 +228,23 @@ class RemoteRepository:
                 return await asyncio.to_thread(self._transfer.cache.content(digest).read_bytes)
             except FileNotFoundError:  # cleaned at this moment
                 continue
-        raise _cleaned(model.name)
+        raise _make_removal_error(model.name)
 
     # Versions that were rolled back
 
-    def _kept(self) -> dict[str, Rollbacks]:
+    def _read_kept(self) -> dict[str, Rollbacks]:
         """Read the rollbacks by model that this machine has in place of the store. Blocking."""
-        folder = self._transfer.cache.rolled_back(str(self.place))
+        folder = self._transfer.cache.rollback_folder(str(self.place))
         return {path.name: rollbacks.read(path)[0] for path in (folder.iterdir() if folder.is_dir() else ())}
 
-    async def _stored(self, model: ModelFiles) -> tuple[Rollbacks, str]:
+    async def _read_stored(self, model: ModelFiles) -> tuple[Rollbacks, str]:
         """Read a model's rollbacks from the store, and why its file is ignored. Raises StoreError."""
         file = model.rolled_back
         if file is None:
             return {}, ""
         long = file.size > rollbacks.MOST_BYTES
         content = bytes(rollbacks.MOST_BYTES + 1) if long else await self._content(model, file)
-        return rollbacks.parsed(content, f"{self.place}/{file.path}")
+        return rollbacks.parse(content, f"{self.place}/{file.path}")
 
     async def keep_rollback(self, listing: Listing, version: int, rolled_back: RolledBack | None) -> str:
         """Write it, as `RollbackKeeper` says, into the store, or else into the cache."""
@@ -252,13 +252,13 @@ class RemoteRepository:
         why = ""
         try:
             model = (await self._source.look((name,))).models.get(name)
-            before = {} if model is None else (await self._stored(model))[0]
-            after = rollbacks.changed(before, version, rolled_back)
+            before = {} if model is None else (await self._read_stored(model))[0]
+            after = rollbacks.replace_version(before, version, rolled_back)
             if after != before:
                 await self._source.write(f"{name}/{rollbacks.FILE}", rollbacks.content_of(after) if after else b"")
         except StoreError as error:
             why = error.message
-        own, here = cache.rolled_back(str(self.place)) / name, bool(why) and rolled_back is not None
+        own, here = cache.rollback_folder(str(self.place)) / name, bool(why) and rolled_back is not None
 
         def keep() -> None:
             if here:
@@ -279,7 +279,7 @@ class RemoteRepository:
         files = [*_files(listing.marks.get(None)), *_files(listing.marks.get(version))]
         folders = {f"{listing.name}/{version}": ""}
         try:
-            placed = await self._placed(listing.name, version, files, folders)
+            placed = await self._place(listing.name, version, files, folders)
         except StoreError as error:
             if error.transient:
                 self._note_failure(listing.name, version)
@@ -291,7 +291,7 @@ class RemoteRepository:
 
         return DirectoryLease(placed.path, release)
 
-    async def _placed(self, name: str, version: int, files: Sequence[RemoteFile], folders: Mapping[str, str]) -> Placed:
+    async def _place(self, name: str, version: int, files: Sequence[RemoteFile], folders: Mapping[str, str]) -> Placed:
         for _ in range(_PLACING_ATTEMPTS):
             digests = await self._bring(name, version, files)
             below = {path.partition("/")[2]: digest for path, digest in {**folders, **digests}.items()}
@@ -303,7 +303,7 @@ class RemoteRepository:
                 raise
             if placed is not None:
                 return placed
-        raise _cleaned(name)
+        raise _make_removal_error(name)
 
     async def _bring(self, name: str, version: int, files: Sequence[RemoteFile]) -> dict[str, str]:
         """Have some files in the cache; their digests by path. Says in the log what is downloaded."""
@@ -346,7 +346,7 @@ class RemoteRepository:
         pause = min(self._pause_s * 2 ** min(count - 1, 10), _LONGEST_PAUSE_S)
         self._failures[name, version] = _Failure(count, self._clock() + pause)
 
-    def _counted(self, name: str, version: int | None) -> int:
+    def _count_due(self, name: str, version: int | None) -> int:
         """Count the failures that are due: with one more, the files count as changed, and polling tries them again."""
         failure = self._failures.get((name, version))
         return 0 if failure is None else failure.count - (self._clock() < failure.due)
@@ -368,5 +368,5 @@ def _remove(placing: "asyncio.Future[Placed | None]") -> None:
         placed.remove()
 
 
-def _cleaned(name: str) -> ModserveError:
+def _make_removal_error(name: str) -> ModserveError:
     return unavailable(f"another process keeps removing the files of model '{name}': try again")

@@ -22,7 +22,7 @@ class Adaptation(BatchPolicy):
         if chooser is not None:
             self.rule, self.choice = chooser.rule, chooser.statistics
             if isinstance(chooser, Measured) and config.padding is not None:
-                self.padded = config.padding.padded
+                self.padded = config.padding.pad_length
         if config.padding is not None and learns_ranges(config):
             padding = config.padding
             buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)

@@ -381,7 +381,7 @@ class Costs:
             (exp(cell.rows), exp(cell.length), exp(cell.time), min(cell.times * _FADE ** (self.count - cell.at), 6.0))
             for cell in self._cells.values()
         ]
-        self._curve = fitted(points)
+        self._curve = fit(points)
         for cell in self._cells.values():
             cell.correction = cell.time - self._curve_at(cell.rows, cell.length)
         # Do cells differ from the curve by more than chance explains? Only then they know better.
@@ -391,7 +391,7 @@ class Costs:
         self._prior = most if misfit * most <= self._noise else max(least, self._noise / misfit)
         self._tables.clear()
 
-    def known(self) -> list[tuple[int, int, float]]:
+    def list_cells(self) -> list[tuple[int, int, float]]:
         """Return rows, length and nanoseconds in the middle of each cell that has run, the smallest first."""
         return sorted(
             (round(exp(cell.rows)), round(exp(cell.length)), exp(cell.time + self._level))
@@ -408,7 +408,7 @@ def _terms(rows: float, length: float) -> tuple[float, ...]:
     return 1.0, rows, elements, elements * length, elements * sqrt(elements)
 
 
-def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
+def fit(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
     """Fit the curve of least squared relative errors through `points`: rows, length, time and weight of each.
 
     Numbers that would be negative are left out, the most negative first, until none is.
@@ -429,7 +429,7 @@ def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
         matrix[i][i] += _RIDGE
     parts = list(range(_TERMS))
     while True:
-        numbers = _solved([[matrix[i][j] for j in parts] + [vector[i]] for i in parts])
+        numbers = _solve([[matrix[i][j] for j in parts] + [vector[i]] for i in parts])
         least = min(numbers)
         if least >= 0:
             break
@@ -440,7 +440,7 @@ def fitted(points: Sequence[tuple[float, float, float, float]]) -> list[float]:
     return curve
 
 
-def _solved(rows: list[list[float]]) -> list[float]:
+def _solve(rows: list[list[float]]) -> list[float]:
     """Solve linear equations with a positive definite matrix; the last column is the right side."""
     count = len(rows)
     for i in range(count):

@@ -22,7 +22,7 @@ from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 from modserve.scheduling.prediction import LengthIndex
 
-from ..batching import FAR_NS, Decision, Dispatch, Reason, Rule, Together, WaitUntil
+from ..batching import FAR_NS, BatchCandidates, Decision, Dispatch, Reason, Rule, WaitUntil
 from .costs import Costs
 from .grouping import best_groups, counts_tried
 from .trials import SURE, Trials
@@ -39,13 +39,13 @@ _SIDE = 32
 
 
 class Measured:
-    """Chooses among the requests of a `batching.Together` with `lengths`, when `ready` says that it is time."""
+    """Chooses among the requests of a `batching.BatchCandidates` with `lengths`, when `ready` says that it is time."""
 
     def __init__(self, config: ModelConfig, ready: Rule) -> None:
         most = max(1, config.max_batch_size)
         policy = config.dynamic_batching
         padding = config.padding or Padding({})
-        self._padded = padding.padded
+        self._padded = padding.pad_length
         self._most_elements = 0 if policy is None else policy.max_batch_elements
         self._batch_sizes = config.batch_sizes
         self._most = most
@@ -79,7 +79,7 @@ class Measured:
             if costs.changes != self._changes:
                 self._changes = costs.changes
                 self._trials.start_again()
-            statistics.costs = costs.known()
+            statistics.costs = costs.list_cells()
         self._trials.observe(members, ns)
 
     def expect(self, members: Sequence[Inflight]) -> int:
@@ -98,7 +98,7 @@ class Measured:
         mean = self._times(self._length(int(self._mean_length)))[-1]
         return rows * min(_DEAREST, max(1 / _DEAREST, own / mean)) if own > 0 < mean else rows
 
-    def rule(self, together: Together, now_ns: int) -> Decision:
+    def rule(self, together: BatchCandidates, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)
         batches = self.statistics.batches
         lengths = together.lengths
@@ -144,7 +144,7 @@ class Measured:
             self._tables[length] = table
         return table
 
-    def _choose(self, together: Together, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
+    def _choose(self, together: BatchCandidates, lengths: LengthIndex, head: Inflight) -> list[Inflight]:
         """Choose the members of the next batch, in the order of their lengths."""
         largest = self._most
         near, their_lengths, place = lengths.around(head, min(largest, _SIDE))

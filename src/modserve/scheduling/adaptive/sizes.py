@@ -15,7 +15,7 @@ from modserve.core.requests.inflight import Inflight
 from modserve.core.requests.timing import ExecutionTiming
 from modserve.core.statistics.adaptive_statistics import ChoiceStatistics
 
-from ..batching import Decision, Dispatch, Reason, Rule, Together, WaitUntil
+from ..batching import BatchCandidates, Decision, Dispatch, Reason, Rule, WaitUntil
 from .costs import Costs
 from .trials import SURE, Trials
 from .utilisation import Utilisation
@@ -73,7 +73,7 @@ class BatchSizes:
         rows = rows_of(sum([inflight.batch_size for inflight in members]), self._batch_sizes)
         return int(self._costs.of(1)[min(rows, self._most)])
 
-    def rule(self, together: Together, now_ns: int) -> Decision:
+    def rule(self, together: BatchCandidates, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)
         if not self._best or isinstance(decision, WaitUntil) or decision.count == 1:
             return decision
@@ -85,7 +85,7 @@ class BatchSizes:
         time = table[min(best, size)]
         self._trials.earn(time * (weight + 0.5 * best))
         if self._trials.due:
-            other = self._untried(size)
+            other = self._find_untried(size)
             waiting = weight + 0.5 * other
             excess = table[other] * waiting - other / best * time * (weight + 0.5 * best)
             if other and self._trials.begin(max(0.0, excess), table[other], waiting, next(iter(together))):
@@ -97,7 +97,7 @@ class BatchSizes:
                 return Dispatch(count, Reason.NO_GAIN)
         return decision
 
-    def _untried(self, size: int) -> int:
+    def _find_untried(self, size: int) -> int:
         """Return the size, up to this, about which the least is known; 0 if all are known well."""
         sureness = self._costs.sureness
         least, step = min((sureness(step, 1), step) for step in self._steps if step <= max(size, self._steps[0]))
@@ -105,7 +105,7 @@ class BatchSizes:
 
     def _learn(self) -> None:
         costs, steps = self._costs, self._steps
-        self.statistics.costs = costs.known()
+        self.statistics.costs = costs.list_cells()
         table = costs.of(1)
         if table[1] < _SHORTEST_NS:
             self._best = []

@@ -35,7 +35,7 @@ from . import fields
 from .choice import Alternatives, Delta, TextChoice, Usage
 from .errors import field_error
 from .requests import ChatRequest, past_call, structure, template_arguments, text_request
-from .responses import Whole, chat_logprobs
+from .responses import CollectedChoice, chat_logprobs
 from .tools import ToolCall, read_flat_tools
 
 _ROLES = ("assistant", "developer", "system", "user")
@@ -261,7 +261,7 @@ class ItemWriter:
         response = self._response("failed", self._items, None) | failed
         return events + self._event("response.failed", {"response": response})
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, wholes: Sequence[CollectedChoice], usage: Usage) -> bytes:
         (whole,) = wholes
         status, text, items = _status(whole.choice), whole.text, []
         if whole.thought:

@@ -87,7 +87,7 @@ def _rank(token: Mapping[str, Any]) -> float:
 _DONE = b"data: [DONE]\n\n"
 
 
-class Whole:
+class CollectedChoice:
     """Complete choice, for a client that waits for all of it."""
 
     def __init__(self, choice: TextChoice) -> None:
@@ -134,7 +134,7 @@ class OpenAIWriter(Protocol):
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         """The other end of a stream: an error with its HTTP status, and `message` as clients may see it."""
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, wholes: Sequence[CollectedChoice], usage: Usage) -> bytes:
         """Return the document of a request that does not stream."""
 
 
@@ -192,7 +192,7 @@ class ChatWriter:
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         return error_event(error, status, message)
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, wholes: Sequence[CollectedChoice], usage: Usage) -> bytes:
         choices = []
         for whole in wholes:
             text = whole.text
@@ -255,7 +255,7 @@ class CompletionWriter:
     def failure(self, error: ModserveError, status: int, message: str) -> bytes:
         return error_event(error, status, message)
 
-    def whole(self, wholes: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, wholes: Sequence[CollectedChoice], usage: Usage) -> bytes:
         choices = [
             {
                 "index": whole.choice.index,

@@ -62,7 +62,7 @@ def test_responses_are_held_until_they_are_sent_or_dropped() -> None:
         unsent.add(size)
     assert budget.held == 120
     assert budget.full
-    unsent.sent()
+    unsent.release_first()
     assert (budget.held, budget.full) == (50, False)
     unsent.release()
     unsent.release()

@@ -86,9 +86,9 @@ def test_no_room(size: int) -> None:
 
 def test_other_pythons_clear_it(monkeypatch: pytest.MonkeyPatch) -> None:
     long_buffers = sys.modules[room.__module__]
-    long_buffers._uncleared.cache_clear()
+    long_buffers._find_allocator.cache_clear()
     monkeypatch.setattr(ctypes, "pythonapi", object())
     try:
         assert room(7).getvalue() == bytes(7)
     finally:
-        long_buffers._uncleared.cache_clear()
+        long_buffers._find_allocator.cache_clear()

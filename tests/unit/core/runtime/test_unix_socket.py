@@ -36,8 +36,8 @@ def test_paths() -> None:
     assert unix_socket.path_of("unix:/run/x.sock") == unix_socket.path_of("unix:///run/x.sock") == "/run/x.sock"
     assert unix_socket.path_of("unix:run/x.sock") == "run/x.sock"
     assert unix_socket.path_of("0.0.0.0") == unix_socket.path_of("unix") == unix_socket.path_of("") == ""
-    assert unix_socket.shown("unix:///run/x.sock") == "unix:/run/x.sock"
-    assert unix_socket.shown("::1") == "::1"
+    assert unix_socket.format_address("unix:///run/x.sock") == "unix:/run/x.sock"
+    assert unix_socket.format_address("::1") == "::1"
 
 
 def test_paths_that_no_socket_has() -> None:
@@ -117,11 +117,11 @@ def test_a_file_is_removed_once_and_only_by_its_owner(path: str) -> None:
 def test_a_socket_that_is_inherited(path: str) -> None:
     with closing(unix_socket.listening(path, 5)) as parent:
         parent.set_inheritable(True)
-        address = unix_socket.inherited_address(parent)
+        address = unix_socket.format_inherited(parent)
         assert unix_socket.path_of(address) == path
-        assert unix_socket.shown(address) == f"unix:{path}"
+        assert unix_socket.format_address(address) == f"unix:{path}"
         child = os.dup(parent.fileno())
-        with closing(unix_socket.opened(f"fd@{child}", 5)) as opened:
+        with closing(unix_socket.open_listener(f"fd@{child}", 5)) as opened:
             assert not opened.get_inheritable()
             assert connected(path)
         assert connected(path)  # the parent still has it

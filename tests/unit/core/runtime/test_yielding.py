@@ -18,7 +18,7 @@ from modserve.protocol.json import json_data
 
 COUNT = 100_000
 TEXTS = np.array([b"a", b"bc"] * (COUNT // 2), object)
-RAW = byte_strings.encoded(TEXTS)
+RAW = byte_strings.encode_array(TEXTS)
 
 
 def take(size: int) -> None:
@@ -30,9 +30,9 @@ def contents(datatype: dtypes.Datatype, element: bytes) -> None:
 
 
 LOOPS: dict[str, Callable[[], object]] = {
-    "encode texts": lambda: byte_strings.encoded(TEXTS),
+    "encode texts": lambda: byte_strings.encode_array(TEXTS),
     "count texts": lambda: byte_strings.count_elements(RAW),
-    "decode texts": lambda: byte_strings.decoded(RAW, COUNT),
+    "decode texts": lambda: byte_strings.decode_array(RAW, COUNT),
     "encode strings": lambda: Tensor.from_array(np.array(["a", b"b"] * (COUNT // 2), object), dtypes.BYTES),
     "typed texts": lambda: contents(dtypes.BYTES, b"\x42\x01a"),
     "typed numbers, one by one": lambda: contents(dtypes.INT32, b"\x10\x01"),

@@ -22,15 +22,15 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str) -> None:
     text = FORMS[form]
-    assert base64_text.decoded(text) == CONTENT
-    assert base64_text.decoded(memoryview(text)) == CONTENT
-    assert base64_text.decoded(text.decode()) == CONTENT
+    assert base64_text.decode(text) == CONTENT
+    assert base64_text.decode(memoryview(text)) == CONTENT
+    assert base64_text.decode(text.decode()) == CONTENT
 
 
 @pytest.mark.parametrize("length", range(8))
 def test_short_ones(length: int) -> None:
     for text in (base64.b64encode(CONTENT[:length]), base64.b64encode(CONTENT[:length]).rstrip(b"=")):
-        assert base64_text.decoded(text) == CONTENT[:length]
+        assert base64_text.decode(text) == CONTENT[:length]
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_short_ones(length: int) -> None:
 )
 def test_what_is_none(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        base64_text.decoded(text)
+        base64_text.decode(text)

@@ -3,7 +3,7 @@
 import pytest
 
 from modserve.core.files.remote_place import parse_place
-from modserve.repository.remote.hub import wanted
+from modserve.repository.remote.hub import select_files
 
 SMALL = ["config.json", "tokenizer.json", "1_Pooling/config.json", "vocab.txt", "spiece.model"]
 OTHERS = [
@@ -36,7 +36,7 @@ OTHERS = [
     ],
 )
 def test_one_form_of_the_weights_is_fetched(models: list[str], expected: list[str] | None) -> None:
-    chosen = wanted([*SMALL, *OTHERS, *models])
+    chosen = select_files([*SMALL, *OTHERS, *models])
     assert chosen == {*SMALL, *(models if expected is None else expected)}
 
 

@@ -63,7 +63,7 @@ async def test_every_server_of_the_store_reads_what_one_has_written(shop: Shop, 
     assert (await look(shop)).rolled_back == {}
     with pytest.raises(FileNotFoundError):
         obstore.get(shop.store, FILE)
-    assert not shop.transfer.cache.rolled_back(str(PLACE)).exists()
+    assert not shop.transfer.cache.rollback_folder(str(PLACE)).exists()
 
 
 async def test_nothing_is_written_without_a_change(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

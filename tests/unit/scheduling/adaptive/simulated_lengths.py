@@ -80,7 +80,7 @@ class Engine:
 
     def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
         rows = sum([inflight.batch_size for inflight in batch])
-        length = self._padding.padded(max([inflight.length for inflight in batch]))
+        length = self._padding.pad_length(max([inflight.length for inflight in batch]))
         self.batches.append((rows, length))
         timing = ExecutionTiming(rows, close_reason)
         timing.compute_start_ns = self.clock.now_ns()
@@ -124,7 +124,7 @@ class Simulation:
         self.engine.observe = adaptation.observe
         self._key: Callable[[int], object] = lambda length: None
         if policy == "never":
-            self._key = padding.padded
+            self._key = padding.pad_length
         elif policy == "always":
             self._key = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every).of
         self.scheduler = QueuedScheduler(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.scheduling.adaptive.costs import OVERHEAD_NS, Costs, fitted
+from modserve.scheduling.adaptive.costs import OVERHEAD_NS, Costs, fit
 
 ROWS = (1, 2, 3, 5, 8, 13, 16)
 LENGTHS = range(8, 129, 8)
@@ -209,13 +209,13 @@ def test_models_without_lengths() -> None:
     for rows in [1, 2, 4, 8, 16, 32] * 20:
         costs.observe(rows, 1, 3_000_000 + 1_000_000 * rows)
     assert costs.of(1)[12] == pytest.approx(15_000_000, rel=0.05)
-    assert [(rows, length) for rows, length, _ in costs.known()] == [(rows, 1) for rows in (1, 2, 4, 8, 16, 32)]
+    assert [(rows, length) for rows, length, _ in costs.list_cells()] == [(rows, 1) for rows in (1, 2, 4, 8, 16, 32)]
     assert repr(costs) == "Costs(120 executions in 6 cells)"
 
 
 @given(st.lists(st.tuples(st.floats(1, 64), st.floats(1, 512), st.floats(1e3, 1e10), st.floats(0.1, 6)), min_size=1))
 @settings(max_examples=60, deadline=None)
 def test_curves_are_never_negative(points: list[tuple[float, float, float, float]]) -> None:
-    curve = fitted(points)
+    curve = fit(points)
     assert all(number >= 0 and math.isfinite(number) for number in curve)
     assert any(curve)

@@ -19,7 +19,7 @@ class RequestError(ValueError):
     """A fault of a request, with the expected value."""
 
 
-class Wishes(NamedTuple):
+class OutputOptions(NamedTuple):
     """Extra outputs that a request asks for in addition to the text."""
 
     stream: bool
@@ -55,7 +55,7 @@ class GenerationCall(NamedTuple):
     images: Sequence[bytes]
     sampling: Mapping[str, Any]
     strict: bool
-    wishes: Wishes
+    wishes: OutputOptions
     at: float
 
 
@@ -123,7 +123,7 @@ def as_bytes(tensor: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
 
 
-def arrays(wishes: Wishes, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
+def arrays(wishes: OutputOptions, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
     """Return a response, by the names of the model's outputs. `before` goes before each text."""
     outputs: dict[str, Any] = {"text_output": _bytes([before + piece.text for piece in pieces])}
     if wishes.finish_reason:
@@ -171,14 +171,14 @@ def _text(tensor: Any) -> str:
         raise RequestError(f"text_input is not UTF-8: byte {error.start} is invalid") from None
 
 
-def _wishes(inputs: Mapping[str, Any]) -> Wishes:
+def _wishes(inputs: Mapping[str, Any]) -> OutputOptions:
     stream = _flag(inputs.get("stream"))
     exclude = inputs.get("exclude_input_in_output")
     prepend = not stream if exclude is None else not _flag(exclude)
     if prepend and stream:
         raise RequestError("exclude_input_in_output is false, but stream is true: a stream never has the input")
-    rest = {name: _flag(inputs.get(f"return_{name}")) for name in Wishes._fields[2:]}
-    return Wishes(stream, prepend, **rest)
+    rest = {name: _flag(inputs.get(f"return_{name}")) for name in OutputOptions._fields[2:]}
+    return OutputOptions(stream, prepend, **rest)
 
 
 def _flag(tensor: Any) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from .contract import GenerationCall, OutputPiece, Wishes, arrays
+from .contract import GenerationCall, OutputOptions, OutputPiece, arrays
 
 
 class GenerationOutput(Protocol):
@@ -16,7 +16,7 @@ class GenerationOutput(Protocol):
     def has_news(self) -> bool:
         """True if text or an end has not been taken."""
 
-    def take(self, wishes: Wishes) -> OutputPiece:
+    def take(self, wishes: OutputOptions) -> OutputPiece:
         """Return everything that has not been taken yet."""
 
 

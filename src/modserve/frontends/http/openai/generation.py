@@ -30,7 +30,7 @@ from modserve.text.chat.choice import TextChoice, Usage, usage_of
 from modserve.text.chat.contract import Contract, Piece, piece_of
 from modserve.text.chat.counting import PART_CHARACTERS, count_prompts
 from modserve.text.chat.requests import TextRequest
-from modserve.text.chat.responses import OpenAIWriter, Whole
+from modserve.text.chat.responses import CollectedChoice, OpenAIWriter
 from modserve.text.chat.tools import ToolChoice
 from modserve.text.tokenizer import Tokenizer
 
@@ -263,17 +263,17 @@ async def whole_response(context: CallContext, generation: TextGeneration, write
     return WholeResponse(body, headers=(("Server-Timing", cost),) if cost else ())
 
 
-def _encode_whole(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[Whole]) -> bytes:
+def _encode_whole(generation: TextGeneration, writer: OpenAIWriter, wholes: Sequence[CollectedChoice]) -> bytes:
     return writer.whole(wholes, generation.usage)
 
 
-async def _collect(generation: TextGeneration) -> list[Whole]:
+async def _collect(generation: TextGeneration) -> list[CollectedChoice]:
     """Return the choices, one after the other: their calls run at the same time.
 
     What has come counts as memory, since a model need not end. Raises the first failure, `MemoryExhaustedError` if that
     is it.
     """
-    wholes = [Whole(choice) for choice in generation.choices]
+    wholes = [CollectedChoice(choice) for choice in generation.choices]
     for call, whole in zip(generation.calls, wholes, strict=True):
         call.keeps_outcomes = True
         final = False

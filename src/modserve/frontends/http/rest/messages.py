@@ -90,7 +90,7 @@ def route_of_labels(server: Server) -> type[APIRoute]:
                 model = parts["model"].replace(SLASH, "/")
                 if not server.routings.has_labels(model):
                     return Match.NONE, {}
-                parts["version"] = server.routings.labelled(model, parts["version"], not_found("Not Found"))
+                parts["version"] = server.routings.resolve_label(model, parts["version"], not_found("Not Found"))
             return match, matched
 
     return LabelRoute

@@ -167,7 +167,7 @@ def _route_of_models(server: Server) -> type[APIRoute]:
 
 def _find_version(server: Server, model: str, label: str) -> int:
     """Return the version with a label of the model's routing. Raises NOT_FOUND."""
-    return server.routings.labelled(model, label, v1_models.unknown_label(label))
+    return server.routings.resolve_label(model, label, v1_models.unknown_label(label))
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..contract import UNFINISHED, OutputPiece, Wishes
+from ..contract import UNFINISHED, OutputOptions, OutputPiece
 from .sampling import SamplingParameters
 from .texts import StopTexts, TokenText, Vocabulary
 
@@ -70,7 +70,7 @@ class GenaiOutput:
     def has_news(self) -> bool:
         return bool(self._text) or (self.finished and not self._end_taken)
 
-    def take(self, wishes: Wishes) -> OutputPiece:
+    def take(self, wishes: OutputOptions) -> OutputPiece:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids, self._logprobs = [], [], []
         self._end_taken = self.finished

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..contract import UNFINISHED, OutputPiece, Wishes
+from ..contract import UNFINISHED, OutputOptions, OutputPiece
 
 
 class VllmOutput:
@@ -42,7 +42,7 @@ class VllmOutput:
             self.reason = news.finish_reason
         return len(news.token_ids)
 
-    def take(self, wishes: Wishes) -> OutputPiece:
+    def take(self, wishes: OutputOptions) -> OutputPiece:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids = [], []
         if logprobs is not None:
