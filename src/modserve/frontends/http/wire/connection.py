@@ -278,7 +278,9 @@ class HttpConnection(asyncio.Protocol):
             log.begin(len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
         own = direct or self._keyed or head.origin  # what is said of one request, not of the connection
-        origin = Origin(self._origin.peer, head.origin, format_path(head.route)) if own else self._origin
+        origin = (
+            Origin(self._origin.peer, head.origin, format_path(head.route) if direct else "") if own else self._origin
+        )
         admitted = self._keyed and (model or direct)
         tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
         if self._keyed and tenant is None:
