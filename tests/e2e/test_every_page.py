@@ -1,4 +1,4 @@
-"""Every block for a shell in README.md and docs/ runs as it stands, in order, and prints what is shown below it.
+"""Every block for a shell in the pages runs as it stands, in order, and prints what is shown below it.
 
 The pages and their blocks are found, so that a new one runs or fails. `NOT_HERE` are the commands that cannot run in a
 test, each with the reason.
