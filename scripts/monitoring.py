@@ -471,9 +471,9 @@ def kubernetes_rule(rules: str) -> str:
 
 
 def _words(text: str) -> str:
-    """A template of Prometheus for people: values as capital letters, which no table can break at."""
+    """A template of Prometheus for people: without the server, and values as capital letters, which do not break."""
     values = re.sub(r"\{\{ *\$(?:labels\.)?(\w+)[^}]*\}\}", lambda match: match[1].upper(), text)
-    return values.replace("|", "\\|")
+    return re.sub(r" (?:of|at) INSTANCE\b", "", values).replace("|", "\\|")
 
 
 def runbook(rules: str) -> str:
@@ -481,11 +481,11 @@ def runbook(rules: str) -> str:
     lines = [
         "# Alerts",
         "",
-        "What each alert of [`modserve.rules.yaml`](../deploy/prometheus/modserve.rules.yaml) says, and what to do.",
-        "Their metrics are in [metrics](metrics.md). `python scripts/monitoring.py` writes this page.",
+        "What to do when an alert of [`modserve.rules.yaml`](../deploy/prometheus/modserve.rules.yaml) fires. The",
+        "[metrics](metrics.md) are described elsewhere. `python scripts/monitoring.py` writes this page.",
     ]
     for group in yaml.safe_load(rules)["groups"]:
-        lines += ["", f"## {group['name']}", "", "| alert | severity | it says | what to do |", "|---|---|---|---|"]
+        lines += ["", f"## {group['name']}", "", "| alert | severity | text | what to do |", "|---|---|---|---|"]
         for rule in group["rules"]:
             texts = [_words(" ".join(rule["annotations"][name].split())) for name in ("summary", "runbook")]
             lines.append(f"| `{rule['alert']}` | {rule['labels']['severity']} | {' | '.join(texts)} |")
