@@ -97,10 +97,25 @@ max_batch_size: 8
         {
             "resnet/1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102442450\n",
         },
+        output=(
+            "model_repository/resnet: error: 'model_repository/resnet/1/model.onnx' is not a model: it is the "
+            "pointer of Git LFS to a file that was not fetched: run 'git lfs pull' where the files come from\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "A missing backend",
         {"llama/config.pbtxt": 'backend: "tensorrtllm"\n', "llama/1/config.json": b"{}"},
+        output=(
+            "model_repository/llama/config.pbtxt:1:1: error: unable to find backend 'tensorrtllm', "
+            "installed backends are: …\n"
+            '    backend: "tensorrtllm"\n'
+            "    ^\n"
+            "    language models run on backend 'openvino_genai' (GGUF files, OpenVINO IR), or 'vllm' (model.json)\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "Batches larger than the model's",
@@ -200,6 +215,13 @@ optimization {
     Mistake(
         "A misspelt argument of vLLM",
         {"llama/config.pbtxt": 'backend: "vllm"\n', "llama/1/model.json": b'{"modle": "/models/llama"}'},
+        output=(
+            "model_repository/llama: error: 'model_repository/llama/1/model.json' does not have the arguments of "
+            'vLLM\'s engine: expected an object with "model": the folder of the weights, '
+            "or their name at Hugging Face; it has 'modle': did you mean 'model'?\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
 )
 
