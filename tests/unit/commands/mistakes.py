@@ -211,6 +211,18 @@ optimization {
             "simple/1/model.onnx": MODEL,
         },
         code=0,
+        output=(
+            "model_repository/simple/config.pbtxt:3:3: note: 'optimization.cuda' is ignored by this version of "
+            "modserve: no CUDA graphs are captured\n"
+            "    cuda { graphs: true }\n"
+            "    ^\n"
+            "model_repository/simple/config.pbtxt:4:3: note: 'optimization.priority' is ignored by this version of "
+            "modserve: all models have the same priority\n"
+            "    priority: PRIORITY_MAX\n"
+            "    ^\n"
+            "\n"
+            "1 model checked: no problems, 2 notes (files read, nothing loaded; --load loads)\n"
+        ),
     ),
     Mistake(
         "A misspelt argument of vLLM",
