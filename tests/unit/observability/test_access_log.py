@@ -212,8 +212,21 @@ def test_nothing_at_a_level_that_is_off(file: Path) -> None:
     logs.install()
     log = AccessLog(ALL, logs, start=False)
     record(log)
-    assert log.drain() == 1
+    assert log.drain() == 0
     assert not file.read_text()
+
+
+def test_a_slow_disk_delays_no_request(file: Path) -> None:
+    """Lines are complete when they are recorded: the thread that writes formats none."""
+    logs = installed(file)
+    log = AccessLog(ALL, logs, start=False)
+    record(log, request_id="before")
+    logs.change(LogSettings(format=LogFormat.JSON, file=str(file)))
+    record(log, request_id="after")
+    assert log.drain() == 2
+    before, after = file.read_text().splitlines()
+    assert before.endswith(" request_id=before")
+    assert json.loads(after)["request_id"] == "after"
 
 
 def test_a_thread_writes_and_ends(file: Path) -> None:
