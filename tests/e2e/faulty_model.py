@@ -168,7 +168,8 @@ def announces_an_endless_frame() -> None:
 
 
 def shuts_the_connection() -> None:
-    socket.socket(fileno=os.dup(connection())).shutdown(socket.SHUT_RDWR)
+    with socket.socket(fileno=os.dup(connection())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def reads_stdin() -> None:
