@@ -272,23 +272,24 @@ def _is_early(text: str) -> bool:
 
 
 def table(outcomes: Mapping[str, Outcome]) -> str:
-    lines = ["| event | sent | answered | refused | failed | wrong | longest | |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| event | sent | not answered | longest |", "|---|--:|---|--:|"]
     for event, outcome in outcomes.items():
-        tallies = list(outcome.tallies.values())
-        failed = sum(len(tally.failed) for tally in tallies)
-        kinds = [f"{len(tally.failed)} {kind}" for kind, tally in outcome.tallies.items() if tally.failed]
-        cells = [
-            event,
-            f"{sum(tally.sent for tally in tallies):,}",
-            f"{sum(tally.right for tally in tallies):,}",
-            f"{sum(len(tally.refused) for tally in tallies):,}",
-            f"{failed} ({', '.join(kinds)})" if failed else "0",
-            f"{sum(len(tally.wrong) for tally in tallies):,}",
-            f"{max(tally.longest_s for tally in tallies):.2f} s",
-            outcome.note,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        sent = sum(tally.sent for tally in outcome.tallies.values())
+        longest_s = max(tally.longest_s for tally in outcome.tallies.values())
+        name = f"{event}: {outcome.note}" if outcome.note else event
+        lines.append(f"| {name} | {sent:,} | {_losses(outcome)} | {longest_s:.2f} s |")
     return "\n".join(lines)
+
+
+def _losses(outcome: Outcome) -> str:
+    """Requests without a right answer, such as `2 refused, 1 failed (1 REST streams)`."""
+    tallies = outcome.tallies
+    counts = {
+        name: sum(len(getattr(each, name)) for each in tallies.values()) for name in ("refused", "failed", "wrong")
+    }
+    shown = [f"{count} {name}" for name, count in counts.items() if count]
+    kinds = [f"{len(each.failed)} {kind}" for kind, each in tallies.items() if each.failed]
+    return ", ".join(shown) + (f" ({', '.join(kinds)})" if kinds else "") or "0"
 
 
 def write(tables: Mapping[str, str]) -> None:
