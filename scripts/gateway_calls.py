@@ -50,8 +50,8 @@ class Row(NamedTuple):
     rpcs: str = "(?!)"
     streams: bool = False
     """Responses may pause for long, so that time-outs for whole responses do not apply."""
-    listed: bool = True
-    """Whether the table lists its calls. If not, the name says where they are listed."""
+    http: str = ""
+    """What the table has in place of a long list of paths."""
 
 
 ROWS = (
@@ -62,6 +62,7 @@ ROWS = (
         r"/v2/models/\{model\}/(infer|generate)|/v1/models/\{model\}:\w+|(/openai)?/v1/(embeddings|rerank|score)|/v2/rerank"
         r"|/(embed|embeddings|rerank|score|predict|similarity|tokenize|decode)",
         rpcs="ModelInfer",
+        http="`infer`, `generate`, KServe v1, embeddings, rerank, score, and the calls of TEI",
     ),
     Row(
         "streams from the server",
@@ -79,7 +80,7 @@ ROWS = (
         streams=True,
     ),
     Row(
-        "health, metadata, statistics; `POST /`, which runs a model",
+        "health, metadata, statistics",
         2,
         "yes; statistics are those of one server",
         r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory)?|/info|/health|/version"
@@ -87,14 +88,15 @@ ROWS = (
         r"|/v1/models(/\{model\}(/metadata)?)?|/openai/v1/models(/\{model\})?"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?status",
         rpcs=r"Server(Live|Ready|Metadata)|Model(Ready|Metadata|Config|Statistics)|Check|List|\w+SharedMemoryStatus",
+        http="their calls, and `POST /`, which runs a model",
     ),
     Row(
-        "[for operators](#calls-for-operators): those of an [admin port](access.md#an-admin-port)",
+        "[for operators](#calls-for-operators)",
         0,
         "never: the gateway refuses them",
         "|".join(map(re.escape, sorted(ADMIN_PATHS))),
         rpcs="|".join(ADMIN_RPCS),
-        listed=False,
+        http="those of an [admin port](access.md#an-admin-port)",
     ),
     Row(
         "shared memory",
@@ -126,8 +128,8 @@ def table() -> str:
     for row in ROWS:
         paths = sorted(set(_short_paths(row)))
         rpcs = [name for name in RPC_NEEDS if row in rows_of_rpc(name)]
-        cells = [", ".join(f"`{name}`" for name in names) if row.listed else "" for names in (paths, rpcs)]
-        lines.append(f"| {row.name} | {' | '.join(cells)} | {row.rule} |")
+        http, grpc = (", ".join(f"`{name}`" for name in names) for names in (paths, rpcs))
+        lines.append(f"| {row.name} | {row.http or http} | {grpc} | {row.rule} |")
     lines.append(
         "| any call with the header `x-sequence-id` | | | never: a [sequence](#sequences) would count it twice |"
     )
