@@ -530,6 +530,24 @@ async def test_shutdown(open_stream: Open, streams: InferStreams, simple: Puppet
     assert await open_stream().ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
 
 
+async def test_the_first_request_of_a_stream_is_on_its_way_when_the_server_stops(
+    open_stream: Open, streams: InferStreams, simple: PuppetServable
+) -> None:
+    """As behind a gateway, which opens the stream before it has the request."""
+    opened = open_stream()
+    await turns()
+    reading = asyncio.create_task(streams.read_out(30))
+    await turns()
+    assert not reading.done()
+    opened.send(asked("a"))
+    await reading
+    opened.send(asked("too late"))
+    simple.answer_all()
+    assert await opened.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert opened.ids == ["a"]
+    assert len(simple.submitted) == 1
+
+
 # Errors
 
 
