@@ -9,9 +9,9 @@ from .values import cache_texts, whole_number
 
 CACHE_CONFIG: Any = option(
     CacheSettings(),
-    "Cache for responses of models with response_cache: local,size=BYTES in this process (optionally ttl=SECONDS, "
-    "entry_size=BYTES), or redis,host=NAME,port=N, shared by several servers (optionally the keys of Triton's "
-    "Redis cache, ttl, entry_size); may be repeated.",
+    "Response cache: local,size=BYTES in this process (optional: ttl=SECONDS, entry_size=BYTES), or "
+    "redis,host=NAME,port=N, shared by servers (optional: ttl, entry_size, the keys of Triton's Redis cache); "
+    "repeatable.",
     "",
     Option(
         "Same as --cache-config=local,size=N, deprecated.",
