@@ -1,5 +1,6 @@
 """Write the tables of options, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
+import textwrap
 from pathlib import Path
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, Reach
@@ -86,24 +87,20 @@ def of_both(http: Option) -> str:
 
 
 def without_effect() -> str:
-    """tritonserver's options that are accepted and do nothing, by the reason."""
-    names: dict[str, list[str]] = {}
-    for name, why in WITHOUT_EFFECT.items():
-        names.setdefault(why, []).append(f"`--{name}`")
-    rows = [f"| {', '.join(each)} | {why} |" for why, each in names.items()]
-    return "\n".join(["", "| accepted without effect | reason |", "|---|---|", *rows, "", ""])
+    """tritonserver's options that are accepted and do nothing; the log has the reasons."""
+    names = ", ".join(f"`--{name}`" for name in WITHOUT_EFFECT)
+    return textwrap.fill(names, 140, break_on_hyphens=False).join(["\n", ".\n\n"])
 
 
 def fields() -> str:
-    """The fields of a configuration that are not acted on, by effect and reason."""
-    names: dict[tuple[str, str], list[str]] = {}
+    """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
+    names: dict[str, list[str]] = {}
     for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        verdict = "error" if setting.fails else "warning"
         but = ", ".join(sorted(setting.supported_by))
-        effect = f"{verdict}{f', except for {but}' if but else ''}"
-        names.setdefault((effect, setting.why), []).append(f"`{setting.path}`")
-    rows = [f"| {', '.join(paths)} | {effect} | {why} |" for (effect, why), paths in names.items()]
-    return "\n".join(["", "| field | effect | reason |", "|---|---|---|", *rows, "", ""])
+        exception = f" (not for {but})" if but else ""
+        names.setdefault("error" if setting.fails else "warning", []).append(f"`{setting.path}`{exception}")
+    rows = [f"| {effect} | {', '.join(paths)} |" for effect, paths in names.items()]
+    return "\n".join(["", "| effect | fields |", "|---|---|", *rows, "", ""])
 
 
 def errors() -> str:

@@ -38,8 +38,8 @@ class TlsFiles:
 
 FILE: Any = option(
     "",
-    "File of keys, tenants, token issuers and certificates that callers need, written by 'modserve keys'; changes take "
-    f"effect. The environment variable {KEY_VARIABLE} is a key by itself.",
+    "File of keys, tenants, token issuers and certificates that callers need, by 'modserve keys'; changes take effect. "
+    f"The variable {KEY_VARIABLE} is a key by itself.",
     section="access",
 )
 
@@ -86,8 +86,8 @@ Address = Annotated[str, AfterValidator(_address)]
 AdminAddress = Annotated[str, AfterValidator(_admin_address)]
 ADMIN: Any = option(
     "",
-    "Address for operators (HOST:PORT, :PORT or unix:PATH) with all of HTTP, and metrics. Other ports then do not "
-    "load models, list the repository, change routings or settings, or serve pages for browsers.",
+    "Address for operators (HOST:PORT, :PORT or unix:PATH) with all calls and metrics. Other ports then do not load "
+    "models, list the repository, change routings or settings, or have pages for browsers.",
     default_in_words="none",
 )
 METRICS: Any = option(
@@ -235,7 +235,7 @@ class FrontEndSettings:
     port: Port = 0
     reuse_port: bool = option(
         False,
-        "Share the {} port with other servers that have this option, once the models have loaded.",
+        "Share the {} port with other servers with this option, once the models have loaded.",
         "reuse-{}-port",
     )
     header_pattern: values.HeaderPattern = option(
@@ -256,8 +256,8 @@ class FrontEndSettings:
     )
     orca: Literal["off", "request", "text", "json", "bin"] = option(
         "off",
-        "Report the server's load in responses (ORCA), for load balancers: in an HTTP header of this format, in gRPC "
-        "trailers and by a gRPC service; request: in the format that an HTTP request asks for, like Triton.",
+        "Report the server's load in responses (ORCA): in an HTTP header of this format, in gRPC trailers and by a "
+        "gRPC service; request: in the format that an HTTP request asks for.",
         "orca",
     )
     client_timeout: Count = option(
@@ -341,8 +341,8 @@ class HttpSettings(FrontEndSettings):
     )
     platform: Platform = option(
         "none",
-        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, with their environment "
-        "variables as defaults.",
+        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, with defaults from their "
+        "environment variables.",
         "platform",
     )
     vertex_ai_default_model: str = option(

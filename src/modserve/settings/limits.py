@@ -91,7 +91,7 @@ Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 LIMIT: MemoryLimit = option(
     MemoryLimit(),
     "Memory for all models: bytes, a size such as 10GB or 500MiB, or a percentage of the container's or machine's. "
-    "Models load with their first request, and the least recently used ones make room. 0: no limit.",
+    "Models load on request, and the least recently used make room. 0: no limit.",
     section="memory of models",
     value="BYTES|SIZE|PERCENTAGE",
     default_in_words="0",

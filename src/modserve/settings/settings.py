@@ -50,15 +50,15 @@ class Settings(BaseModel):
     """A repository or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
-        "Function or class decorated with modserve.model, also as 'serve my_module:my_model'; NAME is by default "
-        "OBJECT; repeatable.",
+        "Function or class decorated with modserve.model; also 'serve my_module:my_model'; NAME is by default OBJECT; "
+        "repeatable.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
-        "Model file, or directory of one model, also as 'serve resnet50.onnx'; NAME is by default the file's without "
+        "Model file, or directory of one model; also 'serve resnet50.onnx'; NAME is by default the file's without "
         "extension; repeatable.",
         value="[NAME=]FILE",
         several=True,
@@ -73,8 +73,8 @@ class Settings(BaseModel):
     strict_version_readiness: bool = option(False, "Be unready, like Triton, while any version loads or has failed.")
     model_control_mode: values.ControlMode = option(
         "none",
-        "none: load all models at the start; explicit: those of --load-model and of load calls; poll: all, and follow "
-        "changes in the repositories.",
+        "none: load all models at the start; explicit: those of --load-model and load calls; poll: all, and follow "
+        "the repositories' changes.",
     )
     load_model: tuple[str, ...] = option(
         (), "Model to load at the start in mode explicit, * for all; repeatable.", value="NAME"
@@ -109,8 +109,8 @@ class Settings(BaseModel):
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "Model versions that load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Models that run sample requests before they are ready: config: those with model_warmup; auto: also others, "
-        "with generated data; off: none.",
+        "Sample requests before a model is ready: config: those of model_warmup; auto: also generated ones for other "
+        "models; off: none.",
     )
     # Of its two options, tritonserver lets the one win that switches it off.
     disable_auto_complete_config: values.AnyFlag = option(
@@ -123,8 +123,7 @@ class Settings(BaseModel):
     )
     default_backend: Literal["file", "auto"] = option(
         "file",
-        "Backend of models whose configuration names none: file: by the model's file; auto: the fastest, by "
-        "measurement.",
+        "Backend if the configuration names none: file: by the model's file; auto: the fastest, by measurement.",
     )
     backend_config: values.BackendOptions = option(
         {},
@@ -173,9 +172,8 @@ class Settings(BaseModel):
     metrics_port: Port = option(8002, "Port for metrics; 0: a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
-        "Contents of the metrics page: counter_latencies and histogram_latencies (default true), summary_latencies "
-        "(quantiles of the last minute; default false), summary_quantiles=0.5:0.05,0.99:0.001 (errors optional); "
-        "repeatable.",
+        "Metrics: counter_latencies, histogram_latencies (default true), summary_latencies (last minute; default "
+        "false), summary_quantiles=0.5:0.05,0.99:0.001 (errors optional); repeatable.",
         value="SETTING=VALUE",
         parse=values.metrics_setting,
         several=True,
@@ -206,8 +204,8 @@ class Settings(BaseModel):
         "Contents of traces; OFF overrides the others; repeatable.",
         "",
         Option(
-            "Sets, and overrides, the other trace options: level, rate, count, mode, triton,file, "
-            "triton,log-frequency, or opentelemetry,SETTING; repeatable.",
+            "Sets and overrides the other trace options: level, rate, count, mode, triton,file, triton,log-frequency, "
+            "or opentelemetry,SETTING; repeatable.",
             "trace-config",
             value="SETTING=VALUE",
             expand=values.trace_setting,
@@ -230,7 +228,7 @@ class Settings(BaseModel):
     )
     trace_opentelemetry: values.SpanConfig = option(
         (),
-        "Setting for the collector: url, protocol (http/protobuf or grpc), resource (KEY=VALUE), bsp_max_queue_size, "
+        "Setting of the collector: url, protocol (http/protobuf or grpc), resource (KEY=VALUE), bsp_max_queue_size, "
         "bsp_schedule_delay (ms) or bsp_max_export_batch_size; repeatable.",
         value="SETTING=VALUE",
         several=True,

@@ -18,9 +18,9 @@ from .options import OptionError, did_you_mean
 from .settings import OPTIONS, Settings
 from .values import PLACE, boolean
 
-_NO_POOLS = "memory comes from the system, not from pools"
-_OWN_THREADS = "one event loop handles requests; models have their own threads"
-_ONE_PORT = "--platform serves these endpoints at the HTTP port"
+_NO_POOLS = "memory comes from the system, so there are no pools to size"
+_OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
+_ONE_PORT = "--platform=sagemaker and --platform=vertex serve these endpoints at the HTTP port"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
     "allow-sagemaker": _ONE_PORT,
@@ -34,13 +34,13 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "grpc-infer-allocation-pool-size": _NO_POOLS,
     "grpc-infer-thread-count": _OWN_THREADS,
     "grpc-max-response-pool-size": _NO_POOLS,
-    "host-policy": "use numactl or taskset",
+    "host-policy": "threads are not bound to cores or NUMA nodes; numactl and taskset do that",
     "http-thread-count": _OWN_THREADS,
     "min-supported-compute-capability": "the engine decides which GPUs it runs on",
     "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
-    "model-namespacing": "models with the same name do not load",
+    "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
     "pinned-memory-pool-byte-size": _NO_POOLS,
-    "repoagent-directory": "the only agent is checksum",
+    "repoagent-directory": "only the repository agent checksum is built in; models that need another one do not load",
     "sagemaker-port": _ONE_PORT,
     "sagemaker-safe-port-range": _ONE_PORT,
     "sagemaker-thread-count": _ONE_PORT,
