@@ -26,6 +26,31 @@ BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py.
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
 
+MORE = {
+    "access-log": "logs.md",
+    "admin-address": "access.md#an-admin-port",
+    "audit-log": "logs.md#audit-log",
+    "auth-file": "access.md#keys",
+    "cache-config": "configuration.md#response-cache",
+    "default-backend": "engines/auto.md",
+    "execution-timeout-secs": "tenants.md",
+    "http-client-timeout": "connections.md",
+    "http-restricted-api": "access.md#restricting-calls",
+    "metrics-config": "metrics.md",
+    "model-control-mode": "loading.md",
+    "model-memory-limit": "memory.md",
+    "model-repository": "repositories.md",
+    "orca": "operations.md",
+    "platform": "platforms.md",
+    "python-model": "python-functions.md",
+    "rate-limit": "configuration.md#rate-limiter",
+    "record": "record.md",
+    "trace-config": "tracing.md",
+    "warmup": "configuration.md#warm-up",
+    "workers": "workers.md",
+}
+"""Options with a page that says more."""
+
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
     "not found": STATUS[Code.NOT_FOUND],
@@ -66,6 +91,8 @@ def head(section: str) -> list[str]:
 
 def row(option: Option, names: str, meaning: str) -> str:
     names = names.replace("|", "\\|")
+    if option.name in MORE:
+        meaning += f" [More]({MORE[option.name]})"
     return f"| {names} | {option.default_in_words} | {meaning} |"
 
 

@@ -9,9 +9,8 @@ from .values import cache_texts, whole_number
 
 CACHE_CONFIG: Any = option(
     CacheSettings(),
-    "Response cache: local,size=BYTES in this process (optional: ttl=SECONDS, entry_size=BYTES), or "
-    "redis,host=NAME,port=N, shared by servers (optional: ttl, entry_size, the keys of Triton's Redis cache); "
-    "repeatable.",
+    "Response cache: local,size=BYTES in this process, or redis,host=NAME,port=N for several servers; further keys: "
+    "ttl, entry_size, those of Triton's Redis cache; repeatable.",
     "",
     Option(
         "Same as --cache-config=local,size=N, deprecated.",

@@ -256,15 +256,14 @@ class FrontEndSettings:
     )
     orca: Literal["off", "request", "text", "json", "bin"] = option(
         "off",
-        "Report the server's load in responses (ORCA): in an HTTP header of this format, in gRPC trailers and by a "
-        "gRPC service; request: in the format that an HTTP request asks for.",
+        "Report the server's load (ORCA) over gRPC, and in an HTTP header of this format; request: of the format that "
+        "the request asks for.",
         "orca",
     )
     client_timeout: Count = option(
         60,
-        "Seconds for a client to finish a request's head, send more of its body or message (else 408, "
-        "DEADLINE_EXCEEDED; five times as long for 16 KiB) or read more of a response (else disconnected); also for "
-        "gRPC; 0: no limit.",
+        "Seconds for a client to send more of a request (else 408, DEADLINE_EXCEEDED) or read more of a response "
+        "(else disconnected), over HTTP and gRPC; 0: no limit.",
         "http-client-timeout",
     )
 
@@ -377,8 +376,7 @@ class GrpcSettings(FrontEndSettings):
     )
     max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
         None,
-        "Maximum bytes of a client's message; 0: no limit. The memory is the smallest of container, process limit and "
-        "machine.",
+        "Maximum bytes of a client's message; 0: no limit.",
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )

@@ -50,8 +50,8 @@ MAX_ACCEPTED: int = option(
 )
 EXECUTION_SECS: int = option(
     600,
-    "Seconds until an execution, or the next response of a decoupled model, is given up: its requests fail, its "
-    "instance is replaced. 0: never. A model's own: parameter limits.execution_timeout_ms.",
+    "Seconds until an execution, or a decoupled model's next response, is given up: its requests fail, its instance "
+    "is replaced. 0: never. A model's own: parameter limits.execution_timeout_ms.",
 )
 RATE_LIMIT: Literal["off", "execution_count"] = option(
     "off",

@@ -37,8 +37,7 @@ PROXIES: Any = option(
 )
 AUDIT_LOG: Any = option(
     "",
-    "File for a line of JSON about each call that changes what is served or how, also refused ones; SIGHUP reopens "
-    "it; log: the log.",
+    "File for a JSON line about each call that changes what is served or how; SIGHUP reopens it; log: the log.",
     value="FILE|log",
 )
 REQUEST_IDS: Any = option(

@@ -116,8 +116,8 @@ _FIELDS = {
 Record = Annotated[RecordSettings, BeforeValidator(record_settings)]
 RECORD: Any = option(
     RecordSettings(),
-    "Record requests and responses in files of dir, for 'modserve replay': a rate (0.01) of all models or of "
-    "models=PATTERN[:RATE], without the tensors of redact=MODEL:TENSOR, at most size (1GiB); repeatable.",
+    "Record requests and responses in dir, for 'modserve replay'; keys: rate (0.01), models=PATTERN[:RATE], "
+    "redact=MODEL:TENSOR, size (1GiB); repeatable.",
     value="dir=DIR[,KEY=VALUE]",
     default_in_words="nothing",
     parse=record_texts,

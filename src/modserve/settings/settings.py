@@ -172,8 +172,8 @@ class Settings(BaseModel):
     metrics_port: Port = option(8002, "Port for metrics; 0: a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
-        "Metrics: counter_latencies, histogram_latencies (default true), summary_latencies (last minute; default "
-        "false), summary_quantiles=0.5:0.05,0.99:0.001 (errors optional); repeatable.",
+        "counter_latencies, histogram_latencies (default true), summary_latencies (default false), or "
+        "summary_quantiles; repeatable.",
         value="SETTING=VALUE",
         parse=values.metrics_setting,
         several=True,
