@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ("sh", "bash", "console")
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    "README.md",
+    "benchmarks/results/tables.md",
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+]
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"(?:#|//) (\S+\.(?:py|yaml|yml|json|pbtxt|toml))\n")

@@ -212,8 +212,21 @@ def test_nothing_at_a_level_that_is_off(file: Path) -> None:
     logs.install()
     log = AccessLog(ALL, logs, start=False)
     record(log)
-    assert log.drain() == 1
+    assert log.drain() == 0
     assert not file.read_text()
+
+
+def test_a_line_is_complete_when_its_request_ends(file: Path) -> None:
+    """The thread that writes formats no line: it would hold the interpreter's lock."""
+    logs = installed(file)
+    log = AccessLog(ALL, logs, start=False)
+    record(log, request_id="before")
+    logs.change(LogSettings(format=LogFormat.JSON, file=str(file)))
+    record(log, request_id="after")
+    assert log.drain() == 2
+    before, after = file.read_text().splitlines()
+    assert before.endswith(" request_id=before")
+    assert json.loads(after)["request_id"] == "after"
 
 
 def test_a_thread_writes_and_ends(file: Path) -> None:
