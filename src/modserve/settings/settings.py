@@ -109,7 +109,7 @@ class Settings(BaseModel):
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "Model versions that load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Sample requests before a model is ready: config: those of model_warmup; auto: also generated ones for other "
+        "Sample requests before a model is ready: config: from model_warmup; auto: also generated ones for other "
         "models; off: none.",
     )
     # Of its two options, tritonserver lets the one win that switches it off.
