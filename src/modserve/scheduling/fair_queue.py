@@ -226,9 +226,9 @@ class Shares(Generic[AccountT]):
         if self.active:
             self._advance()
         else:
-            self.start_anew()
+            self.close_all()
 
-    def start_anew(self) -> None:
+    def close_all(self) -> None:
         """Close all accounts, with their debts: no tenant waits any more."""
         self.accounts.clear()
         self.calendar = Calendar()
@@ -372,7 +372,7 @@ class FairQueue(RequestQueue):
                 self._spares.append(account.queue)
         for inflight in batch:
             inflight.level = GONE
-        self.shares.start_anew()
+        self.shares.close_all()
         self._groups.clear()
         self._ripe.clear()
         self._line.clear()

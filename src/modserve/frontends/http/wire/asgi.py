@@ -16,7 +16,7 @@ from modserve.frontends.listening import peer_of
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.restricted import PATH_CATEGORY
 
-from .call import Call
+from .call import HttpCall
 from .context import STATUSES, HttpContext, Message
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
 from .send_buffer import keep_little
@@ -34,7 +34,7 @@ NOTE = "modserve.note"
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
-class AsgiCall(Call):
+class AsgiCall(HttpCall):
     """Run of the application on one complete request, whose response it writes.
 
     `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with

@@ -6,10 +6,10 @@ from .responses import CONTINUE
 
 
 @trait
-class Call:
+class HttpCall:
     """A request, or its long response, as its connection drives it.
 
-    A connection has one at a time. The methods here are those of a call with a short response, written at its end.
+    A connection has one at a time. The methods here suit a call that writes one short response at its end.
     """
 
     __slots__ = ()

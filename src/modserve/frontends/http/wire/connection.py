@@ -38,7 +38,7 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
 from .asgi import AsgiCall, decode_path, format_path
-from .call import Call
+from .call import HttpCall
 from .context import AHEAD, SMALL_BODY, Hold, HttpContext
 from .direct_call import DirectCall
 from .half_closed import close_later, has_unread, look_after
@@ -65,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._keyed = context.authority is not None
         self._certificate: Credentials = ()  # what its client has shown in the handshake
         self._phase = ConnectionPhase.OPEN
-        self._call: Call | None = None
+        self._call: HttpCall | None = None
         self._logged: InferCall | None = None  # the inference at hand, if its line in the access log is due
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over

@@ -25,7 +25,7 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
 from .asgi import format_path
-from .call import Call
+from .call import HttpCall
 from .context import HttpContext
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
@@ -33,7 +33,7 @@ from .send_buffer import keep_little
 _log = logging.getLogger(__name__)
 
 
-class DirectCall(Call):
+class DirectCall(HttpCall):
     """A request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
     and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
