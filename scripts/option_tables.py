@@ -1,6 +1,7 @@
 """Write the tables of options, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
 import re
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,31 @@ BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py.
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
+
+MORE = {
+    "access-log": "logs.md",
+    "admin-address": "access.md#an-admin-port",
+    "audit-log": "logs.md#audit-log",
+    "auth-file": "access.md#keys",
+    "cache-config": "configuration.md#response-cache",
+    "default-backend": "engines/auto.md",
+    "execution-timeout-secs": "tenants.md",
+    "http-client-timeout": "connections.md",
+    "http-restricted-api": "access.md#restricting-calls",
+    "metrics-config": "metrics.md",
+    "model-control-mode": "loading.md",
+    "model-memory-limit": "memory.md",
+    "model-repository": "repositories.md",
+    "orca": "operations.md",
+    "platform": "platforms.md",
+    "python-model": "python-functions.md",
+    "rate-limit": "configuration.md#rate-limiter",
+    "record": "record.md",
+    "trace-config": "tracing.md",
+    "warmup": "configuration.md#warm-up",
+    "workers": "workers.md",
+}
+"""Options with a page that says more."""
 
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
@@ -67,6 +93,8 @@ def head(section: str) -> list[str]:
 
 def row(option: Option, names: str, meaning: str) -> str:
     names = names.replace("|", "\\|")
+    if option.name in MORE:
+        meaning += f" [More]({MORE[option.name]})"
     return f"| {names} | {option.default_in_words} | {meaning} |"
 
 
@@ -88,24 +116,20 @@ def of_both(http: Option) -> str:
 
 
 def without_effect() -> str:
-    """tritonserver's options that are accepted and do nothing, by the reason."""
-    names: dict[str, list[str]] = {}
-    for name, why in WITHOUT_EFFECT.items():
-        names.setdefault(why, []).append(f"`--{name}`")
-    rows = [f"| {', '.join(each)} | {why} |" for why, each in names.items()]
-    return "\n".join(["", "| accepted without effect | reason |", "|---|---|", *rows, "", ""])
+    """tritonserver's options that are accepted and do nothing; the log has the reasons."""
+    names = ", ".join(f"`--{name}`" for name in WITHOUT_EFFECT)
+    return textwrap.fill(names, 140, break_on_hyphens=False).join(["\n", ".\n\n"])
 
 
 def fields() -> str:
-    """The fields of a configuration that are not acted on, by effect and reason."""
-    names: dict[tuple[str, str], list[str]] = {}
+    """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
+    names: dict[str, list[str]] = {}
     for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        verdict = "error" if setting.fails else "warning"
         but = ", ".join(sorted(setting.supported_by))
-        effect = f"{verdict}{f', except for {but}' if but else ''}"
-        names.setdefault((effect, setting.why), []).append(f"`{setting.path}`")
-    rows = [f"| {', '.join(paths)} | {effect} | {why} |" for (effect, why), paths in names.items()]
-    return "\n".join(["", "| field | effect | reason |", "|---|---|---|", *rows, "", ""])
+        exception = f" (not for {but})" if but else ""
+        names.setdefault("error" if setting.fails else "warning", []).append(f"`{setting.path}`{exception}")
+    rows = [f"| {effect} | {', '.join(paths)} |" for effect, paths in names.items()]
+    return "\n".join(["", "| effect | fields |", "|---|---|", *rows, "", ""])
 
 
 def errors() -> str:
