@@ -187,7 +187,15 @@ class AccessLog:
     def add(self, entry: AccessLogEntry) -> None:
         """Queue the line of a request that is logged."""
         logs = self._logs
-        self._waiting.append(_LINES[logs.settings.format](self, entry, time.time_ns()) if logs.is_installed else entry)
+        line: str | AccessLogEntry = entry
+        if logs.is_installed:
+            try:
+                line = _LINES[logs.settings.format](self, entry, time.time_ns())
+            except Exception as error:  # the response must not suffer
+                self.lost += 1
+                self._warn(f"a line could not be formatted: {error}")
+                return
+        self._waiting.append(line)
         if self._asleep:
             self._wake()
 

@@ -207,6 +207,20 @@ def test_a_disk_that_is_full_costs_lines_and_nothing_else(file: Path, monkeypatc
     assert "1 lines about requests were left out, 1 in total: the log cannot be written: [Errno 28]" in file.read_text()
 
 
+def test_a_line_that_cannot_be_formatted_costs_itself_and_nothing_else(file: Path) -> None:
+    class Broken(AccessLog):
+        def client_of(self, entry: object) -> str:
+            raise ValueError("no address")
+
+    log = Broken(ALL, installed(file), start=False)
+    record(log)
+    assert (log.lost, log.drain()) == (1, 0)
+    flush_logs()
+    assert (
+        "1 lines about requests were left out, 1 in total: a line could not be formatted: no addr" in file.read_text()
+    )
+
+
 def test_nothing_at_a_level_that_is_off(file: Path) -> None:
     logs = Logs(LogSettings(info=False, file=str(file)))
     logs.install()
