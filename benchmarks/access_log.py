@@ -3,8 +3,8 @@
     python benchmarks/access_log.py
     PYTHONPATH=build/compiled python benchmarks/access_log.py
 
-`recorded` is what a request waits for, on the event loop's thread; `written` is what the log's thread takes for a line
-later, with the write to a file. Both are processor time, the best of several runs; their sum is what a request costs.
+`recorded` is the event loop's part of a request, which formats its line; `written` is the thread's part, which writes
+many lines to a file. Both are processor time, the best of several runs; their sum is what a request costs.
 """
 
 import tempfile

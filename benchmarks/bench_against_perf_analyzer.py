@@ -1,7 +1,7 @@
 """``modserve bench`` beside NVIDIA's perf_analyzer, against the same server, in turns: do both print the same figures?
 
     python benchmarks/bench_against_perf_analyzer.py           # prints the table
-    python benchmarks/bench_against_perf_analyzer.py --write   # and puts it into docs/performance/tables.md
+    python benchmarks/bench_against_perf_analyzer.py --write   # and puts it into benchmarks/results/tables.md
 
 `simple` takes microseconds, so that in a closed loop the clients' own time shows: they share the cores with the server.
 `slow`, a model in Python, takes `SLOW_SECONDS`: there both should print the same.

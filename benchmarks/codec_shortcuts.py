@@ -3,7 +3,7 @@
     PYTHONPATH=build/compiled python benchmarks/codec_shortcuts.py
 
 No server runs: each row calls what has the short cut, with the requests that its name tells. Both ways
-take turns in one run, and the medians are compared. A whole request takes some 15 µs (docs/performance/tables.md).
+take turns in one run, and the medians are compared. A whole request takes some 15 µs (benchmarks/results/tables.md).
 """
 
 import json

@@ -36,7 +36,7 @@ from overhead import ROOT, Load, ServerProcess
 from real_encoder import MIXED, Ids
 
 PICTURE = ROOT / "docs" / "performance" / "engines.svg"
-FIGURES = PICTURE.with_suffix(".json")
+FIGURES = ROOT / "benchmarks" / "results" / "engines.json"
 LONGEST = 128
 SMALL = EncoderSize(layers=4, width=256, heads=4, feed_forward=1024, sequence=LONGEST)
 SIZES: Mapping[str, EncoderSize] = {"encoder": SMALL, "bert": BERT_BASE}
@@ -397,7 +397,7 @@ def curves_table(points: Sequence[Point], models: Sequence[str]) -> str:
 
 
 def curves_summary(points: Sequence[Point], models: Sequence[str]) -> str:
-    """The part of the curves that docs/performance/tables.md shows: rates with few, some and the most clients."""
+    """The part of the curves that benchmarks/results/tables.md shows: rates with few, some and the most clients."""
     first, *_ = curves_table(points, models).splitlines()
     columns = [(padding, clients) for padding in PADDINGS for clients in SUMMARY_CLIENTS]
     lines = [
@@ -483,7 +483,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--seconds", type=int, default=3, help="of each window")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of a bare loop and the server")
-    parser.add_argument("--write", action="store_true", help="put the report into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the report into benchmarks/results/tables.md")
     options = parser.parse_args()
     if missing := overhead.missing_programs():
         raise SystemExit(missing)
@@ -499,7 +499,7 @@ def main() -> None:
         if options.write:
             FIGURES.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
             PICTURE.write_text(picture(points, options.models))
-            link = f"![Texts a second and latency of each engine]({PICTURE.name})"
+            link = f"![Texts a second and latency of each engine](../../docs/performance/{PICTURE.name})"
             overhead.put_into_report("engines.py curves", f"{link}\n\n{curves_summary(points, options.models)}")
     if options.only in (None, "loops"):
         text = loops_table(options)

@@ -1,7 +1,7 @@
 """How far the HTTP front end is from the least that asyncio can do: server CPU a request beside a bare uvloop protocol.
 
     python benchmarks/floor.py            # about a minute
-    python benchmarks/floor.py --write    # and puts the table into docs/performance/tables.md
+    python benchmarks/floor.py --write    # and puts the table into benchmarks/results/tables.md
 
 The bare protocol finds the end of each head, reads the length of the body, and writes what modserve responded to
 the same request: the same bytes in and out, with no model, no queue and no checks. What is left between the two is what
@@ -202,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="windows of each server, of which the median counts")
     parser.add_argument("--seconds", type=int, default=1, help="seconds of each window")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:

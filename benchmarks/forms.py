@@ -1,7 +1,7 @@
 """What the compiled form gains: server CPU a request of both forms, side by side, and the size of the compiled form.
 
     python benchmarks/forms.py             # prints the report; `scripts/compile` comes first
-    python benchmarks/forms.py --write     # and puts it into docs/performance/tables.md
+    python benchmarks/forms.py --write     # and puts it into benchmarks/results/tables.md
     python benchmarks/forms.py --modules   # what each group of packages adds to that: forms without it beside the whole
 
 Needs what `overhead.py` needs. All servers run all the time, and take turns window by window. `--modules` compiles a
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="windows of each load, of which the median counts")
     parser.add_argument("--seconds", type=int, default=2, help="seconds of each load")
     parser.add_argument("--modules", nargs="*", metavar="PACKAGE[,PACKAGE]", help="measure what each group adds")
-    parser.add_argument("--write", action="store_true", help="put the report into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the report into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     if missing := overhead.missing_programs():
         raise SystemExit(missing)

@@ -1,8 +1,8 @@
-"""What gateways make of servers that stop, die, freeze, are slow or have another version: chaos tables.
+"""What gateways make of servers that stop, die, freeze, are slow or have another version.
 
     python benchmarks/gateways.py                    # Envoy, nginx and HAProxy; a minute for each
     python benchmarks/gateways.py haproxy            # one of them
-    python benchmarks/gateways.py --write            # also writes the tables into docs/gateways.md
+    python benchmarks/gateways.py --write            # also writes the table into docs/gateways.md
 
 Three servers on this machine, the configuration in deploy/gateways before them, and clients of four kinds: REST
 (JSON and binary), gRPC, streams of server-sent events, and streams in both directions. Each answer is compared with
@@ -12,7 +12,6 @@ anywhere, or the numbers do not add up.
 
 import argparse
 import contextlib
-import re
 import signal
 import sys
 import tempfile
@@ -27,7 +26,8 @@ from gateway_load import GrpcCaller, HttpCaller, Load, Refused, Tally
 from gateway_stage import NAMES, ROOT, Gateway, ModelServer
 
 PAGE = ROOT / "docs" / "gateways.md"
-_BEGIN, _END = "<!-- The chaos tables: python benchmarks/gateways.py --write -->", "<!-- End of the chaos tables. -->"
+_BEGIN = "<!-- The table of faults: python benchmarks/gateways.py --write -->"
+_END = "<!-- End of the table of faults. -->"
 
 EDITS: Mapping[str, Mapping[str, str]] = {
     "envoy": {"per_try_idle_timeout: 60s": "per_try_idle_timeout: 2s"},
@@ -271,36 +271,29 @@ def _is_early(text: str) -> bool:
     return "is still loading" in text or "has not scanned its model repositories yet" in text
 
 
-def table(outcomes: Mapping[str, Outcome]) -> str:
-    lines = ["| event | sent | answered | refused | failed | wrong | longest | |", "|---|---|---|---|---|---|---|---|"]
-    for event, outcome in outcomes.items():
-        tallies = list(outcome.tallies.values())
-        failed = sum(len(tally.failed) for tally in tallies)
-        kinds = [f"{len(tally.failed)} {kind}" for kind, tally in outcome.tallies.items() if tally.failed]
-        cells = [
-            event,
-            f"{sum(tally.sent for tally in tallies):,}",
-            f"{sum(tally.right for tally in tallies):,}",
-            f"{sum(len(tally.refused) for tally in tallies):,}",
-            f"{failed} ({', '.join(kinds)})" if failed else "0",
-            f"{sum(len(tally.wrong) for tally in tallies):,}",
-            f"{max(tally.longest_s for tally in tallies):.2f} s",
-            outcome.note,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+def table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """Requests sent through each gateway at each event, and those without a right answer."""
+    names = list(outcomes)
+    lines = [f"| event | {' | '.join(TITLES[name] for name in names)} |", f"|---|{'---|' * len(names)}"]
+    for event in outcomes[names[0]]:
+        lines.append(f"| {event} | {' | '.join(_cell(outcomes[name][event]) for name in names)} |")
     return "\n".join(lines)
 
 
-def write(tables: Mapping[str, str]) -> None:
-    """Replace the tables of these gateways in the page."""
+def _cell(outcome: Outcome) -> str:
+    """Such as `6,047: 2 refused, 1 failed`."""
+    tallies = outcome.tallies.values()
+    counts = {name: sum(len(getattr(each, name)) for each in tallies) for name in ("refused", "failed", "wrong")}
+    losses = [f"{count} {name}" for name, count in counts.items() if count]
+    sent = f"{sum(tally.sent for tally in tallies):,}"
+    return f"{sent}: {', '.join(losses)}" if losses else sent
+
+
+def write(content: str) -> None:
+    """Replace the table in the page."""
     text = PAGE.read_text()
     head, rest = text.split(_BEGIN)
-    middle, tail = rest.split(_END)
-    for name, content in tables.items():
-        section = f"**{TITLES[name]}**\n\n{content}\n"
-        before = re.search(rf"\*\*{re.escape(TITLES[name])}\*\*\n\n(\|.*\n)+", middle)
-        middle = middle.replace(before[0], section) if before else f"{middle.rstrip()}\n\n{section}\n"
-    PAGE.write_text(f"{head}{_BEGIN}{middle}{_END}{tail}")
+    PAGE.write_text(f"{head}{_BEGIN}\n\n{content}\n\n{_END}{rest.split(_END)[1]}")
 
 
 TITLES = {"envoy": "Envoy", "nginx": "nginx", "haproxy": "HAProxy"}
@@ -310,27 +303,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gateways", nargs="*", metavar="GATEWAY", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--answers", type=int, default=100, help="right answers of each kind around each event")
-    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     if unknown := set(options.gateways) - set(NAMES):
         parser.error(f"unknown gateway {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
-    complaints, tables = [], {}
+    if options.write and options.gateways:
+        parser.error("--write is for all gateways: their table is one")
+    complaints: list[str] = []
+    outcomes: dict[str, dict[str, Outcome]] = {}
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         with gateway_stage.servers(directory, [ROOT / "model_repository"]) as servers:
             for name in options.gateways or NAMES:
                 began = time.monotonic()
-                outcomes = run([name], servers, directory, options.answers)[name]
-                tables[name] = table(outcomes)
-                seconds = time.monotonic() - began
-                print(f"{TITLES[name]}, {datetime.now(UTC):%Y-%m-%d}, {seconds:.0f} s\n\n{tables[name]}\n")
-                for event, outcome in outcomes.items():
+                outcomes |= run([name], servers, directory, options.answers)
+                print(f"{TITLES[name]}, {time.monotonic() - began:.0f} s")
+                for event, outcome in outcomes[name].items():
+                    longest_s = max(tally.longest_s for tally in outcome.tallies.values())
+                    print(f"  {event}: {_cell(outcome)}, longest {longest_s:.2f} s. {outcome.note}".rstrip(". "))
                     for kind, tally in outcome.tallies.items():
                         for text in sorted({*tally.refused, *tally.failed, *tally.wrong})[:3]:
-                            print(f"  {event}, {kind}: {text}")
-                complaints += [f"{TITLES[name]}: {text}" for text in faults(outcomes)]
+                            print(f"    {kind}: {text}")
+                complaints += [f"{TITLES[name]}: {text}" for text in faults(outcomes[name])]
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}\n\n{table(outcomes)}\n")
     if options.write:
-        write(tables)
+        write(table(outcomes))
     print("\n".join(complaints) or "nothing lost at SIGTERM, nothing wrong")
     return int(bool(complaints))
 

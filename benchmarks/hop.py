@@ -1,7 +1,7 @@
 """What handing a batch to an instance's thread costs, for a model so small that it need not be (`execution/quick.py`).
 
     python benchmarks/hop.py            # about half a minute
-    python benchmarks/hop.py --write    # and puts the table into docs/performance/tables.md
+    python benchmarks/hop.py --write    # and puts the table into benchmarks/results/tables.md
 
 Two servers in one process serve `simple` in turns, one of them with an engine that insists on its threads. No sockets:
 16 callers, CPU time of the process over the requests.
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="pairs, of which the median counts")
     parser.add_argument("--requests", type=int, default=32_000, help="requests of each half of a pair")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     text = asyncio.run(table(arguments.rounds, arguments.requests))
     print(text)

@@ -1,7 +1,7 @@
 """What a large tensor costs as JSON: server CPU of a request with an image of FP32 [1, 3, 224, 224].
 
     python benchmarks/json_tensor.py            # some seconds
-    python benchmarks/json_tensor.py --write    # and puts the table into docs/performance/tables.md
+    python benchmarks/json_tensor.py --write    # and puts the table into benchmarks/results/tables.md
 
 A server serves a model that returns its input. CPU time of its process over the requests, one at a time; beside it,
 what the JSON library alone takes to read the same body.
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="runs of each kind, of which the median counts")
     parser.add_argument("--requests", type=int, default=20, help="requests of each run")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     text = table(arguments.rounds, arguments.requests)
     print(text)

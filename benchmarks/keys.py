@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 
@@ -161,18 +162,17 @@ def p99(seconds: list[float]) -> float:
 
 def window(port: int, key: str, seconds: float) -> list[float]:
     """Seconds that each inference took, one after the other on one connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    inputs = [{"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": [1] * 16} for n in (0, 1)]
-    body, headers = json.dumps({"inputs": inputs}), {"Authorization": f"Bearer {key}"}
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < end:
-        connection.request("POST", "/v2/models/simple/infer", body, headers)
-        response = connection.getresponse()
-        response.read()
-        assert response.status == 200, response.status
-        taken.append(time.perf_counter() - begun)
-    connection.close()
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        inputs = [{"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": [1] * 16} for n in (0, 1)]
+        body, headers = json.dumps({"inputs": inputs}), {"Authorization": f"Bearer {key}"}
+        taken: list[float] = []
+        end = time.perf_counter() + seconds
+        while (begun := time.perf_counter()) < end:
+            connection.request("POST", "/v2/models/simple/infer", body, headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200, response.status
+            taken.append(time.perf_counter() - begun)
     return taken
 
 

@@ -3,7 +3,7 @@
     python benchmarks/lifecycle.py                    # 100 reloads, 50 changes of instances, 20 versions added, ...
     python benchmarks/lifecycle.py --short
     python benchmarks/lifecycle.py --phase reloads --times 1000
-    python benchmarks/lifecycle.py --write            # all of it, and the table into docs/performance/tables.md
+    python benchmarks/lifecycle.py --write            # all of it, and the table into benchmarks/results/tables.md
 
 Sixteen clients, half of them over HTTP and half over gRPC, send one request after the other and check every response.
 Meanwhile the phases of a table change the models: each has a function that makes one change, and says so if the server
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--short", action="store_true", help="a few times of each phase")
     parser.add_argument("--phase", action="append", help="only the phases whose names have this in them")
     parser.add_argument("--times", type=int, default=0, help="how often each phase changes something")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     options = parser.parse_args(arguments)
     report = Report()
     print(f"{'phase':<30} {'times':>5} {'s':>7} {'HTTP':>8} {'gRPC':>8} {'failed':>7} {'wrong':>6} {'slowest ms':>11}")

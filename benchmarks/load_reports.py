@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import date
 from http.client import HTTPConnection
 
@@ -112,8 +112,7 @@ def reports() -> None:
 def drains() -> None:
     calls, stops = [], []
     for _ in range(7):
-        with serving() as server:
-            connection = HTTPConnection("127.0.0.1", server.port)
+        with serving() as server, closing(HTTPConnection("127.0.0.1", server.port)) as connection:
             begun = time.perf_counter()
             connection.request("POST", "/v2/health/drain")
             report = json.loads(connection.getresponse().read())

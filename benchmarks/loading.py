@@ -3,7 +3,7 @@
     python benchmarks/loading.py                 # the table of files, about three minutes
     python benchmarks/loading.py --only int8     # files whose name contains this
     python benchmarks/loading.py models          # 1, 100 and 1,000 models: the slope
-    python benchmarks/loading.py --write         # both, into docs/performance/tables.md
+    python benchmarks/loading.py --write         # both, into benchmarks/results/tables.md
 
 Linux only. Each load has a process of its own, with the server running and a tiny model served, so that imports and
 first uses count for neither side. Ours is `load_model`; the engine's is its session for the same file, with as many
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("part", nargs="*", default=["files", "models"], help="files, models; both by default")
     parser.add_argument("--only", default="", help="files whose name contains this")
     parser.add_argument("--runs", type=int, default=3, help="loads of each side")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     if (part := arguments.part[0]) in _ALONE:
         print(json.dumps(asyncio.run(_ALONE[part](*arguments.part[1:]))))

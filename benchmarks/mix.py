@@ -1,7 +1,7 @@
 """What tiny requests feel of everything else that a server does: their latency alone, and beside each disturbance.
 
     python benchmarks/mix.py                       # some 6 minutes
-    python benchmarks/mix.py --write               # and puts the tables into docs/performance/tables.md
+    python benchmarks/mix.py --write               # and puts the tables into benchmarks/results/tables.md
     python benchmarks/mix.py --only json scrapes --seconds 2 --rounds 1
     python benchmarks/mix.py --explain             # and which callbacks held the event loop, and where
 
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, help="where modserve is, as build/compiled; default: src")
     parser.add_argument("--explain", action="store_true", help="time the event loop's callbacks, and name the longest")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="options of modserve serve, last of all")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/tables.md")
     options = parser.parse_args()
     every = phases(options.only)
     with tempfile.TemporaryDirectory(prefix="mix-") as directory:

@@ -1,7 +1,7 @@
 """What the server itself costs: requests per second, latency, server CPU a request and memory, beside the bare engine.
 
     python benchmarks/overhead.py                     # prints the report, some minutes
-    python benchmarks/overhead.py --write             # and puts it into docs/performance/tables.md
+    python benchmarks/overhead.py --write             # and puts it into benchmarks/results/tables.md
     python benchmarks/overhead.py --baseline ../old   # another checkout of the source beside this one
     python benchmarks/overhead.py --traffic           # requests that differ as real ones do: a table of its own
 
@@ -49,7 +49,8 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"the Python package '{missing.name}' is not installed: pip install '.[dev]'") from None
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = ROOT / "docs" / "performance" / "tables.md"
+REPORT = ROOT / "benchmarks" / "results" / "tables.md"
+PICTURES = ROOT / "docs" / "performance"
 CONNECTIONS = (1, 16, 64)
 GRPC_RATE = 20_000
 """h2load counts requests, not seconds: so many for each second of a window.
@@ -710,7 +711,7 @@ def main() -> None:
         "--traffic",
         nargs="*",
         metavar="KIND",
-        help="requests that differ as real ones do, of these kinds (letters, see docs/performance/tables.md) or of all",
+        help="requests that differ as real ones do, of these kinds (letters: benchmarks/results/tables.md) or all",
     )
     arguments = parser.parse_args()
     if missing := missing_programs():
@@ -727,11 +728,11 @@ def main() -> None:
     if arguments.write:
         put_into_report(mark, text)
         if arguments.traffic is not None:
-            (REPORT.parent / "traffic.svg").write_text(traffic.picture(text.splitlines()), encoding="utf-8")
+            (PICTURES / "traffic.svg").write_text(traffic.picture(text.splitlines()), encoding="utf-8")
 
 
 def put_into_report(script: str, text: str, report: Path = REPORT) -> None:
-    """Replace what stands in docs/performance/tables.md, or in another page, between the two marks of `script`."""
+    """Replace what stands in benchmarks/results/tables.md, or in another page, between the two marks of `script`."""
     begin, end = f"<!-- {script} begins -->", f"<!-- {script} ends -->"
     before, found, rest = report.read_text().partition(begin)
     _, closed, after = rest.partition(end)

@@ -1,7 +1,7 @@
 """modserve beside other servers: the same models, the same requests, in one run, window by window in turns.
 
     python benchmarks/peers.py                            # all servers, models and ways; see --seconds and --rounds
-    python benchmarks/peers.py --write                    # and puts tables, figures (JSON) and picture into the docs
+    python benchmarks/peers.py --write                    # and puts tables, figures (JSON) and picture into place
     python benchmarks/peers.py --only simple grpc --peers modserve triton-python --rounds 1
     python benchmarks/peers.py --list                     # the servers that there are here
     python benchmarks/peers.py --setup                    # only makes the other servers' virtual environments
@@ -41,7 +41,7 @@ from side_by_side.running import Running, started
 from side_by_side.servers import PEERS, Peer, modserve_peers, triton_command
 
 PICTURE = ROOT / "docs" / "performance" / "peers.svg"
-FIGURES = PICTURE.with_suffix(".json")
+FIGURES = ROOT / "benchmarks" / "results" / "peers.json"
 CONNECTIONS = (1, 16, 64)
 IDLE_S = 2.0
 
@@ -205,7 +205,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compiled", type=Path, default=ROOT / "build" / "compiled", help="modserve's compiled form")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
     parser.add_argument("--keep", type=Path, help="a new folder for the servers' files and logs; default: none is left")
-    parser.add_argument("--write", action="store_true", help="put a summary into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put a summary into benchmarks/results/tables.md")
     parser.add_argument("--list", action="store_true", help="name the servers, and end")
     parser.add_argument("--setup", action="store_true", help="make the virtual environments, and end")
     return parser.parse_args()
@@ -246,7 +246,7 @@ def main() -> None:
     if options.write:
         FIGURES.write_text(figures)
         PICTURE.write_text(report.picture(results))
-        link = f"![Latency against throughput of each server]({PICTURE.name})"
+        link = f"![Latency against throughput of each server](../../docs/performance/{PICTURE.name})"
         put_into_report("peers.py", f"{link}\n\n{report.summary(results, engine, cores, window)}")
 
 

@@ -246,7 +246,7 @@ def bls_table(served: Sequence[Contender]) -> list[str]:
 
 
 def summary(chosen: Sequence[Workload], served: Sequence[Contender]) -> list[str]:
-    """The part of the tables that docs/performance/tables.md shows: medians at the middle number of clients."""
+    """The part of the tables that benchmarks/results/tables.md shows: medians at the middle number of clients."""
     numbers = sorted({clients for _, clients in served[0].loads})
     clients = numbers[len(numbers) // 2]
     lines = [
@@ -390,7 +390,7 @@ def main() -> None:
     if arguments.write and arguments.busy:
         overhead.put_into_report("python_backend.py --busy", "\n".join([conditions, *tables]))
     elif arguments.write:
-        link = f"![Requests per second and CPU of each model]({PICTURE.name})"
+        link = f"![Requests per second and CPU of each model](../../docs/performance/{PICTURE.name})"
         overhead.put_into_report("python_backend.py", "\n".join([link, "", conditions, *short]))
 
 

@@ -1,7 +1,7 @@
 """What scheduling costs, and what it wins.
 
     python benchmarks/scheduling.py            # about six minutes
-    python benchmarks/scheduling.py --write    # and puts the tables into docs/performance/tables.md
+    python benchmarks/scheduling.py --write    # and puts the tables into benchmarks/results/tables.md
     python benchmarks/scheduling.py --only lengths --engines onnxruntime openvino
     python benchmarks/scheduling.py --only texts --engines onnxruntime
 
@@ -243,7 +243,7 @@ def main() -> None:
         "texts": lambda options: text_kinds.report(plans(options), options.kinds),
     }
     parser.add_argument("--only", choices=parts, help="one part alone")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     for name, part in parts.items():
         if arguments.only in (None, name):

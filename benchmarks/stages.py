@@ -1,7 +1,7 @@
 """What each microsecond of a request's CPU is spent on: samples of a server under load, by the stage that they are in.
 
     python benchmarks/stages.py            # some three minutes, and as many more the first time, for compiling
-    python benchmarks/stages.py --write    # and puts the table into docs/performance/tables.md
+    python benchmarks/stages.py --write    # and puts the table into benchmarks/results/tables.md
 
 Needs wrk, h2load and ``perf`` (Debian: linux-perf), which must be allowed to look at processes of one's own
 (kernel.perf_event_paranoid at most 1). The compiled form is built once more in build/symbols, with the names of its
@@ -152,7 +152,7 @@ def build() -> Path:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=int, default=8, help="of each load")
-    options.add_argument("--write", action="store_true", help="put the table into docs/performance/tables.md")
+    options.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     arguments = options.parse_args()
     if missing := overhead.missing_programs():
         raise SystemExit(missing)

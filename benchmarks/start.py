@@ -3,7 +3,7 @@
     python benchmarks/start.py                                  # of the source, or of what PYTHONPATH names
     python benchmarks/start.py --before ../other-checkout/src   # beside another source, or another compiled form
     python benchmarks/start.py --modules 30                     # and the modules that take most
-    python benchmarks/start.py --write                          # into docs/performance/tables.md
+    python benchmarks/start.py --write                          # into benchmarks/results/tables.md
 
 Where TRITON_SERVER_CMD has a command that starts Triton, as in overhead.py, its starts take turns with ours.
 
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a folder with another modserve, which is measured beside")
     parser.add_argument("--runs", type=int, default=5, help="starts of each kind, of which the median counts")
     parser.add_argument("--modules", type=int, default=0, help="also print so many modules that take most")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance/tables.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     if arguments.before and not (arguments.before / "modserve").is_dir():
         raise SystemExit(f"--before: {arguments.before} has no package modserve")

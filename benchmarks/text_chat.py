@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,10 @@ def wait(port: int, path: str, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            client = http.client.HTTPConnection("127.0.0.1", port)
-            client.request("GET", path)
-            if client.getresponse().status == 200:
-                return
+            with closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+                client.request("GET", path)
+                if client.getresponse().status == 200:
+                    return
         except OSError:
             pass
         time.sleep(0.1)
@@ -110,19 +110,19 @@ def cpu_us(pid: int) -> float:
 def measure(plan: Plan, calls: Mapping[str, tuple[str, Mapping[str, Any]]], port: int, pid: int) -> dict[str, float]:
     """By call, the microseconds of a request: the median of the rounds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    client = http.client.HTTPConnection("127.0.0.1", port)
-    for turn in range(plan.rounds + 1):
-        for name, (path, body) in calls.items():
-            content = json.dumps(body)
-            before = cpu_us(pid)
-            for _ in range(plan.requests):
-                client.request("POST", path, content, {"Content-Type": "application/json"})
-                response = client.getresponse()
-                answer = response.read()
-                if response.status != 200:
-                    raise RuntimeError(f"the server refuses {path}: {answer.decode()}")
-            if turn:  # the first one warms up
-                times[name].append((cpu_us(pid) - before) / plan.requests)
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+        for turn in range(plan.rounds + 1):
+            for name, (path, body) in calls.items():
+                content = json.dumps(body)
+                before = cpu_us(pid)
+                for _ in range(plan.requests):
+                    client.request("POST", path, content, {"Content-Type": "application/json"})
+                    response = client.getresponse()
+                    answer = response.read()
+                    if response.status != 200:
+                        raise RuntimeError(f"the server refuses {path}: {answer.decode()}")
+                if turn:  # the first one warms up
+                    times[name].append((cpu_us(pid) - before) / plan.requests)
     return {name: statistics.median(each) for name, each in times.items()}
 
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -150,16 +150,16 @@ class Clients:
     async def _client(self, end: float) -> list[float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         latencies = []
-        while (begun := time.perf_counter()) < end:
-            body = next(self._bodies)
-            writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (_HEAD, len(body), body))
-            answer = await reader.readuntil(b"\r\n\r\n")
-            length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            content = await reader.readexactly(int(length.partition(b":")[2]))
-            if not answer.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(f"the server refuses: {content.decode()}")
-            latencies.append(time.perf_counter() - begun)
-        writer.close()
+        with closing(writer):
+            while (begun := time.perf_counter()) < end:
+                body = next(self._bodies)
+                writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (_HEAD, len(body), body))
+                answer = await reader.readuntil(b"\r\n\r\n")
+                length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                content = await reader.readexactly(int(length.partition(b":")[2]))
+                if not answer.startswith(b"HTTP/1.1 200"):
+                    raise RuntimeError(f"the server refuses: {content.decode()}")
+                latencies.append(time.perf_counter() - begun)
         return latencies
 
 
@@ -184,9 +184,9 @@ async def _ready(port: int) -> None:
     for _ in range(300):
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            answer = await reader.read()
-            writer.close()
+            with closing(writer):
+                writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                answer = await reader.read()
             if answer.startswith(b"HTTP/1.1 200"):
                 return
         except OSError:

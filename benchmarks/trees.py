@@ -1,4 +1,4 @@
-"""What computes a forest fastest: Treelite, its own library, or ONNX Runtime, for batches of 1, 8, 64 and 1,000 rows.
+"""What computes a forest fastest: Treelite, its own library, or ONNX Runtime, for batches of 1 and 1,000 rows.
 
     python benchmarks/trees.py            # about a minute
     python benchmarks/trees.py --write    # and puts the table into docs/engines/fil.md
@@ -27,7 +27,7 @@ from modserve.backends.fil.predictors import OnnxPredictor, TreelitePredictor
 from modserve.core.tensors.tensor import Array
 from overhead import ROOT, put_into_report
 
-SIZES = (1, 8, 64, 1000)
+SIZES = (1, 1000)
 TREES = 100
 PAGE = ROOT / "docs" / "engines" / "fil.md"
 

@@ -1,4 +1,4 @@
-"""What workers cost and gain: memory of the supervisor and of each worker, and requests per second by workers.
+"""What workers cost and gain: memory of the server, and requests per second by workers.
 
     python benchmarks/workers.py                       # prints the tables, some 90 seconds
     python benchmarks/workers.py --write               # and puts them into docs/workers.md
@@ -49,13 +49,10 @@ class Serving:
     http: int
     grpc: int
 
-    def memory(self, workers: int) -> tuple[float, list[float], float]:
-        """MB in all, of each worker, and of the supervisor, which there is with several."""
-        total = process_tree.pss_mb(self.pid)
-        if workers == 1:
-            return total, [total], 0.0
-        each = [process_tree.pss_mb(pid) for pid in process_tree.family(self.pid)[1 : workers + 1]]
-        return total, each, total - sum(each)
+    @property
+    def memory_mb(self) -> float:
+        """Of the workers and, if there are several, of the supervisor."""
+        return process_tree.pss_mb(self.pid)
 
 
 @contextmanager
@@ -137,16 +134,16 @@ REPOSITORIES: dict[str, Callable[[Path], None]] = {
 
 
 def memory_table(home: Path, counts: Sequence[int], tree: Path) -> list[str]:
-    lines = ["| models | workers | MB in all | each worker | supervisor |", "|---|---|---|---|---|"]
+    lines = ["| MB | " + " | ".join(map(_workers, counts)) + " |", "|---" + "|--:" * len(counts) + "|"]
     for number, (name, write) in enumerate(REPOSITORIES.items()):
         repository = home / f"memory{number}"
         write(repository)
+        cells = []
         for workers in counts:
             say(f"memory: {name}, {_workers(workers)}")
             with serving(repository, workers, tree) as server:
-                total, each, supervisor = server.memory(workers)
-            last = f"{supervisor:,.0f}" if supervisor else ""
-            lines.append(f"| {name} | {workers} | {total:,.0f} | {statistics.mean(each):,.0f} | {last} |")
+                cells.append(f"{server.memory_mb:,.0f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -215,12 +212,11 @@ def report(options: argparse.Namespace) -> str:
     windows = f"medians of {options.rounds} windows of {options.seconds} s"
     megabytes = 2 * WIDTH * WIDTH * 4 // 2**20
     lines = [
-        f"modserve, {form}, on {shared}. Requests/s, and CPU of all processes of the server for each; {windows}:",
+        f"Requests/s, and CPU of the server for each; {form}, {shared}; {windows}:",
         "",
         *loads,
         "",
-        "Proportional set size (what processes share counts once) when all workers are ready, with no model, and with "
-        f"one of two matrices, {megabytes} MiB:",
+        f"Memory (proportional set size) with no model, and with one of {megabytes} MiB:",
         "",
         *memory,
     ]

@@ -1,4 +1,4 @@
-"""The terminal of ``modserve chat`` on the front page and in the tutorial: a real model answers.
+"""The terminal of ``modserve chat`` in the tutorial: a real model answers.
 
     python scripts/chat_picture.py smol.gguf
 

@@ -56,7 +56,7 @@ MISTAKES = (
     Mistake(
         "data_type",
         "Another name for a data type",
-        "Use the suggested name. Texts are `TYPE_STRING`, although clients say `BYTES`.",
+        "Texts are `TYPE_STRING`, although clients say `BYTES`.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -82,7 +82,7 @@ output [
     Mistake(
         "punctuation",
         "A missing comma or bracket",
-        "Separate the elements of a list by commas, blocks and numbers alike; fields need none.",
+        "Lists of blocks need commas, too; fields need none.",
         {
             "detector/config.pbtxt": """\
 backend: "onnxruntime"
@@ -103,7 +103,7 @@ instance_group [ { count: 2 } ]
     Mistake(
         "template",
         "An unfilled template",
-        "Replace each `${…}` by a value, or leave the field out: most have defaults.",
+        "Replace each `${…}`, or leave the field out.",
         {
             "postprocessing/config.pbtxt": """\
 backend: "python"
@@ -119,8 +119,7 @@ instance_group [ { count: ${postprocessing_instance_count} kind: KIND_CPU } ]
     Mistake(
         "field",
         "A misspelt field",
-        "Use the suggested names; most lists have singular ones. For a field in the wrong block, the message names the "
-        "right one.",
+        "Lists have singular names.",
         {
             "classifier/config.pbtxt": """\
 backend: "onnxruntime"
@@ -135,7 +134,7 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "name",
         "The old name in a copied folder",
-        "The folder determines the name: leave `name` out.",
+        "Leave `name` out: the folder determines it.",
         {
             "resnet50_int8/config.pbtxt": 'name: "resnet50"\nbackend: "onnxruntime"\n',
             "resnet50_int8/1/model.onnx": DIGITS,
@@ -144,7 +143,7 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "version",
         "No version folder",
-        "Make a folder named by a number, `1`, and move the file there.",
+        "Move the file to a folder `1`.",
         {
             "diabetes/config.pbtxt": 'backend: "onnxruntime"\nmax_batch_size: 0\n',
             "diabetes/model.onnx": DIGITS,
@@ -153,8 +152,7 @@ dynamic_batching { max_batch_size: 8 }
     Mistake(
         "gpu",
         "A missing GPU",
-        "`KIND_AUTO`, or no `kind` at all, uses GPUs only where they exist. If there should be one, see what "
-        "[engines on GPUs](engines/gpu.md) need.",
+        "Use `KIND_AUTO` or no `kind`, or see what [engines on GPUs](engines/gpu.md) need.",
         {
             "resnet50/config.pbtxt": """\
 backend: "onnxruntime"
@@ -172,8 +170,7 @@ instance_group [
     Mistake(
         "batch",
         "A duplicate batch dimension",
-        "With a `max_batch_size` above 0, leave the first dimension out of `dims`. With `max_batch_size: 0`, requests "
-        "have all dimensions and are never batched.",
+        "With a `max_batch_size` above 0, leave the first dimension out of `dims`.",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -188,8 +185,7 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "tensor",
         "A tensor unknown to the model",
-        "Use a listed name and the model's type, or leave out `input` and `output`: they are then "
-        "[filled in](#what-is-filled-in).",
+        "Leave out `input` and `output`: they are [filled in](#what-is-filled-in).",
         {
             "digits/config.pbtxt": """\
 backend: "onnxruntime"
@@ -204,7 +200,7 @@ output [ { name: "output_0" data_type: TYPE_FP32 dims: [ 10 ] } ]
     Mistake(
         "ensemble",
         "Unconnected steps",
-        "Give both ends the same `value`, the tensor's name in the ensemble; `key` is its name in the step's model.",
+        "Give both ends the same `value`; `key` is the tensor's name in the step's model.",
         {
             "pipeline/config.pbtxt": """\
 platform: "ensemble"
@@ -270,7 +266,7 @@ def section() -> str:
     for number, mistake in enumerate(MISTAKES, 1):
         (shown,) = re.findall(r"<desc>(.*?)</desc>", mistake.picture.read_text("utf-8"), re.DOTALL)
         first = unescape(shown).partition("error: ")[2].partition("\n")[0]
-        alt = re.sub(r"([\[\]\\])", r"\\\1", textwrap.shorten(first, 110, placeholder=" …"))
+        alt = re.sub(r"([\[\]\\])", r"\\\1", textwrap.shorten(first, 60, placeholder=" …"))
         link = f"configuration/{mistake.picture.name}"
         parts.append(f"### {number}. {mistake.title}\n\n![{alt}]({link})\n\n{_filled(mistake.remedy)}\n")
     return "\n".join(["", *parts, ""])

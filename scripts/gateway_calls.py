@@ -50,55 +50,58 @@ class Row(NamedTuple):
     rpcs: str = "(?!)"
     streams: bool = False
     """Responses may pause for long, so that time-outs for whole responses do not apply."""
+    http: str = ""
+    """What the table has in place of a long list of paths."""
 
 
 ROWS = (
     Row(
         "inference",
         2,
-        "yes, until the response begins: models compute the same again. Those that keep something between requests "
-        "have sequences",
+        "yes, until the response begins",
         r"/v2/models/\{model\}/(infer|generate)|/v1/models/\{model\}:\w+|(/openai)?/v1/(embeddings|rerank|score)|/v2/rerank"
         r"|/(embed|embeddings|rerank|score|predict|similarity|tokenize|decode)",
         rpcs="ModelInfer",
+        http="`infer`, `generate`, KServe v1, embeddings, rerank, score, and the calls of TEI",
     ),
     Row(
         "streams from the server",
         2,
-        "yes, until the response begins; never afterwards",
+        "yes, until the response begins",
         r"/v2/models/\{model\}/(infer|generate)_stream|(/openai)?/v1/(chat/completions|completions|responses)",
         streams=True,
     ),
     Row(
         "other streams",
         1,
-        "only if no server has seen anything of the call (connection refused, `REFUSED_STREAM`): the client may have "
-        "sent more than one request",
+        "only if no server has seen the call (connection refused, `REFUSED_STREAM`)",
         "(?!)",
         rpcs="ModelStreamInfer|Watch|ServerReflectionInfo|StreamCoreMetrics",
         streams=True,
     ),
     Row(
-        "health, metadata, statistics; `POST /`, which runs a model",
+        "health, metadata, statistics",
         2,
-        "yes. Statistics are those of one server",
+        "yes; statistics are those of one server",
         r"/|/v2(/health/(live|ready)|/models(/stats)?|/memory)?|/info|/health|/version"
         r"|/v2/models/\{model\}(/(ready|config|stats|batches|engine|openapi\.json))?"
         r"|/v1/models(/\{model\}(/metadata)?)?|/openai/v1/models(/\{model\})?"
         r"|/v2/(system|cuda)sharedmemory/(region/\{region\}/)?status",
         rpcs=r"Server(Live|Ready|Metadata)|Model(Ready|Metadata|Config|Statistics)|Check|List|\w+SharedMemoryStatus",
+        http="their calls, and `POST /`, which runs a model",
     ),
     Row(
-        "for operators: loads, index, routings, drains, settings, stacks, metrics, pages",
+        "[for operators](#calls-for-operators)",
         0,
-        "never: they are about one server and for those who run it, so the gateway refuses them",
+        "never: the gateway refuses them",
         "|".join(map(re.escape, sorted(ADMIN_PATHS))),
         rpcs="|".join(ADMIN_RPCS),
+        http="those of an [admin port](access.md#an-admin-port)",
     ),
     Row(
         "shared memory",
         0,
-        "never: it is that of one server, so the gateway refuses them",
+        "never: the gateway refuses them",
         r"/v2/(system|cuda)sharedmemory/(region/\{region\}/)?(un)?register",
         rpcs=r"\w+SharedMemory(Register|Unregister)",
     ),
@@ -125,13 +128,12 @@ def table() -> str:
     for row in ROWS:
         paths = sorted(set(_short_paths(row)))
         rpcs = [name for name in RPC_NEEDS if row in rows_of_rpc(name)]
-        cells = [", ".join(f"`{name}`" for name in names) for names in (paths, rpcs)]
-        lines.append(f"| {row.name} | {' | '.join(cells)} | {row.rule} |")
+        http, grpc = (", ".join(f"`{name}`" for name in names) for names in (paths, rpcs))
+        lines.append(f"| {row.name} | {row.http or http} | {grpc} | {row.rule} |")
     lines.append(
-        "| any of these with the header `x-sequence-id` | | | never: a step of the [sequence](#sequences) would count "
-        "twice |"
+        "| any call with the header `x-sequence-id` | | | never: a [sequence](#sequences) would count it twice |"
     )
-    lines.append("| anything else | | | only if no server has seen anything of the call |")
+    lines.append("| anything else | | | only if no server has seen the call |")
     return "\n".join(lines)
 
 

@@ -470,25 +470,20 @@ def kubernetes_rule(rules: str) -> str:
     return _RULE_HEAD + "".join(f"  {line}" if line.strip() else line for line in groups.splitlines(keepends=True))
 
 
-def _words(text: str) -> str:
-    """A template of Prometheus for people: values as capital letters, which no table can break at."""
-    values = re.sub(r"\{\{ *\$(?:labels\.)?(\w+)[^}]*\}\}", lambda match: match[1].upper(), text)
-    return values.replace("|", "\\|")
-
-
 def runbook(rules: str) -> str:
     """docs/alerts.md: a table for each group of alerts."""
     lines = [
         "# Alerts",
         "",
-        "What each alert of [`modserve.rules.yaml`](../deploy/prometheus/modserve.rules.yaml) says, and what to do.",
-        "Their metrics are in [metrics](metrics.md). `python scripts/monitoring.py` writes this page.",
+        "What to do when an alert of [`modserve.rules.yaml`](../deploy/prometheus/modserve.rules.yaml) fires. The",
+        "alert's own text has the server, the model and the value. `python scripts/monitoring.py` writes this page.",
     ]
     for group in yaml.safe_load(rules)["groups"]:
-        lines += ["", f"## {group['name']}", "", "| alert | severity | it says | what to do |", "|---|---|---|---|"]
+        lines += ["", f"## {group['name']}", "", "| alert | severity | what to do |", "|---|---|---|"]
         for rule in group["rules"]:
-            texts = [_words(" ".join(rule["annotations"][name].split())) for name in ("summary", "runbook")]
-            lines.append(f"| `{rule['alert']}` | {rule['labels']['severity']} | {' | '.join(texts)} |")
+            text = " ".join(rule["annotations"]["runbook"].split()).replace("|", "\\|")
+            text = re.sub(r"docs/([\w/-]+)\.md", r"[\1](\1.md)", text)
+            lines.append(f"| `{rule['alert']}` | {rule['labels']['severity']} | {text} |")
     return "\n".join(lines) + "\n"
 
 

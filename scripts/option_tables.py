@@ -1,13 +1,16 @@
 """Write the tables of options, fields and errors in docs/ from the source; tests/project/test_docs.py compares."""
 
+import re
+import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, Reach
 from modserve.access.identity import KINDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
 from modserve.protocol.failures import DEADLINE, NO_MEMORY, PERMISSION_DENIED, STATUS, TOO_MANY, UNAUTHENTICATED
-from modserve.protocol.restricted import ADMIN_PATHS, ADMIN_RPCS
+from modserve.protocol.restricted import CATEGORIES, METHOD_CATEGORY, PATH_CATEGORY, RPC_CATEGORY
 from modserve.settings import OPTIONS
 from modserve.settings.options import Option
 from modserve.settings.sources import WITHOUT_EFFECT
@@ -24,6 +27,31 @@ BEGIN_FIELDS = "<!-- The table of fields is written by scripts/option_tables.py.
 BEGIN_ERRORS = "<!-- The table of errors is written by scripts/option_tables.py. -->\n"
 BEGIN_CALLS = "<!-- The table of calls is written by scripts/option_tables.py. -->\n"
 END = "<!-- End of the tables. -->\n"
+
+MORE = {
+    "access-log": "logs.md",
+    "admin-address": "access.md#an-admin-port",
+    "audit-log": "logs.md#audit-log",
+    "auth-file": "access.md#keys",
+    "cache-config": "configuration.md#response-cache",
+    "default-backend": "engines/auto.md",
+    "execution-timeout-secs": "tenants.md",
+    "http-client-timeout": "connections.md",
+    "http-restricted-api": "access.md#restricting-calls",
+    "metrics-config": "metrics.md",
+    "model-control-mode": "loading.md",
+    "model-memory-limit": "memory.md",
+    "model-repository": "repositories.md",
+    "orca": "operations.md",
+    "platform": "platforms.md",
+    "python-model": "python-functions.md",
+    "rate-limit": "configuration.md#rate-limiter",
+    "record": "record.md",
+    "trace-config": "tracing.md",
+    "warmup": "configuration.md#warm-up",
+    "workers": "workers.md",
+}
+"""Options with a page that says more."""
 
 ERRORS = {
     "wrong request": STATUS[Code.INVALID_ARG],
@@ -65,6 +93,8 @@ def head(section: str) -> list[str]:
 
 def row(option: Option, names: str, meaning: str) -> str:
     names = names.replace("|", "\\|")
+    if option.name in MORE:
+        meaning += f" [More]({MORE[option.name]})"
     return f"| {names} | {option.default_in_words} | {meaning} |"
 
 
@@ -86,24 +116,20 @@ def of_both(http: Option) -> str:
 
 
 def without_effect() -> str:
-    """tritonserver's options that are accepted and do nothing, by the reason."""
-    names: dict[str, list[str]] = {}
-    for name, why in WITHOUT_EFFECT.items():
-        names.setdefault(why, []).append(f"`--{name}`")
-    rows = [f"| {', '.join(each)} | {why} |" for why, each in names.items()]
-    return "\n".join(["", "| accepted without effect | reason |", "|---|---|", *rows, "", ""])
+    """tritonserver's options that are accepted and do nothing; the log has the reasons."""
+    names = ", ".join(f"`--{name}`" for name in WITHOUT_EFFECT)
+    return textwrap.fill(names, 140, break_on_hyphens=False).join(["\n", ".\n\n"])
 
 
 def fields() -> str:
-    """The fields of a configuration that are not acted on, by effect and reason."""
-    names: dict[tuple[str, str], list[str]] = {}
+    """The fields of a configuration that are not acted on, by effect; the messages have the reasons."""
+    names: dict[str, list[str]] = {}
     for setting in sorted(SETTINGS, key=lambda setting: not setting.fails):
-        verdict = "error" if setting.fails else "warning"
         but = ", ".join(sorted(setting.supported_by))
-        effect = f"{verdict}{f', except for {but}' if but else ''}"
-        names.setdefault((effect, setting.why), []).append(f"`{setting.path}`")
-    rows = [f"| {', '.join(paths)} | {effect} | {why} |" for (effect, why), paths in names.items()]
-    return "\n".join(["", "| field | effect | reason |", "|---|---|---|", *rows, "", ""])
+        exception = f" (not for {but})" if but else ""
+        names.setdefault("error" if setting.fails else "warning", []).append(f"`{setting.path}`{exception}")
+    rows = [f"| {effect} | {', '.join(paths)} |" for effect, paths in names.items()]
+    return "\n".join(["", "| effect | fields |", "|---|---|", *rows, "", ""])
 
 
 def errors() -> str:
@@ -112,25 +138,53 @@ def errors() -> str:
     return "\n".join(["", "| kind | HTTP | gRPC |", "|---|---|---|", *rows, "", ""])
 
 
+class CallRow(NamedTuple):
+    """A row of the table of calls: calls of one category that need the same."""
+
+    category: str
+    need: CallNeed
+
+    @property
+    def scope(self) -> str:
+        if self.need.reach in (Reach.OPEN, Reach.HEALTH, Reach.ANY):
+            return {Reach.OPEN: "none", Reach.HEALTH: "none: health", Reach.ANY: "any key"}[self.need.reach]
+        return f"{self.need.kind}: {self.need.reach.value}"
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return (
+            ["", *CATEGORIES].index(self.category),
+            KINDS.index(self.need.kind),
+            list(Reach).index(self.need.reach),
+        )
+
+
+def is_variant(path: str) -> bool:
+    """Whether the same holds for a shorter path."""
+    shorter = path.removeprefix("/openai")
+    if shorter != path:
+        return PATH_CATEGORY.get(shorter) == PATH_CATEGORY[path]
+    return re.search(r"\{(version|label|repository)\}|sharedmemory/region/", path) is not None
+
+
 def calls() -> str:
-    """Every path and RPC by what it needs, and the ports that have it. Those of versions and labels are left out."""
-    paths: dict[tuple[CallNeed, bool], list[str]] = {}
-    rpcs: dict[tuple[CallNeed, bool], list[str]] = {}
+    """Every path and RPC by its category and what it needs, without variants for which the same holds."""
+    paths: dict[CallRow, list[str]] = {}
+    rpcs: dict[CallRow, list[str]] = {}
     for path, of_path in PATH_NEEDS.items():
-        if "{version}" not in path and "{label}" not in path:
-            for method, each in {"": of_path.usual, **of_path.others}.items():
-                text = f"`{method} {path}`" if method else f"`{path}`"
-                paths.setdefault((each, path in ADMIN_PATHS), []).append(text)
+        if is_variant(path):
+            continue
+        for method, each in {"": of_path.usual, **of_path.others}.items():
+            text = f"`{method} {path}`" if method else f"`{path}`"
+            category = METHOD_CATEGORY.get((method, path)) or PATH_CATEGORY.get(path, "")
+            paths.setdefault(CallRow(category, each), []).append(text)
     for rpc, each in RPC_NEEDS.items():
-        rpcs.setdefault((each, rpc in ADMIN_RPCS), []).append(f"`{rpc}`")
-    order = {*paths, *rpcs}
-    rows = []
-    for key in sorted(order, key=lambda row: (KINDS.index(row[0].kind), list(Reach).index(row[0].reach), row[1])):
-        need, admin = key
-        kind = "none" if need.reach in (Reach.OPEN, Reach.HEALTH) else "any" if need.reach is Reach.ANY else need.kind
-        listed = ", ".join(paths.get(key, [])), ", ".join(rpcs.get(key, []))
-        rows.append(f"| {kind} | {need.reach.value} | {'admin' if admin else 'all'} | {listed[0]} | {listed[1]} |")
-    return "\n".join(["", "| scope | about | ports | HTTP | gRPC |", "|---|---|---|---|---|", *rows, "", ""])
+        rpcs.setdefault(CallRow(RPC_CATEGORY.get(rpc, ""), each), []).append(f"`{rpc}`")
+    rows = [
+        f"| {row.category} | {row.scope} | {', '.join(paths.get(row, []))} | {', '.join(rpcs.get(row, []))} |"
+        for row in sorted({*paths, *rpcs}, key=lambda row: row.rank)
+    ]
+    return "\n".join(["", "| category | scope | HTTP | gRPC |", "|---|---|---|---|", *rows, "", ""])
 
 
 TABLES = (

@@ -63,7 +63,7 @@ def text(results: Results, engine: str, cores: int, window: str) -> str:
 
 
 def summary(results: Results, engine: str, cores: int, window: str) -> str:
-    """The part of the report that docs/performance/tables.md shows: one table for each model."""
+    """The part of the report that benchmarks/results/tables.md shows: one table for each model."""
     loads = sorted({connections for _, _, connections in results.windows})
     middle = loads[len(loads) // 2]
     lines = [

@@ -65,13 +65,14 @@ class Lane:
 
 def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
     """What became of all questions until a line came from standard input."""
-    lanes = [
-        Lane(socket.create_connection((HOST, port), _PATIENCE), _REQUEST, b"HTTP/1.1 200 "),
-        Lane(socket.create_connection((HOST, control_port), _PATIENCE), b"?", b"?"),
-    ]
-    server, control = lanes
     ending = 0.0
-    with selectors.DefaultSelector() as selector:
+    with (
+        socket.create_connection((HOST, port), _PATIENCE) as to_server,
+        socket.create_connection((HOST, control_port), _PATIENCE) as to_control,
+        selectors.DefaultSelector() as selector,
+    ):
+        lanes = [Lane(to_server, _REQUEST, b"HTTP/1.1 200 "), Lane(to_control, b"?", b"?")]
+        server, control = lanes
         for lane in lanes:
             lane.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             selector.register(lane.connection, selectors.EVENT_READ, lane)
@@ -103,8 +104,6 @@ def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
                 announced = True
     if control.asked:
         control.samples.append((control.asked, time.monotonic(), 0.0, 0.0))
-    for lane in lanes:
-        lane.connection.close()
     return {"failure": server.failure, "server": server.samples, "control": control.samples}
 
 

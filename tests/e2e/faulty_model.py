@@ -80,10 +80,10 @@ def recursion() -> None:
 
 
 def prints() -> None:
-    """Megabytes in long lines, in short ones, in none, and what is no text."""
+    """More than a pipe holds in long lines, in short ones, in none, and what is no text."""
     for stream in (sys.stdout, sys.stderr):
         stream.write("word " * 200_000 + "\n")
-        stream.write("x\n" * 100_000)
+        stream.write("x\n" * 40_000)
         stream.buffer.write(bytes(range(256)) * 1000)
         stream.flush()
 
@@ -168,7 +168,8 @@ def announces_an_endless_frame() -> None:
 
 
 def shuts_the_connection() -> None:
-    socket.socket(fileno=os.dup(connection())).shutdown(socket.SHUT_RDWR)
+    with socket.socket(fileno=os.dup(connection())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def reads_stdin() -> None:

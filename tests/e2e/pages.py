@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ("sh", "bash", "console")
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    "README.md",
+    "benchmarks/results/tables.md",
+    *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
+]
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"(?:#|//) (\S+\.(?:py|yaml|yml|json|pbtxt|toml))\n")
@@ -103,7 +107,7 @@ def _complete(command: str) -> bool:
 _DURATION = re.compile(r"\b\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s)\b")
 _NUMBER = re.compile(r"\d+(?:[.,:/]\d+)*")
 _ADVICE = re.compile(r"^.+: \d+ % of the time is spent .+\n?", re.MULTILINE)
-_CHECK = re.compile(r"^(?:ok|warning|problem) +(\S+(?: \S+)*)  ", re.MULTILINE)
+_CHECK = re.compile(r"^(?:ok|warning|problem) +(\S+(?: \S+)*)  |^(…)$", re.MULTILINE)
 
 
 def exact(text: str) -> str:
@@ -126,7 +130,7 @@ def rows(text: str) -> str:
 
 def checks(text: str) -> str:
     """What `modserve doctor` looks at, without what it sees."""
-    return "\n".join(_CHECK.findall(text))
+    return "\n".join(name or others for name, others in _CHECK.findall(text))
 
 
 def alike(printed: str, shown: str, normal: Callable[[str], str] = exact) -> bool:

@@ -32,7 +32,7 @@ class Example:
         return self.clients.enter_context(tritonclient.http.InferenceServerClient(f"{HOST}:{self.server.http_port}"))
 
     def grpc(self) -> Any:
-        return tritonclient.grpc.InferenceServerClient(f"{HOST}:{self.server.grpc_port}")
+        return self.clients.enter_context(tritonclient.grpc.InferenceServerClient(f"{HOST}:{self.server.grpc_port}"))
 
     def executions(self, model: str) -> int:
         (statistics,) = self.http().get_inference_statistics(model)["model_stats"]

@@ -21,7 +21,7 @@ LOADED = r"^model +version +state +load time$"
 """The head of the table that is printed when the first load is over."""
 
 _TROUBLE = re.compile(r" (ERROR|CRITICAL) |^E\d{4} .*\.py:\d+\] |Traceback|Warning:")
-_STALL = re.compile(r"the event loop was held for ([\d.]+) s, in which its thread computed for ([\d.]+) s")
+_STALL = re.compile(r"the event loop was held for ([\d.]+) s: its thread computed for ([\d.]+) s")
 _LONGEST_STALL_MS = 100
 _BETWEEN_BEATS_S = 0.05
 """What the loop may compute between two beats of its watchdog without being late."""

@@ -3,7 +3,7 @@
 import http.client
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,13 @@ UNTUNED = {"proxy_buffering off;": "proxy_buffering on;", "proxy_http_version 1.
 
 def test_nginx_as_it_is_by_default_does_not_buffer_events(served: ServerProcess, tmp_path: Path) -> None:
     """The server's responses ask it not to."""
-    with through_nginx(served, tmp_path, UNTUNED) as nginx:
-        connection = http.client.HTTPConnection(HOST, nginx.http_port, timeout=5)
+    with (
+        through_nginx(served, tmp_path, UNTUNED) as nginx,
+        closing(http.client.HTTPConnection(HOST, nginx.http_port, timeout=5)) as connection,
+    ):
         # The second event would come after the client's time-out. Over HTTP/1.0 it is computed in any case.
         connection.request("POST", "/v2/models/repeat/generate_stream", json.dumps({**SLOW, "DELAY": [0, 6000]}))
         assert json.loads(connection.getresponse().readline().removeprefix(b"data: "))["OUT"] == 4
-        connection.close()
 
 
 def test_nginx_that_buffers_events_all_the_same(served: ServerProcess, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Protocol
@@ -155,8 +155,7 @@ class Clients:
         data = ints(self._count, -self._count) + bytes(size - 8)
         ask = Ask((Input("INPUT0", "INT32", (1, size // 4), data),), model=model)
         if protocol == "http":
-            connection = connect(self._server.http_port)
-            self._stack.callback(connection.close)
+            connection = self._stack.enter_context(closing(connect(self._server.http_port)))
             return HttpCall(self._server, connection, ask), data
         return GrpcCall(self._stack.enter_context(channel(self._server.grpc_port)), ask), data
 
@@ -286,14 +285,13 @@ def test_all_that_wait(server: ServerProcess, clients: Clients) -> None:
 def test_requests_pipelined_behind_the_one_that_waits(server: ServerProcess, clients: Clients) -> None:
     """A closed connection takes with it what was sent on it and not begun: it is never run."""
     before = counts(server)
-    connection = connect(server.http_port)
-    body, headers = binary_request(Ask((Input("INPUT0", "INT32", (1, 2), ints(0, 0)),), model=MODEL))
-    head = f"POST {infer_path(MODEL)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    connection.connect()
-    connection.sock.sendall((head.encode() + b"\r\n" + body) * 3)
-    eventually(lambda: waiting(server) == 1)
-    connection.close()
+    with closing(connect(server.http_port)) as connection:
+        body, headers = binary_request(Ask((Input("INPUT0", "INT32", (1, 2), ints(0, 0)),), model=MODEL))
+        head = f"POST {infer_path(MODEL)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        connection.connect()
+        connection.sock.sendall((head.encode() + b"\r\n" + body) * 3)
+        eventually(lambda: waiting(server) == 1)
     eventually(lambda: waiting(server) == 0)
     assert growth(before, counts(server)) == {
         "executions": 0,

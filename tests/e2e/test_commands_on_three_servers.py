@@ -183,15 +183,14 @@ def test_clocks_that_are_apart(run: Any, three: Three) -> None:
     """Times of servers are told by their own clocks, and limits of calls are no moments of a clock."""
     now = time.time()
     for index, (host, shift) in enumerate(zip(HOSTS, SHIFTS, strict=True)):
-        connection = http.client.HTTPConnection(host, three.port, timeout=30)
-        headers = {"x-api-key": ADMIN, "content-type": "application/json"}
-        body = {**json.loads(SUM), "parameters": {"timeout": 20_000_000}}
-        connection.request("POST", "/v2/models/sum/infer", json.dumps(body), headers)
-        response = connection.getresponse()
-        assert (response.status, response.read()[:1]) == (200, b"{")
-        date = email.utils.parsedate_to_datetime(response.headers["Date"]).timestamp()
-        assert abs(date - now - shift) < 1800
-        connection.close()
+        with contextlib.closing(http.client.HTTPConnection(host, three.port, timeout=30)) as connection:
+            headers = {"x-api-key": ADMIN, "content-type": "application/json"}
+            body = {**json.loads(SUM), "parameters": {"timeout": 20_000_000}}
+            connection.request("POST", "/v2/models/sum/infer", json.dumps(body), headers)
+            response = connection.getresponse()
+            assert (response.status, response.read()[:1]) == (200, b"{")
+            date = email.utils.parsedate_to_datetime(response.headers["Date"]).timestamp()
+            assert abs(date - now - shift) < 1800
         row = next(line for line in run("models", f"--url={three.urls[index]}").out.splitlines() if "sum" in line)
         last = datetime.strptime(" ".join(row.split()[-2:]), "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
         assert abs(last.timestamp() - now - shift) < 1800
@@ -258,10 +257,11 @@ def test_the_console_shows_the_others(three: Three) -> None:
     """With the key of who looks: without one, the third server says nothing."""
 
     def peers(**headers: str) -> list[list[str]]:
-        connection = http.client.HTTPConnection(HOSTS[0], three.port, timeout=30)
-        connection.request("GET", "/console/peers", headers={name.replace("_", "-"): headers[name] for name in headers})
-        rows = json.loads(connection.getresponse().read())
-        connection.close()
+        with contextlib.closing(http.client.HTTPConnection(HOSTS[0], three.port, timeout=30)) as connection:
+            connection.request(
+                "GET", "/console/peers", headers={name.replace("_", "-"): headers[name] for name in headers}
+            )
+            rows = json.loads(connection.getresponse().read())
         assert [row[0] for row in rows] == three.urls
         return [row[1:3] for row in rows]
 
@@ -346,12 +346,11 @@ def clients(three: Three, model: str, tensor: str) -> Iterator[None]:
 
     def send(url: str) -> None:
         host, port = url.removeprefix("http://").split(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=30)
-        headers = {"x-api-key": ADMIN, "content-type": "application/json"}
-        while not ended.wait(0.01):
-            connection.request("POST", f"/v2/models/{model}/infer", json.dumps(body), headers)
-            connection.getresponse().read()
-        connection.close()
+        with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=30)) as connection:
+            headers = {"x-api-key": ADMIN, "content-type": "application/json"}
+            while not ended.wait(0.01):
+                connection.request("POST", f"/v2/models/{model}/infer", json.dumps(body), headers)
+                connection.getresponse().read()
 
     with futures.ThreadPoolExecutor(3) as threads:
         tasks = [threads.submit(send, url) for url in three.urls]

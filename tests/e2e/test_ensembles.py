@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -190,12 +191,14 @@ class Client:
             return {entry["name"] for entry in index if entry.get("state") == "READY"}
         return {entry.name for entry in index.models if entry.state == "READY"}
 
+    def close(self) -> None:
+        self.client.close()
+
 
 @pytest.fixture(params=PROTOCOLS)
 def client(request: pytest.FixtureRequest, served: ServerProcess) -> Iterator[Client]:
-    made = Client(request.param, served)
-    yield made
-    made.client.close()
+    with closing(Client(request.param, served)) as made:
+        yield made
 
 
 def numbers(*values: int, rows: int = 1) -> Array:

@@ -1,4 +1,4 @@
-"""Every block for a shell in README.md and docs/ runs as it stands, in order, and prints what is shown below it.
+"""Every block for a shell in the pages runs as it stands, in order, and prints what is shown below it.
 
 The pages and their blocks are found, so that a new one runs or fails. `NOT_HERE` are the commands that cannot run in a
 test, each with the reason.
@@ -48,8 +48,6 @@ NOT_HERE: Mapping[str, str] = {
     "git clone ": "tests/e2e/test_fresh_clone.py does",
     "scripts/": "tests/e2e/test_fresh_clone.py starts a server and compiles",
     ". .venv/bin/activate": "tests/e2e/test_fresh_clone.py does",
-    "python examples/text_embeddings/": "reads 90 MB of weights; tests/e2e/test_examples_python.py does",
-    "modserve serve --model-repository examples/text_embeddings/": "needs these weights",
     "python benchmarks/": "measures for minutes",
     "TRITON_SERVER_CMD=": "measures for minutes, with a Triton",
     "modserve tune ": "tries configurations for a minute; tests/e2e/test_tune_command.py does",

@@ -135,11 +135,10 @@ def test_a_tensor_of_64_mib(server: ServerProcess, protocol: str) -> None:
     module, port = (
         (tritonclient.http, server.http_port) if protocol == "http" else (tritonclient.grpc, server.grpc_port)
     )
-    client = module.InferenceServerClient(f"{HOST}:{port}")
-    given = module.InferInput("INPUT0", array.shape, "UINT8")
-    given.set_data_from_numpy(array)
-    result = client.infer("identity_UINT8", [given])
-    client.close()
+    with module.InferenceServerClient(f"{HOST}:{port}") as client:
+        given = module.InferInput("INPUT0", array.shape, "UINT8")
+        given.set_data_from_numpy(array)
+        result = client.infer("identity_UINT8", [given])
     assert np.array_equal(result.as_numpy("OUTPUT0"), array)
 
 

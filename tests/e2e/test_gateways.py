@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,13 @@ def test_trailers(gateway: Gateway) -> None:
 
 def test_events_arrive_one_by_one(gateway: Gateway) -> None:
     """The first while the second is a minute away."""
-    connection = http.client.HTTPConnection(HOST, gateway.http_port, timeout=SECONDS)
     body = json.dumps({"IN": [4, 5], "DELAY": [0, LATE], "WAIT": [0]})
     for call, key in (("generate_stream", "OUT"), ("infer_stream", "outputs")):
-        connection.request("POST", f"/v2/models/repeat/{call}", body if key == "OUT" else infer_body())
-        response = connection.getresponse()
-        assert response.headers["Content-Type"].startswith("text/event-stream")
-        assert key in json.loads(response.readline().removeprefix(b"data: "))
-        connection.close()
+        with closing(http.client.HTTPConnection(HOST, gateway.http_port, timeout=SECONDS)) as connection:
+            connection.request("POST", f"/v2/models/repeat/{call}", body if key == "OUT" else infer_body())
+            response = connection.getresponse()
+            assert response.headers["Content-Type"].startswith("text/event-stream")
+            assert key in json.loads(response.readline().removeprefix(b"data: "))
 
 
 def infer_body() -> str:
@@ -231,16 +230,14 @@ def test_long_headers(gateway: Gateway) -> None:
 
 def test_control_is_refused(gateway: Gateway, servers: list[ModelServer]) -> None:
     """Also by Triton's clients, with a text that says what to do; the servers have seen nothing."""
-    clients = (
-        tritonclient.http.InferenceServerClient(f"{HOST}:{gateway.http_port}"),
-        tritonclient.grpc.InferenceServerClient(f"{HOST}:{gateway.grpc_port}"),
-    )
-    for each in clients:
-        with pytest.raises(
-            InferenceServerException, match="is for operators, or about one server: send it to each server itself"
+    for module, port in ((tritonclient.http, gateway.http_port), (tritonclient.grpc, gateway.grpc_port)):
+        with (
+            module.InferenceServerClient(f"{HOST}:{port}") as client,
+            pytest.raises(
+                InferenceServerException, match="is for operators, or about one server: send it to each server itself"
+            ),
         ):
-            each.unload_model("digits")
-        each.close()
+            client.unload_model("digits")
     assert all(send(server.http_port, "GET", "/v2/models/digits/ready").status == 200 for server in servers)
 
 

@@ -63,7 +63,8 @@ def test_connections_above_the_limit_are_told(limited: Server) -> None:
             kept.sendall(LIVE)
             assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
         for _ in range(5):
-            answer = answer_of(dialled(limited.http_port))
+            with dialled(limited.http_port) as refused:
+                answer = answer_of(refused)
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"20 connections open, which is its limit" in answer
         eventually(lambda: len(re.findall("which is the limit", limited.log)) == 1)
@@ -76,12 +77,12 @@ def test_connections_above_the_limit_are_told(limited: Server) -> None:
 
 def test_silent_clients_are_ended(limited: Server) -> None:
     head = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
-    idle, half, body = (dialled(limited.http_port) for _ in range(3))
-    half.sendall(head[:30])
-    body.sendall(head + b"{")
-    assert answer_of(half).startswith(b"HTTP/1.1 408 ")
-    assert answer_of(body).startswith(b"HTTP/1.1 408 ")
-    assert answer_of(idle) == b""
+    with dialled(limited.http_port) as idle, dialled(limited.http_port) as half, dialled(limited.http_port) as body:
+        half.sendall(head[:30])
+        body.sendall(head + b"{")
+        assert answer_of(half).startswith(b"HTTP/1.1 408 ")
+        assert answer_of(body).startswith(b"HTTP/1.1 408 ")
+        assert answer_of(idle) == b""
 
 
 def test_the_system_looks_after_silent_clients(limited: Server) -> None:

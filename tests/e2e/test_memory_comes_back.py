@@ -4,6 +4,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import onnx
@@ -64,14 +65,14 @@ def at_rest(server: ServerProcess) -> int:
     return sizes[-1]
 
 
-def waiting(server: ServerProcess, ask: Ask, count: int) -> Sequence[socket.socket]:
+def waiting(stack: ExitStack, server: ServerProcess, ask: Ask, count: int) -> Sequence[socket.socket]:
     """So many connections that have sent this request, and read nothing of the response for now."""
     body, headers = binary_request(ask)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST {infer_path(ask.model)} HTTP/1.1\r\nHost: {HOST}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
     opened = []
     for _ in range(count):
-        each = socket.create_connection((HOST, server.http_port), SECONDS)
+        each = stack.enter_context(socket.create_connection((HOST, server.http_port), SECONDS))
         each.sendall(head.encode() + body)
         opened.append(each)
     return opened
@@ -91,10 +92,11 @@ def read_all(connections: Sequence[socket.socket], size: int) -> None:
 def comes_back(server: ServerProcess, ask: Ask, count: int, size: int) -> None:
     """The memory of `count` requests that wait, or whose responses wait: at least half of `size` bytes for each."""
     before = at_rest(server)
-    connections = waiting(server, ask, count)
-    eventually(lambda: resident(server) > before + count * size // 2, 60)
-    time.sleep(HELD_S)
-    read_all(connections, size)
+    with ExitStack() as stack:
+        connections = waiting(stack, server, ask, count)
+        eventually(lambda: resident(server) > before + count * size // 2, 60)
+        time.sleep(HELD_S)
+        read_all(connections, size)
     eventually(lambda: resident(server) < MORE * before, 60)
 
 

@@ -47,12 +47,11 @@ def load(server: ServerProcess, seconds: float) -> int:
     def client(milliseconds: int) -> int:
         end, sent = time.monotonic() + seconds, 0
         while time.monotonic() < end:
-            connection = http.client.HTTPConnection(HOST, server.http_port, timeout=30)
-            connection.request("POST", "/v2/models/sleep_thread/infer", BODY % milliseconds)
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 200
-            connection.close()
+            with closing(http.client.HTTPConnection(HOST, server.http_port, timeout=30)) as connection:
+                connection.request("POST", "/v2/models/sleep_thread/infer", BODY % milliseconds)
+                answer = connection.getresponse()
+                answer.read()
+                assert answer.status == 200
             sent += 1
         return sent
 
@@ -67,13 +66,12 @@ def logged_ns(server: ServerProcess) -> list[int]:
 
 def console(server: ServerProcess) -> list[float]:
     """p50 and p99 since the load, in milliseconds."""
-    connection = http.client.HTTPConnection(HOST, server.http_port, timeout=30)
-    connection.request("GET", "/console/events")
-    response = connection.getresponse()
-    line = response.readline()
-    while not line.startswith(b"data: "):
+    with closing(http.client.HTTPConnection(HOST, server.http_port, timeout=30)) as connection:
+        connection.request("GET", "/console/events")
+        response = connection.getresponse()
         line = response.readline()
-    connection.close()
+        while not line.startswith(b"data: "):
+            line = response.readline()
     found: list[float] = json.loads(line.removeprefix(b"data: "))["models"]["1:sleep_thread"]["since_load"]
     return found
 
@@ -98,10 +96,9 @@ def test_only_who_asks_gets_the_fine_buckets(server: ServerProcess) -> None:
     load(server, 0.2)
     pages = []
     for path in ("/metrics", f"/metrics?{FINE_QUERY}"):
-        connection = http.client.HTTPConnection(HOST, server.metrics_port, timeout=30)
-        connection.request("GET", path)
-        pages.append(connection.getresponse().read().decode())
-        connection.close()
+        with closing(http.client.HTTPConnection(HOST, server.metrics_port, timeout=30)) as connection:
+            connection.request("GET", path)
+            pages.append(connection.getresponse().read().decode())
     usual, fine = pages
     assert "modserve_request_durations" not in usual
     assert "modserve_request_longest_seconds" not in usual

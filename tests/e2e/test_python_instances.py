@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,9 @@ class Served:
 
         return answers, finish
 
+    def close(self) -> None:
+        self.client.close()
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
@@ -118,11 +122,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Pat
 
 @pytest.fixture
 def served(running: tuple[Any, Path], tmp_path: Path) -> Iterator[Served]:
-    made = Served(running[0], tmp_path, running[1])
-    yield made
-    made.client.unload_model(made.name)
-    eventually(lambda: made.counts("finalize") == made.counts("initialize"))
-    made.client.close()
+    with closing(Served(running[0], tmp_path, running[1])) as made:
+        yield made
+        made.client.unload_model(made.name)
+        eventually(lambda: made.counts("finalize") == made.counts("initialize"))
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE if not TRITON else ("process",))

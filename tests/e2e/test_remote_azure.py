@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from email.utils import formatdate
 from http.client import HTTPConnection
 from pathlib import Path
@@ -65,10 +66,9 @@ def store(port: int) -> AzureStore:
     text = "\n".join([*lines, f"/{ACCOUNT}/{ACCOUNT}/container", "restype:container"])
     signature = base64.b64encode(hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()).decode()
     headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {ACCOUNT}:{signature}"}
-    connection = HTTPConnection("127.0.0.1", port)
-    connection.request("PUT", f"/{ACCOUNT}/container?restype=container", headers=headers)
-    assert connection.getresponse().status == 201
-    connection.close()
+    with closing(HTTPConnection("127.0.0.1", port)) as connection:
+        connection.request("PUT", f"/{ACCOUNT}/container?restype=container", headers=headers)
+        assert connection.getresponse().status == 201
     made = AzureStore(
         "container",
         config={"account_name": ACCOUNT, "account_key": KEY, "endpoint": f"http://127.0.0.1:{port}/{ACCOUNT}"},

@@ -1,6 +1,7 @@
 """Restricted APIs and protocols with the real clients."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -115,9 +116,10 @@ def test_grpc_streams(restricted: Server) -> None:
 def test_a_connection_that_was_let_in_once_needs_the_header_again(restricted: Server) -> None:
     body, headers = binary_request(Ask())
     path = infer_path("simple")
-    connection = connect(restricted.http_port)
-    allowed = {**headers, **KEY}
-    statuses = [send(connection, "POST", path, body, asked).status for asked in (allowed, headers, allowed, headers)]
-    connection.close()
+    with closing(connect(restricted.http_port)) as connection:
+        allowed = {**headers, **KEY}
+        statuses = [
+            send(connection, "POST", path, body, asked).status for asked in (allowed, headers, allowed, headers)
+        ]
     assert statuses == [200, 403, 200, 403]
     assert http(restricted.http_port, "GET", "/docs").status == 200

@@ -179,18 +179,17 @@ async def test_a_region_in_use_goes_when_the_request_is_over(
     await client.call("register_system_shared_memory", "r", KEY, 256)
     shm.set_shared_memory_region(region, [A])
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    other = tritonclient.grpc.InferenceServerClient(f"{HOST}:{sharing.grpc_port}")
-    place = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
-    place.set_shared_memory("r", 16, 240)
-    other.async_infer("stuck", given(1), lambda result, error: answers.put(error), outputs=[place])
-    eventually(lambda: pending() == 1)
-    await client.call("unregister_system_shared_memory")
-    assert list(await client.status()) == ["r"]
-    filler = tritonclient.grpc.InferInput("INPUT0", [7, 4], "INT32")
-    filler.set_data_from_numpy(np.zeros((7, 4), np.int32))
-    other.infer("stuck", [filler])
-    assert answers.get(timeout=SECONDS) is None
-    other.close()
+    with tritonclient.grpc.InferenceServerClient(f"{HOST}:{sharing.grpc_port}") as other:
+        place = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
+        place.set_shared_memory("r", 16, 240)
+        other.async_infer("stuck", given(1), lambda result, error: answers.put(error), outputs=[place])
+        eventually(lambda: pending() == 1)
+        await client.call("unregister_system_shared_memory")
+        assert list(await client.status()) == ["r"]
+        filler = tritonclient.grpc.InferInput("INPUT0", [7, 4], "INT32")
+        filler.set_data_from_numpy(np.zeros((7, 4), np.int32))
+        other.infer("stuck", [filler])
+        assert answers.get(timeout=SECONDS) is None
     assert shm.get_contents_as_numpy(region, np.int32, [4], 240).tolist() == [0, 1, 2, 3]
     assert await client.status() == {}
 

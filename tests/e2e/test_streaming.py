@@ -237,7 +237,6 @@ def test_a_stream_without_requests(streaming: Server) -> None:
 
 def test_a_client_that_disappears(streaming: Server) -> None:
     """Its connection is closed with requests outstanding, and answers on their way."""
-    opened = channel(streaming.grpc_port)
     requests = [raw("quick", str(number), number) for number in range(50)] + [raw("stuck", "x", 1)]
     over = threading.Event()
 
@@ -246,14 +245,15 @@ def test_a_client_that_disappears(streaming: Server) -> None:
         yield from requests
         over.wait(SECONDS)
 
-    try:
-        call = stub(opened).ModelStreamInfer(kept_open(), timeout=SECONDS)
-        next(call)
-        eventually(lambda: pending(streaming, "stuck") == 1)
-        opened.close()
-        eventually(lambda: pending(streaming, "stuck") == 0)
-    finally:
-        over.set()
+    with channel(streaming.grpc_port) as opened:
+        try:
+            call = stub(opened).ModelStreamInfer(kept_open(), timeout=SECONDS)
+            next(call)
+            eventually(lambda: pending(streaming, "stuck") == 1)
+            opened.close()
+            eventually(lambda: pending(streaming, "stuck") == 0)
+        finally:
+            over.set()
 
 
 # Shutdown

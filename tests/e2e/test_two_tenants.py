@@ -65,9 +65,10 @@ def test_a_tenant_above_its_rate_hears_when_to_come_back_and_others_go_on(place:
     body = {"inputs": [{"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": [1] * 16} for n in (0, 1)]}
     url = f"http://{HOST}:{place.server.http_port}/v2/models/simple/infer"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers(place, "slow"))
-    urllib.request.urlopen(request).read()
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request)
+    with urllib.request.urlopen(request) as answer:
+        answer.read()
+    with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request):
+        pass
     with caught.value as refusal:
         assert refusal.code == 429
         assert 90 <= int(refusal.headers["Retry-After"]) <= 100

@@ -402,7 +402,8 @@ def keep_calling_over_grpc(server: ServerProcess, outcomes: Counter[str], stop: 
                 outcomes["ok over gRPC"] += 1
             except grpc.RpcError as error:
                 try:
-                    connect(server.grpc_port).connect()
+                    with closing(connect(server.grpc_port)) as attempt:
+                        attempt.connect()
                 except ConnectionRefusedError:
                     return
                 outcomes[f"lost over gRPC: {error}"] += 1

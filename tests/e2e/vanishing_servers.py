@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 MARK = "x-counted"
 """Requests with this header are counted. Others, which are health checks, get 200."""
@@ -22,7 +22,7 @@ class VanishingServers:
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._calls: list[int] = []
-        self._listeners: list[socket.socket] = []
+        self._listeners = ExitStack()
         self.addresses = [
             (self._listen(number, grpc=False), self._listen(number, grpc=True)) for number in range(count)
         ]
@@ -34,13 +34,11 @@ class VanishingServers:
         return calls
 
     def close(self) -> None:
-        for listener in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+        self._listeners.close()
 
     def _listen(self, number: int, grpc: bool) -> int:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-        self._listeners.append(listener)
+        listener = self._listeners.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
+        self._listeners.callback(listener.shutdown, socket.SHUT_RDWR)
         threading.Thread(target=self._accept, args=(listener, number, grpc), daemon=True).start()
         return int(listener.getsockname()[1])
 

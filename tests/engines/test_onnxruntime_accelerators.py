@@ -75,21 +75,28 @@ def server(tmp_path_factory: pytest.TempPathFactory, errors: list[str]) -> Itera
     environment = {"PYTHONPATH": os.pathsep.join(path)}
     with serving(repository, options=options, errors=errors, environment=environment) as running:
         yield running
-        assert client(running).is_server_live()
+        with connected(running) as client:
+            assert client.is_server_live()
 
 
-def client(server: ServerProcess) -> Any:
+def connected(server: ServerProcess) -> Any:
     return http.InferenceServerClient(f"{HOST}:{server.http_port}")
 
 
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Any]:
+    with connected(server) as opened:
+        yield opened
+
+
 @pytest.mark.parametrize("name", ["openvino", "listed", "page"])
-def test_openvino_inside_onnx_runtime(server: ServerProcess, name: str) -> None:
-    client(server).load_model(name)
+def test_openvino_inside_onnx_runtime(server: ServerProcess, client: Any, name: str) -> None:
+    client.load_model(name)
     assert "onnxruntime 1.24.1: OpenVINOExecutionProvider, CPUExecutionProvider" in server.log
     values = np.arange(-4, 4, dtype=np.float32).reshape(2, 4)
     tensor = http.InferInput("IN", values.shape, "FP32")
     tensor.set_data_from_numpy(values)
-    response = client(server).infer(name, [tensor])
+    response = client.infer(name, [tensor])
     assert response.as_numpy("OUT").tolist() == (2 * np.maximum(values, 0)).tolist()
     report = request(server.http_port, "GET", f"/v2/models/{name}/engine").json
     assert report["providers"] == ["OpenVINOExecutionProvider", "CPUExecutionProvider"]
@@ -98,8 +105,8 @@ def test_openvino_inside_onnx_runtime(server: ServerProcess, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_what_cannot_be_used_is_not_replaced(server: ServerProcess, errors: list[str], name: str) -> None:
+def test_what_cannot_be_used_is_not_replaced(client: Any, errors: list[str], name: str) -> None:
     errors.append(f"ERROR .* model '{name}', version 1: ")
     with pytest.raises(InferenceServerException, match=FAILING[name][1]) as caught:
-        client(server).load_model(name)
+        client.load_model(name)
     assert caught.value.status() == "400"

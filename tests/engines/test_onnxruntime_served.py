@@ -151,11 +151,18 @@ def server(tmp_path_factory: pytest.TempPathFactory, classifier: Any, errors: li
     options.append("--backend-config=onnxruntime,default-max-batch-size=256")
     with serving(repository, options=options, errors=errors) as running:
         yield running
-        assert all(client(running).is_model_ready(name) for name in ("iris", "upper", "sizes", "gather"))
+        with connected(running) as client:
+            assert all(client.is_model_ready(name) for name in ("iris", "upper", "sizes", "gather"))
 
 
-def client(server: ServerProcess) -> Any:
-    return http.InferenceServerClient(f"{HOST}:{server.http_port}", concurrency=4)
+def connected(server: ServerProcess) -> Any:
+    return http.InferenceServerClient(f"{HOST}:{server.http_port}")
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[Any]:
+    with connected(server) as opened:
+        yield opened
 
 
 def tensor(name: str, values: NDArray[Any], datatype: str) -> Any:
@@ -172,11 +179,11 @@ def test_the_log_names_the_build(server: ServerProcess) -> None:
 # Classifiers
 
 
-def test_probabilities_are_those_of_scikit_learn(server: ServerProcess, classifier: Any) -> None:
-    metadata = client(server).get_model_metadata("iris")
+def test_probabilities_are_those_of_scikit_learn(client: Any, classifier: Any) -> None:
+    metadata = client.get_model_metadata("iris")
     described = {output["name"]: (output["datatype"], output["shape"]) for output in metadata["outputs"]}
     assert described == {"output_label": ("BYTES", [-1, 1]), "output_probability": ("FP32", [-1, 3])}
-    response = client(server).infer("iris", [tensor("X", FLOWERS.astype(np.float32), "FP32")])
+    response = client.infer("iris", [tensor("X", FLOWERS.astype(np.float32), "FP32")])
     np.testing.assert_allclose(response.as_numpy("output_probability"), classifier.predict_proba(FLOWERS), atol=1e-5)
     assert [label.decode() for label in response.as_numpy("output_label").ravel()] == classifier.predict(
         FLOWERS
@@ -194,16 +201,16 @@ def test_what_runs_a_model(server: ServerProcess) -> None:
 # Operators of a model's own
 
 
-def test_operators_of_a_library(server: ServerProcess) -> None:
+def test_operators_of_a_library(client: Any) -> None:
     texts = np.array([[b"abc"], [b"Xyz 1"]], object)
-    response = client(server).infer("upper", [tensor("IN", texts, "BYTES")])
+    response = client.infer("upper", [tensor("IN", texts, "BYTES")])
     assert response.as_numpy("OUT").tolist() == [[b"ABC"], [b"XYZ 1"]]
 
 
 # Threads
 
 
-def test_threads_of_shared_sessions_and_others(server: ServerProcess) -> None:
+def test_threads_of_shared_sessions_and_others(server: ServerProcess, client: Any) -> None:
     """One session for three instances of six threads, or three sessions with the same number in all."""
 
     def threads() -> int:
@@ -212,9 +219,9 @@ def test_threads_of_shared_sessions_and_others(server: ServerProcess) -> None:
     counts = {}
     for share in ("true", "false"):
         before = threads()
-        client(server).load_model(f"share_{share}")
+        client.load_model(f"share_{share}")
         counts[share] = threads() - before
-        response = client(server).infer(f"share_{share}", [tensor("IN", -np.ones((2, 4), np.float32), "FP32")])
+        response = client.infer(f"share_{share}", [tensor("IN", -np.ones((2, 4), np.float32), "FP32")])
         assert not response.as_numpy("OUT").any()
     # Of each session five, and one of each instance; the server may have begun one or two more.
     assert all(18 <= count <= 20 for count in counts.values()), counts
@@ -224,12 +231,12 @@ def test_threads_of_shared_sessions_and_others(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_models_that_cannot_be_loaded(server: ServerProcess, errors: list[str], name: str) -> None:
+def test_models_that_cannot_be_loaded(client: Any, errors: list[str], name: str) -> None:
     errors.append(f"ERROR .* model '{name}', version 1: ")
     with pytest.raises(InferenceServerException, match=BROKEN[name]) as caught:
-        client(server).load_model(name)
+        client.load_model(name)
     assert caught.value.status() == "400"
-    assert client(server).is_model_ready("iris")
+    assert client.is_model_ready("iris")
 
 
 def test_values_out_of_range_harm_only_their_own_request(server: ServerProcess) -> None:
@@ -249,7 +256,8 @@ def test_no_memory_for_one_request_of_a_batch(server: ServerProcess, errors: lis
     errors.append("ERROR .* model 'sizes': execution failed: onnxruntime has no memory for the request")
 
     def ask(size: int) -> Any:
-        return client(server).infer("sizes", [tensor("N", np.array([[size]]), "INT64")])
+        with connected(server) as own:  # such a client belongs to a thread
+            return own.infer("sizes", [tensor("N", np.array([[size]]), "INT64")])
 
     with ThreadPoolExecutor(3) as threads:
         small, huge, other = (threads.submit(ask, size) for size in (5, 10**13, 7))

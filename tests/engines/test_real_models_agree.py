@@ -34,14 +34,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def run(server: ServerProcess, row: Row) -> Mapping[str, NDArray[Any]]:
     """What a model makes of its network's inputs, by the names that ONNX has."""
-    client = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}")
     network, names = NETWORKS[row.network], FORMS[row.form].names
     inputs = []
     for name, array in network.arrays().items():
         datatype = {"float32": "FP32", "int64": "INT64", "int32": "INT32"}[str(array.dtype)]
         tensor = grpc.InferInput(names.get(name, name), list(array.shape), datatype)
         inputs.append(tensor.set_data_from_numpy(array))
-    result = client.infer(row.model, inputs)
+    with grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
+        result = client.infer(row.model, inputs)
     return {name: result.as_numpy(names.get(name, name)) for name in network.outputs}
 
 

@@ -191,11 +191,11 @@ def expected() -> Mapping[str, tuple[str, float]]:
 
 
 def identify(server: ServerProcess, files: list[bytes]) -> list[tuple[str, float]]:
-    client = http.InferenceServerClient(f"{HOST}:{server.http_port}")
     file = http.InferInput("file", [len(files), 1], "BYTES")
     file.set_data_from_numpy(np.array([[content] for content in files], np.object_))
     best = http.InferRequestedOutput("kind", class_count=1)
-    classes = client.infer("magika", [file], outputs=[best]).as_numpy("kind").ravel()
+    with http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
+        classes = client.infer("magika", [file], outputs=[best]).as_numpy("kind").ravel()
     return [(label.decode(), float(score)) for score, _, label in (each.split(b":") for each in classes)]
 
 

@@ -216,15 +216,15 @@ def tensor(name: str, array: NDArray[Any], datatype: str) -> Any:
 
 def listen(server: ServerProcess, model: str, samples: Samples, rate: int = RATE) -> NDArray[np.float32]:
     """The probability in each chunk, by a form of the package that takes one chunk in a request."""
-    client, form = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}"), FORMS[model]
-    heard, rows = [], frames(samples, rate)
-    for index, row in enumerate(rows):
-        inputs = [tensor(form.audio, row[None], "FP32")]
-        if form.has_rate:
-            inputs.append(tensor("sr", np.array([rate]), "INT64"))
-        place_in_stream = {"sequence_start": index == 0, "sequence_end": index == len(rows) - 1}
-        result = client.infer(model, inputs, sequence_id=7, **place_in_stream)
-        heard.append(result.as_numpy(form.speech).item())
+    form, heard, rows = FORMS[model], [], frames(samples, rate)
+    with grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
+        for index, row in enumerate(rows):
+            inputs = [tensor(form.audio, row[None], "FP32")]
+            if form.has_rate:
+                inputs.append(tensor("sr", np.array([rate]), "INT64"))
+            place_in_stream = {"sequence_start": index == 0, "sequence_end": index == len(rows) - 1}
+            result = client.infer(model, inputs, sequence_id=7, **place_in_stream)
+            heard.append(result.as_numpy(form.speech).item())
     return np.array(heard, np.float32)
 
 
@@ -246,11 +246,11 @@ def test_the_other_rate(forms: ServerProcess, sounds: Sounds) -> None:
 @pytest.mark.parametrize("chunks", [1, 16, 1000])
 def test_many_chunks_in_a_request(forms: ServerProcess, sounds: Sounds, chunks: int) -> None:
     """The form that takes any number of chunks in a request; its memory is two states."""
-    client = grpc.InferenceServerClient(f"{HOST}:{forms.grpc_port}")
     rows = frames(sounds.samples["conversation"])
     heard = []
-    for first in range(0, len(rows), chunks):
-        inputs = [tensor("input", rows[first : first + chunks], "FP32")]
-        place_in_stream = {"sequence_start": first == 0, "sequence_end": first + chunks >= len(rows)}
-        heard.append(client.infer("in_one_go", inputs, sequence_id=8, **place_in_stream).as_numpy("speech_probs"))
+    with grpc.InferenceServerClient(f"{HOST}:{forms.grpc_port}") as client:
+        for first in range(0, len(rows), chunks):
+            inputs = [tensor("input", rows[first : first + chunks], "FP32")]
+            place_in_stream = {"sequence_start": first == 0, "sequence_end": first + chunks >= len(rows)}
+            heard.append(client.infer("in_one_go", inputs, sequence_id=8, **place_in_stream).as_numpy("speech_probs"))
     np.testing.assert_allclose(np.concatenate(heard), sounds.heard["conversation"], atol=1e-5)

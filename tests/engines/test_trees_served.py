@@ -50,12 +50,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_a_forest_over_http(server: ServerProcess) -> None:
-    client, rows = http.InferenceServerClient(f"{HOST}:{server.http_port}"), data("breast_cancer")[0][:20]
-    tensor = http.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
-    probabilities = client.infer("cancer", [tensor]).as_numpy("output__0")
-    expected = xgboost_model("breast_cancer").predict_proba(rows)[:, 1:]
-    np.testing.assert_allclose(probabilities, expected, rtol=2e-5, atol=1e-6)
-    client.close()
+    rows = data("breast_cancer")[0][:20]
+    with http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
+        tensor = http.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
+        probabilities = client.infer("cancer", [tensor]).as_numpy("output__0")
+        expected = xgboost_model("breast_cancer").predict_proba(rows)[:, 1:]
+        np.testing.assert_allclose(probabilities, expected, rtol=2e-5, atol=1e-6)
 
 
 def test_null_is_a_missing_value(server: ServerProcess) -> None:
@@ -87,29 +87,30 @@ def test_a_forest_that_is_served_alone_gives_probabilities(tmp_path: Path) -> No
     model = lightgbm_model("breast_cancer")
     write(tmp_path, "light", model, "model.txt")
     rows = data("breast_cancer")[0][:20]
-    with serving(options=[f"alone={tmp_path / 'light' / '1' / 'model.txt'}"]) as server:
-        client = http.InferenceServerClient(f"{HOST}:{server.http_port}")
+    with (
+        serving(options=[f"alone={tmp_path / 'light' / '1' / 'model.txt'}"]) as server,
+        http.InferenceServerClient(f"{HOST}:{server.http_port}") as client,
+    ):
         tensor = http.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
         probabilities = client.infer("alone", [tensor]).as_numpy("output__0")
-        client.close()
     np.testing.assert_allclose(np.ravel(probabilities), model.predict_proba(rows)[:, 1], rtol=2e-5, atol=1e-6)
 
 
 def test_a_forest_over_grpc(server: ServerProcess) -> None:
-    client, rows = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}"), data("breast_cancer")[0][:20]
-    tensor = grpc.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
-    classes = client.infer("light", [tensor]).as_numpy("output__0")
-    assert np.array_equal(classes.ravel(), lightgbm_model("breast_cancer").predict(rows))
-    client.close()
+    rows = data("breast_cancer")[0][:20]
+    with grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
+        tensor = grpc.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
+        classes = client.infer("light", [tensor]).as_numpy("output__0")
+        assert np.array_equal(classes.ravel(), lightgbm_model("breast_cancer").predict(rows))
 
 
 def test_an_estimator(server: ServerProcess) -> None:
-    client, rows = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}"), data("iris")[0].astype(np.float64)
-    tensor = grpc.InferInput("features", list(rows.shape), "FP64").set_data_from_numpy(rows)
-    scores = client.infer("estimator", [tensor]).as_numpy("scores")
-    expected = LogisticRegression(max_iter=500).fit(*data("iris")).decision_function(rows)
-    np.testing.assert_allclose(scores, expected, rtol=1e-9)
-    client.close()
+    rows = data("iris")[0].astype(np.float64)
+    with grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
+        tensor = grpc.InferInput("features", list(rows.shape), "FP64").set_data_from_numpy(rows)
+        scores = client.infer("estimator", [tensor]).as_numpy("scores")
+        expected = LogisticRegression(max_iter=500).fit(*data("iris")).decision_function(rows)
+        np.testing.assert_allclose(scores, expected, rtol=1e-9)
 
 
 def test_what_runs_a_forest(server: ServerProcess) -> None:
@@ -120,8 +121,7 @@ def test_what_runs_a_forest(server: ServerProcess) -> None:
 
 
 def test_a_damaged_neighbour_harms_nobody(server: ServerProcess) -> None:
-    client = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}")
-    rows = {row.name: row for row in client.get_model_repository_index().models}
-    assert "checkpoint.tl" in rows["damaged"].reason
-    assert rows["cancer"].state == "READY"
-    client.close()
+    with grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
+        rows = {row.name: row for row in client.get_model_repository_index().models}
+        assert "checkpoint.tl" in rows["damaged"].reason
+        assert rows["cancer"].state == "READY"

@@ -102,7 +102,12 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_every_link_leads_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
+    ]
     broken = []
     for page in pages:
         for line, is_code in docs_site.lines(page.read_text("utf-8")):

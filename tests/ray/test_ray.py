@@ -47,19 +47,19 @@ def ready(cluster: RayCluster, model: str, tries: int = 12) -> set[int]:
 
 
 def test_clients_over_rest(cluster: RayCluster) -> None:
-    client = tritonclient.http.InferenceServerClient(cluster.url.removeprefix("http://"), network_timeout=120)
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.get_model_metadata("simple")["name"] == "simple"
-    inputs = [tritonclient.http.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
-    for tensor in inputs:
-        tensor.set_data_from_numpy(ONES)
-    result = client.infer("simple", inputs, request_id="mine")
-    assert result.as_numpy("OUTPUT0").tolist() == [[2] * 16]
-    assert result.get_response()["id"] == "mine"
-    with pytest.raises(tritonclient.http.InferenceServerException, match="Request for unknown model: 'nosuch'"):
-        client.infer("nosuch", inputs)
-    client.close()
+    url = cluster.url.removeprefix("http://")
+    with tritonclient.http.InferenceServerClient(url, network_timeout=120) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.get_model_metadata("simple")["name"] == "simple"
+        inputs = [tritonclient.http.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+        for tensor in inputs:
+            tensor.set_data_from_numpy(ONES)
+        result = client.infer("simple", inputs, request_id="mine")
+        assert result.as_numpy("OUTPUT0").tolist() == [[2] * 16]
+        assert result.get_response()["id"] == "mine"
+        with pytest.raises(tritonclient.http.InferenceServerException, match="Request for unknown model: 'nosuch'"):
+            client.infer("nosuch", inputs)
 
 
 def test_v1_and_streams_over_rest(cluster: RayCluster) -> None:
@@ -75,19 +75,18 @@ def test_v1_and_streams_over_rest(cluster: RayCluster) -> None:
 
 
 def test_clients_over_grpc(cluster: RayCluster) -> None:
-    client = tritonclient.grpc.InferenceServerClient(cluster.grpc_url.removeprefix("grpc://"))
-    assert client.is_server_live()
-    assert client.is_model_ready("simple")
-    inputs = [tritonclient.grpc.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
-    for tensor in inputs:
-        tensor.set_data_from_numpy(ONES)
-    assert client.infer("simple", inputs).as_numpy("OUTPUT0").tolist() == [[2] * 16]
-    with pytest.raises(
-        tritonclient.grpc.InferenceServerException, match="Request for unknown model: 'nosuch'"
-    ) as raised:
-        client.infer("nosuch", inputs)
-    assert raised.value.status() == "StatusCode.NOT_FOUND"
-    client.close()
+    with tritonclient.grpc.InferenceServerClient(cluster.grpc_url.removeprefix("grpc://")) as client:
+        assert client.is_server_live()
+        assert client.is_model_ready("simple")
+        inputs = [tritonclient.grpc.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+        for tensor in inputs:
+            tensor.set_data_from_numpy(ONES)
+        assert client.infer("simple", inputs).as_numpy("OUTPUT0").tolist() == [[2] * 16]
+        with pytest.raises(
+            tritonclient.grpc.InferenceServerException, match="Request for unknown model: 'nosuch'"
+        ) as raised:
+            client.infer("nosuch", inputs)
+        assert raised.value.status() == "StatusCode.NOT_FOUND"
 
 
 def test_a_bidirectional_stream(cluster: RayCluster) -> None:
@@ -95,21 +94,20 @@ def test_a_bidirectional_stream(cluster: RayCluster) -> None:
     import queue
 
     outcomes: queue.Queue[Any] = queue.Queue()
-    client = tritonclient.grpc.InferenceServerClient(cluster.grpc_url.removeprefix("grpc://"))
-    client.start_stream(lambda result, error: outcomes.put(error or result))
-    inputs = []
-    for name, values, kind in (("IN", [7, 8], "INT32"), ("DELAY", [0, 0], "UINT32"), ("WAIT", [0], "UINT32")):
-        tensor = tritonclient.grpc.InferInput(name, [len(values)], kind)
-        tensor.set_data_from_numpy(np.array(values, np.int32 if kind == "INT32" else np.uint32))
-        inputs.append(tensor)
-    for turn in range(3):
-        client.async_stream_infer("repeat", inputs, request_id=str(turn))
-        values = [int(outcomes.get(timeout=120).as_numpy("OUT").ravel()[0]) for _ in range(2)]
-        assert values == [7, 8]
-        client.async_stream_infer("nosuch", inputs)
-        assert "unknown model" in str(outcomes.get(timeout=120))
-    client.stop_stream()
-    client.close()
+    with tritonclient.grpc.InferenceServerClient(cluster.grpc_url.removeprefix("grpc://")) as client:
+        client.start_stream(lambda result, error: outcomes.put(error or result))
+        inputs = []
+        for name, values, kind in (("IN", [7, 8], "INT32"), ("DELAY", [0, 0], "UINT32"), ("WAIT", [0], "UINT32")):
+            tensor = tritonclient.grpc.InferInput(name, [len(values)], kind)
+            tensor.set_data_from_numpy(np.array(values, np.int32 if kind == "INT32" else np.uint32))
+            inputs.append(tensor)
+        for turn in range(3):
+            client.async_stream_infer("repeat", inputs, request_id=str(turn))
+            values = [int(outcomes.get(timeout=120).as_numpy("OUT").ravel()[0]) for _ in range(2)]
+            assert values == [7, 8]
+            client.async_stream_infer("nosuch", inputs)
+            assert "unknown model" in str(outcomes.get(timeout=120))
+        client.stop_stream()
 
 
 def test_statistics_add_up(cluster: RayCluster) -> None:
@@ -176,17 +174,16 @@ def test_requests_of_a_sequence_on_a_stream_stay_in_order(cluster: RayCluster) -
     import queue
 
     outcomes: queue.Queue[Any] = queue.Queue()
-    client = tritonclient.grpc.InferenceServerClient(cluster.grpc_url.removeprefix("grpc://"))
-    client.start_stream(lambda result, error: outcomes.put(error or result))
-    for step in range(20):
-        tensor = tritonclient.grpc.InferInput("VALUE", [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.array([[step]], np.int32))
-        start, end = step == 0, step == 19
-        client.async_stream_infer("accumulate", [tensor], sequence_id=9001, sequence_start=start, sequence_end=end)
-    sums = [int(outcomes.get(timeout=120).as_numpy("SUM")[0, 0]) for _ in range(20)]
-    assert sums == [step * (step + 1) // 2 for step in range(20)]
-    client.stop_stream()
-    client.close()
+    with tritonclient.grpc.InferenceServerClient(cluster.grpc_url.removeprefix("grpc://")) as client:
+        client.start_stream(lambda result, error: outcomes.put(error or result))
+        for step in range(20):
+            tensor = tritonclient.grpc.InferInput("VALUE", [1, 1], "INT32")
+            tensor.set_data_from_numpy(np.array([[step]], np.int32))
+            start, end = step == 0, step == 19
+            client.async_stream_infer("accumulate", [tensor], sequence_id=9001, sequence_start=start, sequence_end=end)
+        sums = [int(outcomes.get(timeout=120).as_numpy("SUM")[0, 0]) for _ in range(20)]
+        assert sums == [step * (step + 1) // 2 for step in range(20)]
+        client.stop_stream()
 
 
 def test_a_model_that_clients_name_to_ray_stays_at_two_replicas(cluster: RayCluster) -> None:

@@ -1,8 +1,9 @@
-"""The access log: a line for each request, or for some. On its path, a request only stores some values here.
+"""The access log: a line for each request, or for some.
 
-A thread makes lines of them and writes these, many at a time. It has as long as it takes: where requests come faster
-than the file takes lines, up to `MOST` wait in memory, and further ones are left out, counted in `lost`, and a warning
-says so. So a slow disk costs lines, and never holds a request.
+A request's line is formatted where the request ends, on the event loop. A thread that formatted lines would hold the
+interpreter's lock for milliseconds: requests would wait for it, and engines look slow (`benchmarks/traffic.py`, kind
+i: 20 µs a request instead of 5). The thread only writes, many lines at a time. Up to `MOST` lines wait in memory;
+further ones are left out and counted in `lost`, and a warning says so. A slow disk costs lines and delays no request.
 """
 
 import json
@@ -27,10 +28,10 @@ from .logging import NAME_LENGTH, PATIENCE_S, Logs, address_text, word
 _log = logging.getLogger("modserve.access")
 
 MOST: Final = 32 * 1024
-"""Requests that wait to be written: some seconds of the busiest server, in some 10 MB."""
+"""Lines that wait to be written: some seconds of the busiest server, in some 10 MB."""
 
-_AT_ONCE: Final = 256
-"""Lines in one write. Between two of them, other threads run."""
+_AT_ONCE: Final = 1024
+"""Lines in one write."""
 
 _PAUSE_S: Final = 0.1
 """Lines are gathered for so long."""
@@ -128,7 +129,8 @@ class AccessLog:
         self._proxies = proxies or Proxies()
         self._most = most
         self._count = 0
-        self._entries: deque[AccessLogEntry] = deque()
+        self._waiting: deque[str | AccessLogEntry] = deque()
+        """Lines; entries where Python's logging, which is not ours, formats them."""
         self.lost = 0
         """Lines that were left out because too many waited."""
         self._lost_said = 0
@@ -141,7 +143,7 @@ class AccessLog:
         self._date = ""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self._entries)} lines wait, {self.lost} were left out)"
+        return f"{type(self).__name__}({len(self._waiting)} lines wait, {self.lost} were left out)"
 
     def record(
         self,
@@ -169,18 +171,31 @@ class AccessLog:
         request had come, `queue_ns` when it was queued, 0 if it was not. `trace` is the id of its trace, if it has one
         here; else the thread that writes looks for the client's. `tenant` is empty where there is none.
         """
-        if not self._rate:
+        if not self._rate or not self._logs.settings.info:
             return
         self._count += 1
         if self._count < self._rate:
             return
         self._count = 0
-        if len(self._entries) >= self._most:
+        if len(self._waiting) >= self._most:
             self.lost += 1
             return
         end_ns = time.monotonic_ns()
         about = protocol, origin, call, model, version, status, received, sent, responses, id, request_id
-        self._entries.append(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace, tenant))
+        self.add(AccessLogEntry(*about, start_ns, end_ns, queue_ns, timing, trace, tenant))
+
+    def add(self, entry: AccessLogEntry) -> None:
+        """Queue the line of a request that is logged."""
+        logs = self._logs
+        line: str | AccessLogEntry = entry
+        if logs.is_installed:
+            try:
+                line = _LINES[logs.settings.format](self, entry, time.time_ns())
+            except Exception as error:  # the response must not suffer
+                self.lost += 1
+                self._warn(f"a line could not be formatted: {error}")
+                return
+        self._waiting.append(line)
         if self._asleep:
             self._wake()
 
@@ -208,15 +223,15 @@ class AccessLog:
             while self.drain():
                 self._ended.wait(_PAUSE_S)
             self._asleep = True
-            if self._entries:  # one came just before
+            if self._waiting:  # one came just before
                 self._asleep = False
                 self._due.set()
 
     def drain(self) -> int:
-        """Write all that waits. How many lines that were. On any thread, one at a time."""
-        entries, count = self._entries, 0
-        while entries:
-            some = [entries.popleft() for _ in range(min(len(entries), _AT_ONCE))]
+        """Write all lines that wait, and return their number. On any thread, one at a time."""
+        waiting, count = self._waiting, 0
+        while waiting:
+            some = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
             count += len(some)
             try:
                 self._write(some)
@@ -227,16 +242,13 @@ class AccessLog:
             self._warn("requests come faster than the log can be written")
         return count
 
-    def _write(self, entries: list[AccessLogEntry]) -> None:
-        settings = self._logs.settings
-        if not settings.info:
-            return
-        offset_ns = time.time_ns() - time.monotonic_ns()
-        line = _LINES[settings.format]
-        lines = [line(self, entry, offset_ns + entry.end_ns) for entry in entries]
-        lines.append("")
-        if not self._logs.write("\n".join(lines)):
-            for entry in entries:
+    def _write(self, some: list[str | AccessLogEntry]) -> None:
+        lines = [each for each in some if isinstance(each, str)]
+        if lines:
+            lines.append("")
+            self._logs.write("\n".join(lines))
+        for entry in some:
+            if not isinstance(entry, str):
                 client = self.client_of(entry)
                 _log.info("%s", text(entry, client), extra={"fields": values(entry, client)})
 

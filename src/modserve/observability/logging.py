@@ -462,15 +462,18 @@ class Logs:
 
         handler.writer.run(work)
 
-    def write(self, lines: str) -> bool:
-        """Write whole lines that are formatted already; False where Python's logging is not ours.
+    @property
+    def is_installed(self) -> bool:
+        """True if this process's log is ours, not that of a program which has us as a library."""
+        return self._handler is not None
+
+    def write(self, lines: str) -> None:
+        """Write whole lines that are formatted already, if the log is installed.
 
         Blocks until it is done, so call it on a thread that may wait. Raises OSError.
         """
-        if self._handler is None:
-            return False
-        self._handler.writer.write(lines)
-        return True
+        if self._handler is not None:
+            self._handler.writer.write(lines)
 
     def say(self, text: str) -> None:
         """Write `text` and a newline to standard output, between the lines of the log. Never blocks.

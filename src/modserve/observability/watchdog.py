@@ -120,8 +120,7 @@ class Watchdog:
             )
         else:
             _log.warning(
-                "the event loop was held for %.3f s, in which its thread computed for %.3f s and the process for "
-                "%.3f s",
+                "the event loop was held for %.3f s: its thread computed for %.3f s of them, the process for %.3f s",
                 lag_ns / 1e9,
                 own_ns / 1e9,
                 process_ns / 1e9,

@@ -45,7 +45,7 @@ from modserve.core.tenants import Tenant
 from .batching import FAR_NS, BatchCandidates
 from .level_queue import RIPE_LOOKED_AT, LevelQueue
 from .prediction import LengthIndex
-from .queue import Line, QueueSettings, RequestQueue
+from .queue import GONE, Line, QueueSettings, RequestQueue
 
 RequestT = TypeVar("RequestT")
 
@@ -226,10 +226,16 @@ class Shares(Generic[AccountT]):
         if self.active:
             self._advance()
         else:
-            self.accounts.clear()
-            self.weight = 0.0
-            self.round = 0
-            self._sweep_at = _SWEEP_FROM
+            self.close_all()
+
+    def close_all(self) -> None:
+        """Close all accounts, with their debts: no tenant waits any more."""
+        self.accounts.clear()
+        self.calendar = Calendar()
+        self.active = 0
+        self.weight = 0.0
+        self.round = 0
+        self._sweep_at = _SWEEP_FROM
 
     def _advance(self) -> None:
         self.round = max(self.round, self.calendar.first().round)
@@ -241,6 +247,7 @@ class Shares(Generic[AccountT]):
         self._sweep_at = max(_SWEEP_FROM, 2 * len(kept))
 
 
+_SPARES = 64
 _LENGTHS_LOOKED_AT = 128
 """Number of a group's next requests that a rule that chooses by length sees."""
 
@@ -288,8 +295,10 @@ class FairQueue(RequestQueue):
         self._ripe_elements = settings.ripe_elements
         self._padded = settings.padded
         self._cost = cost
-        own = QueueSettings(look_ahead=settings.look_ahead)
-        self.shares = Shares(lambda name, weight: TenantAccount(name, weight, LevelQueue(own)))
+        self._own = QueueSettings(look_ahead=settings.look_ahead)
+        self._spares: list[LevelQueue] = []
+        """Empty queues for the next tenants: creating one takes as long as all else where few requests wait."""
+        self.shares = Shares(self._open)
         self._groups: dict[object, _Group] = {}
         self._ripe: dict[_Group, None] = {}
         self._line: Line = OrderedDict()
@@ -332,6 +341,9 @@ class FairQueue(RequestQueue):
 
     # In and out
 
+    def _open(self, name: str, weight: float) -> TenantAccount:
+        return TenantAccount(name, weight, self._spares.pop() if self._spares else LevelQueue(self._own))
+
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
         self._arrivals += 1
         account = self.shares.account(inflight.request.tenant)
@@ -350,7 +362,24 @@ class FairQueue(RequestQueue):
             self._forget_times()
 
     def take(self, together: BatchCandidates, count: int) -> list[Inflight]:
-        return self.take_members(list(islice(together, count)))
+        return self._take_all() if count == self.count else self.take_members(list(islice(together, count)))
+
+    def _take_all(self) -> list[Inflight]:
+        """Remove all requests, in the order of arrival. No tenant waits any more, so none need pay."""
+        batch = list(self._line)
+        for account in self.shares.accounts.values():
+            if len(self._spares) < _SPARES and account.queue.clear():
+                self._spares.append(account.queue)
+        for inflight in batch:
+            inflight.level = GONE
+        self.shares.close_all()
+        self._groups.clear()
+        self._ripe.clear()
+        self._line.clear()
+        self.count = self._size = 0
+        if self.timed:
+            self._forget_times()
+        return batch
 
     def take_members(self, batch: list[Inflight]) -> list[Inflight]:
         """Remove these requests of one group, which run now: their tenants pay."""

@@ -153,6 +153,20 @@ class LevelQueue(RequestQueue):
             self._forget_times()
         return batch
 
+    def clear(self) -> bool:
+        """Forget all requests; another queue has them. False if the queue can't be used again."""
+        if len(self._levels) != 1 or len(self._groups) != 1 or self._padded is not None:
+            return not self.count
+        _, level = self._levels.popitem()
+        _, group = self._groups.popitem()
+        _, lane = group.lanes.popitem()
+        lane.clear()
+        level.line.clear()
+        level.size = group.count = group.size = group.elements = self.count = 0
+        group.stale = True
+        group.spare_lane, self._spare_level, self._spare_group = lane, level, group
+        return True
+
     def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
         """Let a request that waits go on waiting at another level, behind all that are there."""
         self._remove((inflight,))

@@ -9,9 +9,8 @@ from .values import cache_texts, whole_number
 
 CACHE_CONFIG: Any = option(
     CacheSettings(),
-    "Cache for responses of models with response_cache: local,size=BYTES in this process (optionally ttl=SECONDS, "
-    "entry_size=BYTES), or redis,host=NAME,port=N, shared by several servers (optionally the keys of Triton's "
-    "Redis cache, ttl, entry_size); may be repeated.",
+    "Response cache: local,size=BYTES in this process, or redis,host=NAME,port=N for several servers; further keys: "
+    "ttl, entry_size, Triton's for Redis; repeatable.",
     "",
     Option(
         "Same as --cache-config=local,size=N, deprecated.",

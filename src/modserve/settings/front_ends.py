@@ -38,8 +38,8 @@ class TlsFiles:
 
 FILE: Any = option(
     "",
-    "File of keys, tenants, token issuers and certificates, without which callers are refused; 'modserve keys' writes "
-    f"it, and the server follows its changes. The environment variable {KEY_VARIABLE} is a key by itself.",
+    "File of keys, tenants, token issuers and certificates that callers need, by 'modserve keys'; changes take effect. "
+    f"The variable {KEY_VARIABLE} is a key by itself.",
     section="access",
 )
 
@@ -51,7 +51,7 @@ def _open(value: object) -> object:
 Open: TypeAlias = Annotated[frozenset[Literal["health", "metrics"]], BeforeValidator(_open)]
 OPEN: Any = option(
     frozenset({"health"}),
-    "What needs no key where callers need one: health (of the server), metrics, or none; may be repeated.",
+    "Calls that need no key: health (of the server), metrics, or none; repeatable.",
     value="health|metrics|none",
     several=True,
     default_in_words="health",
@@ -86,14 +86,14 @@ Address = Annotated[str, AfterValidator(_address)]
 AdminAddress = Annotated[str, AfterValidator(_admin_address)]
 ADMIN: Any = option(
     "",
-    "Address for operators, HOST:PORT, :PORT or unix:PATH, that serves all that HTTP serves, and metrics. The other "
-    "ports then do not load models, list the repository, change routings or settings, or have pages for browsers.",
+    "Address for operators (HOST:PORT, :PORT or unix:PATH) with all calls and metrics. Other ports then do not load "
+    "models, list the repository, change routings or settings, or have pages for browsers.",
     default_in_words="none",
 )
 METRICS: Any = option(
     "",
-    "Address that the metrics port listens on; unix:PATH for a Unix socket. With --admin-address there is such a port "
-    "only if this or --metrics-port is set.",
+    "Address of the metrics port; unix:PATH for a Unix socket. With --admin-address, only this or --metrics-port "
+    "opens the port.",
     default_in_words="that of HTTP; 127.0.0.1 if that is a Unix socket",
 )
 
@@ -235,12 +235,12 @@ class FrontEndSettings:
     port: Port = 0
     reuse_port: bool = option(
         False,
-        "Share the {} port with other servers that have this option: it takes connections when the models have loaded.",
+        "Share the {} port with other servers with this option, once the models have loaded.",
         "reuse-{}-port",
     )
     header_pattern: values.HeaderPattern = option(
         None,
-        "Regular expression: matching {} headers become parameters of inference requests.",
+        "Regular expression of {} headers that become parameters of inference requests.",
         "{}-header-forward-pattern",
         value="REGEX",
     )
@@ -252,20 +252,18 @@ class FrontEndSettings:
     server_key: str = option("", "PEM file with its unencrypted private key; HTTP uses gRPC's by default.")
     root_cert: str = option("", "PEM file with the root certificates for clients; HTTP uses gRPC's by default.")
     server_timing: bool = option(
-        False, "Report the times of each inference with its response, over HTTP and gRPC.", "server-timing"
+        False, "Report the times of each inference in its response, over HTTP and gRPC.", "server-timing"
     )
     orca: Literal["off", "request", "text", "json", "bin"] = option(
         "off",
-        "Report the server's load with each response, for load balancers (ORCA): over HTTP in a header of this format, "
-        "over gRPC in binary trailers and by a service; request: in the format for which an HTTP request asks, like "
-        "Triton.",
+        "Report the server's load (ORCA) over gRPC, and in an HTTP header of this format; request: of the format that "
+        "the request asks for.",
         "orca",
     )
     client_timeout: Count = option(
         60,
-        "Seconds in which a client must finish a request's head, send more of its body or message (else 408, "
-        "DEADLINE_EXCEEDED; five times as long for 16 KiB) or read more of a response (else disconnected), over HTTP "
-        "and gRPC; 0: no limit.",
+        "Seconds for a client to send more of a request (else 408, DEADLINE_EXCEEDED) or read more of a response "
+        "(else disconnected), over HTTP and gRPC; 0: no limit.",
         "http-client-timeout",
     )
 
@@ -305,7 +303,7 @@ class HttpSettings(FrontEndSettings):
     port: Port = option(8000, _PORT_HELP)
     restrictions: values.HttpRestrictions = option(
         {},
-        "Calls at the HTTP and admin ports that need a header; may be repeated.",
+        "Calls at the HTTP and admin ports that need a header; repeatable.",
         "http-restricted-api",
         value="API,…:HEADER=VALUE",
         parse=partial(values.restriction, "api"),
@@ -313,44 +311,42 @@ class HttpSettings(FrontEndSettings):
     )
     max_json: Annotated[int, Field(ge=1)] = option(
         64 * 1024 * 1024,
-        "Maximum size of a request's JSON in bytes; --request-memory-limit limits binary tensors.",
+        "Maximum bytes of a request's JSON; --request-memory-limit limits binary tensors.",
         "http-max-input-size",
     )
     max_connections: Count = option(
         10_000,
-        "Maximum number of open connections, within the limit on open files; one more gets 503; 0: as many as that "
-        "limit allows.",
+        "Open connections, within the limit on open files; one more gets 503; 0: up to that limit.",
     )
     idle_timeout: Count = option(620, "Seconds that an idle connection stays open; 0: forever.")
-    console: bool = option(True, "Serve the live console to browsers, at / and /console.", "console")
+    console: bool = option(True, "Serve the live console, at / and /console.", "console")
     peers: str = option(
         "",
-        "Servers that the console shows: addresses with commas between them, or dns:///NAME:PORT for all of a name.",
+        "Servers that the console shows: addresses, comma-separated, or dns:///NAME:PORT for all of a name.",
         "peers",
         value="URL,…",
     )
     allow_host: values.Hosts = option(
         frozenset(),
-        "Name by which browsers may call the server, besides addresses and the machine's names; * for any; may be "
-        "repeated.",
+        "Name by which browsers may call the server, besides addresses and the machine's names; * for any; repeatable.",
         value="NAME",
         several=True,
     )
     cors_allow_origin: values.Origins = option(
         frozenset(),
-        "Origin whose pages may call the server from a browser, * for any; may be repeated.",
+        "Origin whose pages may call the server from a browser, * for any; repeatable.",
         value="ORIGIN",
         several=True,
     )
     platform: Platform = option(
         "none",
-        "Also serve the calls of a platform's containers, with its environment variables as defaults: those of Amazon "
-        "SageMaker, or of Google's Vertex AI.",
+        "Also serve the calls of Amazon SageMaker's or Google Vertex AI's containers, with defaults from their "
+        "environment variables.",
         "platform",
     )
     vertex_ai_default_model: str = option(
         "",
-        "Model that takes Vertex AI's predictions, with --platform=vertex; by default the only one there is.",
+        "Model for Vertex AI's predictions; by default the only one.",
         "vertex-ai-default-model",
         value="NAME",
     )
@@ -367,7 +363,7 @@ class GrpcSettings(FrontEndSettings):
     port: Port = option(8001, _PORT_HELP)
     restrictions: values.GrpcRestrictions = option(
         {},
-        "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",
+        "gRPC calls that need the header triton-grpc-protocol-HEADER; repeatable.",
         "grpc-restricted-protocol",
         value="PROTOCOL,…:HEADER=VALUE",
         parse=partial(values.restriction, "protocol"),
@@ -375,19 +371,16 @@ class GrpcSettings(FrontEndSettings):
     )
     compression: values.Compression = option(
         "none",
-        "Compress responses for clients that accept it: low with gzip, medium and high with deflate.",
+        "Compress responses for clients that accept it: low: gzip; medium, high: deflate.",
         "grpc-infer-response-compression-level",
     )
     max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
         None,
-        "Maximum bytes of a client's message; 0: no limit. The memory is that of container, process limit or machine, "
-        "whichever is smallest.",
+        "Maximum bytes of a client's message; 0: no limit.",
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )
-    max_concurrent_streams: Count = option(
-        1_000, "Maximum number of open calls on a connection; others wait in the client; 0: no limit."
-    )
+    max_concurrent_streams: Count = option(1_000, "Open calls on a connection; others wait in the client; 0: no limit.")
     keepalive_time: Milliseconds = option(7_200_000, "Milliseconds of silence before the server pings a client.")
     keepalive_timeout: Milliseconds = option(
         20_000, "Milliseconds to reply to a ping before the client is disconnected."

@@ -46,18 +46,16 @@ REQUEST_MEMORY: int | None = option(
 )
 MAX_ACCEPTED: int = option(
     0,
-    "Requests that may be in flight; above that, new ones are refused. 0: no limit. A model's parameter "
-    "limits.max_accepted_requests sets its own.",
+    "Requests in flight; more are refused. 0: no limit. A model's own: parameter limits.max_accepted_requests.",
 )
 EXECUTION_SECS: int = option(
     600,
-    "Seconds after which an execution is given up: its requests fail, and its instance is replaced. Each response of a "
-    "decoupled model begins the time anew. 0: never. A model's parameter limits.execution_timeout_ms overrides it.",
+    "Seconds until an execution, or a decoupled model's next response, is given up: its requests fail, its instance "
+    "is replaced. 0: never. A model's own: parameter limits.execution_timeout_ms.",
 )
 RATE_LIMIT: Literal["off", "execution_count"] = option(
     "off",
-    "execution_count: an execution waits for the resources in its instance_group's rate_limiter, and instances "
-    "take turns by priority; off: no limit.",
+    "execution_count: executions wait for the resources in their instance_group's rate_limiter; off: no limit.",
     value="off|execution_count",
 )
 
@@ -92,34 +90,32 @@ Lazily = Annotated[Literal["auto", "true", "false"], BeforeValidator(_lazily)]
 
 LIMIT: MemoryLimit = option(
     MemoryLimit(),
-    "Memory for all models together: bytes, a size such as 10GB or 500MiB, or a percentage of the memory of the "
-    "container or machine. Models load with their first request, and the least recently used ones are unloaded for "
-    "others; 0: no limit, all stay loaded.",
+    "Memory for all models: bytes, a size such as 10GB or 500MiB, or a percentage of the container's or machine's. "
+    "Models load on request, and the least recently used make room. 0: no limit.",
     section="memory of models",
     value="BYTES|SIZE|PERCENTAGE",
     default_in_words="0",
 )
 LAZILY: Literal["auto", "true", "false"] = option(
     "auto",
-    "Load models with their first request, not at the start; auto: only with --model-memory-limit. A model's "
-    "parameter residency.load overrides it.",
+    "Load models with their first request; auto: only with --model-memory-limit. A model's own: parameter "
+    "residency.load.",
     flag=True,
     value="auto|true|false",
 )
 IDLE_SECS: int = option(
     0,
-    "Seconds without a request after which a model is unloaded until the next one; 0: never. A model's parameter "
-    "residency.idle_unload_secs overrides it.",
+    "Seconds without a request until a model is unloaded; 0: never. A model's own: parameter "
+    "residency.idle_unload_secs.",
 )
 WAIT_SECS: int = option(
     30,
-    "Seconds that requests wait for memory for their model before they are refused.",
+    "Seconds that requests wait for memory for their model.",
 )
 
 
 EXIT_SECS: int = option(30, "Seconds that a stopping server waits for requests in flight.")
 DELAY_SECS: int = option(
     0,
-    "Seconds in which a stopping server is not ready and still takes new requests, so that load balancers turn away "
-    "from it first.",
+    "Seconds that a stopping server is not ready but still accepts requests, for load balancers.",
 )

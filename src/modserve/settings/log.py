@@ -16,34 +16,31 @@ def _network(text: str) -> str:
 
 Proxy = Annotated[str, AfterValidator(_network)]
 
-FORMAT: Any = option("ISO8601", "Format of log lines; default is Triton's, json writes an object per line.")
+FORMAT: Any = option("ISO8601", "Format of log lines: default is Triton's; json: an object per line.")
 FILE: Any = option("", "File for log lines, instead of standard error; SIGHUP reopens it.")
 
 MULTILINE: Any = option(
     "auto",
-    "Write tracebacks in the format ISO8601 on separate, indented lines; auto: on a terminal only; false: in the "
-    "message's line.",
+    "Write tracebacks in format ISO8601 on separate lines; auto: on a terminal; false: in the message's line.",
 )
 ACCESS_LOG: Any = option(
     "errors",
-    "Requests to log: errors: failed ones, at most ten per second; sampled: also one of --access-log-rate; all; off: "
-    "none.",
+    "Requests to log: errors: failed ones, at most ten per second; sampled: also one of --access-log-rate; all; off.",
 )
 ACCESS_LOG_RATE: Any = option(100, "Log one of this many requests with --access-log=sampled.")
 PROXIES: Any = option(
     (),
-    "Address or network of proxies whose X-Forwarded-For or Forwarded names the client in the logs; may be repeated.",
+    "Proxies whose X-Forwarded-For or Forwarded names the client in the logs; repeatable.",
     value="ADDRESS|NETWORK",
     several=True,
-    default_in_words="nobody is believed",
+    default_in_words="none",
 )
 AUDIT_LOG: Any = option(
     "",
-    "File for a line of JSON about each call that changes what is served or how, refused ones too; SIGHUP reopens it; "
-    "log: the log.",
+    "File for a JSON line about each call that changes what is served or how; SIGHUP reopens it; log: the log.",
     value="FILE|log",
 )
 REQUEST_IDS: Any = option(
     "needed",
-    "Requests that get an X-Request-ID if their client sends none: needed: those in the log; all.",
+    "Requests without X-Request-ID that get one: needed: those in the log; all.",
 )

@@ -116,11 +116,10 @@ _FIELDS = {
 Record = Annotated[RecordSettings, BeforeValidator(record_settings)]
 RECORD: Any = option(
     RecordSettings(),
-    "Record requests and their responses in files of dir, for 'modserve replay': a rate of them (0.01) of all models "
-    "or of those that models=PATTERN[:RATE] names, without the tensors of redact=MODEL:TENSOR, in files of at most "
-    "size (1GiB) together; may be repeated.",
+    "Record requests and responses in dir, for 'modserve replay'; keys: rate (0.01), models=PATTERN[:RATE], "
+    "redact=MODEL:TENSOR, size (1GiB); repeatable.",
     value="dir=DIR[,KEY=VALUE]",
-    default_in_words="nothing is recorded",
+    default_in_words="nothing",
     parse=record_texts,
     several=True,
 )

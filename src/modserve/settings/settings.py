@@ -40,7 +40,7 @@ class Settings(BaseModel):
 
     model_repository: values.Places = option(
         (),
-        "Directory of models, or s3://, gs://, as://, hf:// or an archive at http(s)://; may be repeated.",
+        "Directory of models, or s3://, gs://, as://, hf:// or an archive at http(s)://; repeatable.",
         "",
         Option("Same as --model-repository.", "model-store", value="DIR", several=True),
         section="server and models",
@@ -50,16 +50,16 @@ class Settings(BaseModel):
     """A repository or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
-        "Function or class decorated with modserve.model; 'serve my_module:my_model' works too; NAME is by default "
-        "OBJECT; may be repeated.",
+        "Function or class decorated with modserve.model; also 'serve my_module:my_model'; NAME is by default OBJECT; "
+        "repeatable.",
         value="[NAME=]MODULE:OBJECT",
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
     model_file: values.ModelFiles = option(
         (),
-        "Model file, or directory of one model, to serve without a repository; 'serve resnet50.onnx' works too; NAME "
-        "is by default the file's name without its extension; may be repeated.",
+        "Model file, or directory of one model; also 'serve resnet50.onnx'; NAME is by default the file's without "
+        "extension; repeatable.",
         value="[NAME=]FILE",
         several=True,
     )
@@ -69,32 +69,28 @@ class Settings(BaseModel):
     exit_on_error: bool = option(False, "Exit if a model fails to load at the start.")
     exit_timeout_secs: Count = limits.EXIT_SECS
     shutdown_delay_secs: Count = limits.DELAY_SECS
-    strict_readiness: bool = option(
-        True, "Be ready only when every model is; false: as soon as the first load is over."
-    )
-    strict_version_readiness: bool = option(
-        False, "Be unready, like Triton, while a version loads or has failed, even if others of its model serve."
-    )
+    strict_readiness: bool = option(True, "Be ready only when every model is; false: after the first load.")
+    strict_version_readiness: bool = option(False, "Be unready, like Triton, while any version loads or has failed.")
     model_control_mode: values.ControlMode = option(
         "none",
-        "none: load all models at the start; explicit: load those of --load-model and those that clients load; poll: "
-        "load all, then follow changes in the repositories.",
+        "none: load all models at the start; explicit: those of --load-model and load calls; poll: all, and follow "
+        "the repositories' changes.",
     )
     load_model: tuple[str, ...] = option(
-        (), "Model to load at the start in mode explicit, * for all; may be repeated.", value="NAME"
+        (), "Model to load at the start in mode explicit, * for all; repeatable.", value="NAME"
     )
     allow_outside_symlinks: bool = option(
-        False, "Load models whose symbolic links lead out of their model repository.", flag=True
+        False, "Load models whose symbolic links lead out of their repository.", flag=True
     )
     require_digests: bool = option(
         False, "Refuse models with files that the repository's SHA256SUMS does not list.", flag=True
     )
     deny_code: bool = option(
         False,
-        "Refuse models that run code from the repository: Python models, pickles, operator libraries.",
+        "Refuse models that run code from the repository: Python, pickles, operator libraries.",
         flag=True,
     )
-    repository_poll_secs: Count = option(15, "Seconds between two polls of the repositories in mode poll; 0: never.")
+    repository_poll_secs: Count = option(15, "Seconds between two polls in mode poll; 0: never.")
     repository_cache_dir: str = option(
         "",
         "Directory for the files of remote repositories.",
@@ -102,26 +98,24 @@ class Settings(BaseModel):
         default_in_words="modserve/models in the user's cache folder",
     )
     repository_timeout_secs: Annotated[int, Field(ge=1, le=3600)] = option(
-        10, "Seconds without data after which a remote repository counts as unresponsive."
+        10, "Seconds without data until a remote repository counts as unresponsive."
     )
     model_config_name: values.ConfigName = option(
         "",
-        "Use a model's configs/NAME.pbtxt, if it exists, instead of its config.pbtxt.",
+        "Use a model's configs/NAME.pbtxt, if it exists, instead of config.pbtxt.",
         value="NAME",
     )
-    model_load_retry_count: Count = option(0, "Number of retries of a failed load.")
-    model_load_thread_count: Annotated[int, Field(ge=1)] = option(
-        4, "Number of model versions that load at the same time."
-    )
+    model_load_retry_count: Count = option(0, "Retries of a failed load.")
+    model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "Model versions that load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
         "config",
-        "Models to run sample requests on before they are ready: config: those with model_warmup; auto: all others "
-        "too, with generated data; off: none.",
+        "Sample requests before a model is ready: config: from model_warmup; auto: also generated ones for other "
+        "models; off: none.",
     )
     # Of its two options, tritonserver lets the one win that switches it off.
     disable_auto_complete_config: values.AnyFlag = option(
         False,
-        "Do not complete configurations: use each config.pbtxt as it is.",
+        "Use each config.pbtxt as it is.",
         "",
         Option("Same as --disable-auto-complete-config.", "strict-model-config", several=True),
         several=True,
@@ -129,12 +123,11 @@ class Settings(BaseModel):
     )
     default_backend: Literal["file", "auto"] = option(
         "file",
-        "Backend of models whose configuration names none: file: that of the model's file; auto: the fastest that can "
-        "run it, by measurement.",
+        "Backend if the configuration names none: file: by the model's file; auto: the fastest, by measurement.",
     )
     backend_config: values.BackendOptions = option(
         {},
-        "Option of a backend, or without BACKEND the default for all; may be repeated.",
+        "Option of a backend, or without BACKEND a default for all; repeatable.",
         value="[BACKEND,]KEY=VALUE",
         parse=values.backend_option,
         several=True,
@@ -145,17 +138,16 @@ class Settings(BaseModel):
     rate_limit: values.RateLimit = limits.RATE_LIMIT
     rate_limit_resource: values.RateLimitResources = option(
         {},
-        "Amount of a resource on a device, without DEVICE on each; by default the most that an instance needs; may be "
-        "repeated.",
+        "Amount of a resource on DEVICE, or on each; by default the largest need of an instance; repeatable.",
         value="NAME:COUNT[:DEVICE]",
         parse=values.rate_limit_resource,
         several=True,
     )
     """Resources by name and device, None for each device."""
-    supervise: bool = option(False, "Run the server as a child process, and restart it when it crashes.", flag=True)
+    supervise: bool = option(False, "Run the server as a child process, and restart it after a crash.", flag=True)
     """Not for the library."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
-        1, "Processes that serve the same ports, each with its own instances and queues."
+        1, "Processes that share the ports, each with its own instances and queues."
     )
     """Not for the library."""
     request_memory_limit: Annotated[int | None, Field(ge=0)] = limits.REQUEST_MEMORY
@@ -180,9 +172,8 @@ class Settings(BaseModel):
     metrics_port: Port = option(8002, "Port for metrics; 0: a free one.")
     metrics_config: values.MetricsConfig = option(
         {},
-        "Contents of the metrics page: counter_latencies (sums of times) and histogram_latencies, both true by "
-        "default; summary_latencies (quantiles of the last minute), false by default; "
-        "summary_quantiles=0.5:0.05,0.99:0.001, with optional errors; may be repeated.",
+        "counter_latencies, histogram_latencies (default true), summary_latencies (default false), or "
+        "summary_quantiles; repeatable.",
         value="SETTING=VALUE",
         parse=values.metrics_setting,
         several=True,
@@ -210,12 +201,11 @@ class Settings(BaseModel):
 
     trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
         frozenset(),
-        "What to record of traced requests; may be repeated; OFF overrides the others.",
+        "Contents of traces; OFF overrides the others; repeatable.",
         "",
         Option(
-            "Sets the other options of this section, and overrides them: SETTING is level, rate, count, mode, "
-            "triton,file, triton,log-frequency, or a setting of --trace-opentelemetry after 'opentelemetry,'; may be "
-            "repeated.",
+            "Sets and overrides the other trace options: level, rate, count, mode, triton,file, triton,log-frequency, "
+            "or opentelemetry,SETTING; repeatable.",
             "trace-config",
             value="SETTING=VALUE",
             expand=values.trace_setting,
@@ -226,9 +216,9 @@ class Settings(BaseModel):
         several=True,
     )
     trace_rate: UnsignedCount = option(1000, "Trace one of this many requests.")
-    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Number of requests to trace; -1: no limit.")
+    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Requests to trace; -1: no limit.")
     trace_log_frequency: UnsignedCount = option(
-        0, "Traces per file, whose names then end with an index; 0: all in one file."
+        0, "Traces per file, with an index at the end of its name; 0: all in one file."
     )
     trace_file: str = option("", "File for traces; without it, nothing is traced in mode triton.")
     trace_mode: values.TraceMode = option(
@@ -238,8 +228,8 @@ class Settings(BaseModel):
     )
     trace_opentelemetry: values.SpanConfig = option(
         (),
-        "Setting for the collector: url, protocol (http/protobuf or grpc), resource (KEY=VALUE), bsp_max_queue_size, "
-        "bsp_schedule_delay (ms) or bsp_max_export_batch_size; may be repeated.",
+        "Setting of the collector: url, protocol (http/protobuf or grpc), resource (KEY=VALUE), bsp_max_queue_size, "
+        "bsp_schedule_delay (ms) or bsp_max_export_batch_size; repeatable.",
         value="SETTING=VALUE",
         several=True,
     )

@@ -63,6 +63,10 @@ class NamedServer:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
+    def close(self) -> None:
+        self.end()
+        self.held.close()
+
 
 @pytest.fixture
 def servers() -> Iterator[list[NamedServer]]:
@@ -70,8 +74,7 @@ def servers() -> Iterator[list[NamedServer]]:
     second = NamedServer("127.0.0.2", first.port)
     yield [first, second]
     for each in (first, second):
-        each.end()
-        each.held.close()
+        each.close()
 
 
 @pytest.fixture

@@ -97,10 +97,25 @@ max_batch_size: 8
         {
             "resnet/1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102442450\n",
         },
+        output=(
+            "model_repository/resnet: error: 'model_repository/resnet/1/model.onnx' is not a model: it is the "
+            "pointer of Git LFS to a file that was not fetched: run 'git lfs pull' where the files come from\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "A missing backend",
         {"llama/config.pbtxt": 'backend: "tensorrtllm"\n', "llama/1/config.json": b"{}"},
+        output=(
+            "model_repository/llama/config.pbtxt:1:1: error: unable to find backend 'tensorrtllm', "
+            "installed backends are: …\n"
+            '    backend: "tensorrtllm"\n'
+            "    ^\n"
+            "    language models run on backend 'openvino_genai' (GGUF files, OpenVINO IR), or 'vllm' (model.json)\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
     Mistake(
         "Batches larger than the model's",
@@ -196,10 +211,29 @@ optimization {
             "simple/1/model.onnx": MODEL,
         },
         code=0,
+        output=(
+            "model_repository/simple/config.pbtxt:3:3: note: 'optimization.cuda' is ignored by this version of "
+            "modserve: no CUDA graphs are captured\n"
+            "    cuda { graphs: true }\n"
+            "    ^\n"
+            "model_repository/simple/config.pbtxt:4:3: note: 'optimization.priority' is ignored by this version of "
+            "modserve: all models have the same priority\n"
+            "    priority: PRIORITY_MAX\n"
+            "    ^\n"
+            "\n"
+            "1 model checked: no problems, 2 notes (files read, nothing loaded; --load loads)\n"
+        ),
     ),
     Mistake(
         "A misspelt argument of vLLM",
         {"llama/config.pbtxt": 'backend: "vllm"\n', "llama/1/model.json": b'{"modle": "/models/llama"}'},
+        output=(
+            "model_repository/llama: error: 'model_repository/llama/1/model.json' does not have the arguments of "
+            'vLLM\'s engine: expected an object with "model": the folder of the weights, '
+            "or their name at Hugging Face; it has 'modle': did you mean 'model'?\n"
+            "\n"
+            "1 model checked: 1 problem in 1 model\n"
+        ),
     ),
 )
 

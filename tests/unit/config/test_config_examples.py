@@ -239,13 +239,5 @@ def test_a_difference_from_the_model_has_its_place_and_remedy() -> None:
 def test_the_documentation_names_all_that_is_not_supported() -> None:
     documentation = (REPOSITORY.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
 
-    missing = [setting.path for setting in SETTINGS if _documented_name(setting.path) not in documentation]
+    missing = [setting.path for setting in SETTINGS if f"`{setting.path}`" not in documentation]
     assert missing == []
-
-
-def _documented_name(path: str) -> str:
-    """The last part, except where a flag is only named by the section it stands in."""
-    *sections, name = path.split(".")
-    if name != "enable":
-        return name
-    return "pinned memory" if "pinned_memory" in sections[-1] else sections[-1]

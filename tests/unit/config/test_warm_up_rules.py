@@ -177,7 +177,7 @@ def test_the_example_in_the_documentation(tmp_path: Path) -> None:
         files=tmp_path,
     )
     names = [(each.name, each.batch_size, each.count) for each in complete.config.warm_ups]
-    assert names == [("one small picture", 1, 1), ("a full batch", 8, 3)]
+    assert names == [("a full batch", 8, 3)]
     assert complete.warnings == []
 
 

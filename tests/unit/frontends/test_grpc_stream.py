@@ -23,7 +23,7 @@ from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import ClientDisconnectedError, ReadingStoppedError, Response
-from modserve.observability.access_log import AccessLog
+from modserve.observability.access_log import AccessLog, AccessLogEntry
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.repository.scanning import repositories_at
@@ -530,6 +530,24 @@ async def test_shutdown(open_stream: Open, streams: InferStreams, simple: Puppet
     assert await open_stream().ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
 
 
+async def test_the_first_request_of_a_stream_is_on_its_way_when_the_server_stops(
+    open_stream: Open, streams: InferStreams, simple: PuppetServable
+) -> None:
+    """As behind a gateway, which opens the stream before it has the request."""
+    opened = open_stream()
+    await turns()
+    reading = asyncio.create_task(streams.read_out(30))
+    await turns()
+    assert not reading.done()
+    opened.send(asked("a"))
+    await reading
+    opened.send(asked("too late"))
+    simple.answer_all()
+    assert await opened.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert opened.ids == ["a"]
+    assert len(simple.submitted) == 1
+
+
 # Errors
 
 
@@ -823,17 +841,28 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
     assert drained.is_set()
 
 
+class Entries(AccessLog):
+    """Has the bytes and the number of the responses of each request."""
+
+    def __init__(self) -> None:
+        super().__init__(AccessSettings(AccessMode.ALL), start=False)
+        self.responses: dict[str, tuple[int, int]] = {}
+
+    def add(self, entry: AccessLogEntry) -> None:
+        self.responses[entry.id] = entry.sent, entry.responses
+
+
 async def test_the_access_log_has_the_responses_of_each_request(
     server: LocalServer, open_stream: Open, simple: PuppetServable
 ) -> None:
-    server.access_log = log = AccessLog(AccessSettings(AccessMode.ALL), start=False)
+    server.access_log = log = Entries()
     simple.automatic = True
     exchange = open_stream()
     exchange.send(asked("7"), asked("8", "nosuch"))
     exchange.half_close()
     await exchange.ending()
     sizes = {answer.infer_response.id: answer.ByteSize() for answer in exchange.answers}
-    assert {entry.id: (entry.sent, entry.responses) for entry in log._entries} == {
+    assert log.responses == {
         "7": (sizes["7"], 1),
         "8": (sizes["8"], 1),
     }

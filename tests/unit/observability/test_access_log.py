@@ -207,13 +207,40 @@ def test_a_disk_that_is_full_costs_lines_and_nothing_else(file: Path, monkeypatc
     assert "1 lines about requests were left out, 1 in total: the log cannot be written: [Errno 28]" in file.read_text()
 
 
+def test_a_line_that_cannot_be_formatted_costs_itself_and_nothing_else(file: Path) -> None:
+    class Broken(AccessLog):
+        def client_of(self, entry: object) -> str:
+            raise ValueError("no address")
+
+    log = Broken(ALL, installed(file), start=False)
+    record(log)
+    assert (log.lost, log.drain()) == (1, 0)
+    flush_logs()
+    assert (
+        "1 lines about requests were left out, 1 in total: a line could not be formatted: no addr" in file.read_text()
+    )
+
+
 def test_nothing_at_a_level_that_is_off(file: Path) -> None:
     logs = Logs(LogSettings(info=False, file=str(file)))
     logs.install()
     log = AccessLog(ALL, logs, start=False)
     record(log)
-    assert log.drain() == 1
+    assert log.drain() == 0
     assert not file.read_text()
+
+
+def test_a_line_is_complete_when_its_request_ends(file: Path) -> None:
+    """The thread that writes formats no line: it would hold the interpreter's lock."""
+    logs = installed(file)
+    log = AccessLog(ALL, logs, start=False)
+    record(log, request_id="before")
+    logs.change(LogSettings(format=LogFormat.JSON, file=str(file)))
+    record(log, request_id="after")
+    assert log.drain() == 2
+    before, after = file.read_text().splitlines()
+    assert before.endswith(" request_id=before")
+    assert json.loads(after)["request_id"] == "after"
 
 
 def test_a_thread_writes_and_ends(file: Path) -> None:

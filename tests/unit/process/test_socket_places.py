@@ -103,8 +103,9 @@ def test_an_admin_port_in_use_has_its_own_option() -> None:
         with (
             pytest.raises(PortError, match="'--admin-address' chooses another one") as caught,
             opening("admin", "127.0.0.1", number),
+            socket.create_server(("127.0.0.1", number)),
         ):
-            socket.create_server(("127.0.0.1", number))
+            pass
     assert f"--admin-address=127.0.0.1:{number + 10}" in advice(caught.value, [f"--admin-address=127.0.0.1:{number}"])
 
 

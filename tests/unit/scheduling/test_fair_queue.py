@@ -78,6 +78,42 @@ def test_a_batch_fills_across_tenants() -> None:
     assert tenants_of(bench.runner.batches[2]) == {"a": 4, "c": 4}
 
 
+REQUESTS = st.lists(st.tuples(st.sampled_from([None, A, B, C]), st.integers(1, 3), st.integers(1, 3)), max_size=12)
+"""Tenants, rows and levels."""
+
+
+def looks(queue: FairQueue) -> list[object]:
+    """Return all that a queue says while it waits, and the order in which its requests run."""
+    candidates = [(each.count, each.size, each.elements, each.oldest_ns, each.whole) for each in queue.candidates()]
+    parts = [(queue.ahead(2, each), queue.share(each, 10), queue.waiting(each)) for each in (None, A, B, C)]
+    order = [each.request.id for each in queue]
+    return [candidates, parts, order, queue.waiting_by_tenant()]
+
+
+@settings(max_examples=100, deadline=None)
+@given(REQUESTS, REQUESTS)
+def test_when_all_have_run_the_queue_is_as_new(
+    former: list[tuple[Tenant | None, int, int]], later: list[tuple[Tenant | None, int, int]]
+) -> None:
+    used, new = fair_queue(ripe_size=4), fair_queue(ripe_size=4)
+    for tenant, size, level in former:
+        used.append(inflight(size, tenant=tenant, shape_key=1), level)
+    if former:
+        (group,) = used.candidates()
+        assert len(used.take(group, len(former))) == len(former)
+    assert used.count == 0
+    for queue in (used, new):
+        for number, (tenant, size, level) in enumerate(later):
+            entry = inflight(size, tenant=tenant, shape_key=size % 2)
+            entry.request.id = str(number)
+            queue.append(entry, level)
+    while later and used.count:
+        assert looks(used) == looks(new)
+        for queue in (used, new):
+            queue.take(next(iter(queue.candidates())), 1)
+    assert new.count == 0
+
+
 def test_shares_go_by_rows_and_weights() -> None:
     bench = batcher()
     bench.submit(inflight())

@@ -126,9 +126,9 @@ class OnnxRuntimeModel:
             )
         if divisions.others:
             _log.warning(
-                "model '%s' may divide integers in %d nodes that cannot be guarded (their "
-                "type is not in the file, or ONNX Runtime refuses the guard): dividing an integer "
-                "by 0, or the lowest number by -1, may end the server",
+                "model '%s' may divide integers in %d nodes that cannot be guarded: their type is not in the file, or "
+                "ONNX Runtime refuses the guard. Dividing an integer by 0, or the lowest number by -1, may end the "
+                "server",
                 name,
                 divisions.others,
             )

@@ -17,6 +17,7 @@ from collections import deque
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests import trace_context
 from modserve.core.requests.response import InferenceResponse, Outcome, bare_end
+from modserve.core.runtime.failures import guard
 from modserve.frontends import access as entries
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, InferenceCall, OutcomeQueue
@@ -44,6 +45,8 @@ _WHAT = "a request of a stream"
 _FAREWELL = 0.25
 """Seconds between the last response and the error that ends a stream: gRPC's library drops the responses that a caller
 has not read when that error comes."""
+_FIRST = 0.5
+"""Seconds for the first request of a stream, if the server stops before it: it is likely to be on its way."""
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 
@@ -73,7 +76,10 @@ class InferStreams:
         return error
 
     def stop(self) -> None:
-        """Take no more requests than have come; each stream ends as soon as those are settled."""
+        """Take no more requests than have come; each stream ends as soon as those are settled.
+
+        A stream without a request so far has a moment for its first one.
+        """
         self._stopped = True
         for stream in self._open:
             stream.stop()
@@ -199,6 +205,9 @@ class InferStream:
         self._ready: deque[StreamRequest] = deque()
         self._bytes = 0
         self.reading: asyncio.Task[None] | None = None
+        self._has_read = False
+        self._patience: asyncio.TimerHandle | None = None
+        """Timer for the first request, once the server stops."""
         self._half_closed = False
         self._broken: ModserveError | None = None
         """Error that keeps the stream from reading on."""
@@ -220,12 +229,19 @@ class InferStream:
                 call.close()
             # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
             self.reading = None
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
             self._open.clear()
             self._order.clear()
             self._ready.clear()
 
     def stop(self) -> None:
-        self._rpc.stop_reading()
+        if self._has_read:
+            self._rpc.stop_reading()
+        elif self._patience is None:
+            stop_reading = guard("stream_stop", self._rpc.stop_reading)
+            self._patience = asyncio.get_running_loop().call_later(_FIRST, stop_reading)
 
     def on_outcome(self, call: StreamRequest) -> None:
         if not call.ordered or self._order[0] is call:
@@ -236,6 +252,9 @@ class InferStream:
         limits = self.limits
         try:
             while (data := await self._rpc.read()) is not None:
+                self._has_read = True
+                if self._patience is not None:
+                    self._rpc.stop_reading()
                 await self._take(data)
                 data = None  # which may be large, and would stay as long as the client says nothing more
                 while len(self._open) >= limits.outstanding or self._bytes >= limits.outstanding_bytes:

@@ -26,6 +26,8 @@ from modserve.protocol.response_form import ResponseForm
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
+from .wire.call import HttpCall
+
 _WHAT = "an inference request"
 
 
@@ -43,7 +45,7 @@ class CallContext:
         self.heads = JsonHeads()
 
 
-class InferCall(InferenceCall):
+class InferCall(InferenceCall, HttpCall):
     """A request and the sink of its response: `done` is called once with its body, or the error.
 
     With it comes the id of the request, if it has one. It is never called before `start` returns, unless `start` itself

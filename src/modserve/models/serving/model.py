@@ -359,8 +359,8 @@ class Model:
             return
         self._apart = True
         _log.error(
-            "model '%s': the outputs of a batch do not have the rows that its requests have alone, so from now on each "
-            "runs on its own. Write max_batch_size: 0 into config.pbtxt",
+            "model '%s': the outputs of a batch do not have the rows that its requests have alone. Each request "
+            "runs on its own from now on. Write max_batch_size: 0 into config.pbtxt",
             self.id.name,
         )
         policy = BatchPolicy(replace(self.config, dynamic_batching=None))

@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -73,18 +73,15 @@ def test_the_file_of_a_dead_server_is_replaced(path: str) -> None:
 
 
 def test_that_of_a_living_server_is_not(path: str) -> None:
-    with closing(unix_socket.listening(path, 1)):
-        waiting = []
+    with closing(unix_socket.listening(path, 1)), ExitStack() as stack:
         for _ in range(3):  # until no more clients may wait
-            waiting.append(socket.socket(socket.AF_UNIX))
-            waiting[-1].setblocking(False)
-            waiting[-1].connect_ex(path)
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect_ex(path)
             for attempt in (unix_socket.probe, lambda path: unix_socket.listening(path, 5)):
                 with pytest.raises(OSError, match="in use") as caught:
                     attempt(path)
                 assert caught.value.errno == errno.EADDRINUSE
-        for each in waiting:
-            each.close()
 
 
 def test_nothing_else_is_replaced(path: str) -> None:

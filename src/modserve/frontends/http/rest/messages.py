@@ -28,10 +28,8 @@ from .deferred import DeferringRouter
 from .middleware import with_slashes
 
 
-class _LabelConvertor(Convertor[str]):
-    """A part of a path that may be the label of a version."""
-
-    regex = "[a-z][a-z0-9_-]*"
+class _PartConvertor(Convertor[str]):
+    """A part of a path, as it is."""
 
     def convert(self, value: str) -> str:
         return value
@@ -40,19 +38,29 @@ class _LabelConvertor(Convertor[str]):
         return value
 
 
-class _OwnedConvertor(Convertor[str]):
-    """The name of a model that may have its owner before it, as one of the hub has. The value is the name alone."""
+class _LabelConvertor(_PartConvertor):
+    """A part of a path that may be the label of a version."""
+
+    regex = "[a-z][a-z0-9_-]*"
+
+
+class _V1LabelConvertor(_PartConvertor):
+    """A part of a path up to a colon, behind which a call follows."""
+
+    regex = "[^/:]+"
+
+
+class _OwnedConvertor(_PartConvertor):
+    """The name of a model that may have its owner before it, as on the hub. The value is the name alone."""
 
     regex = f"{OWNED}[^/{SLASH}]+"
 
     def convert(self, value: str) -> str:
         return without_owner(value.replace(SLASH, "/"))
 
-    def to_string(self, value: str) -> str:
-        return value
-
 
 register_url_convertor("label", _LabelConvertor())
+register_url_convertor("v1_label", _V1LabelConvertor())
 register_url_convertor("owned", _OwnedConvertor())
 
 

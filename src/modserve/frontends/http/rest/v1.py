@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -24,21 +23,6 @@ from .messages import json_response, new_router
 from .predict import respond
 from .schemas import FAILURES, body_of, errors_of, response_of, responses_of
 from .streams import complete_request, response_to, unless_disconnected
-
-
-class _LabelConvertor(Convertor[str]):
-    """A part of a path up to a colon, behind which a call follows."""
-
-    regex = "[^/:]+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("v1_label", _LabelConvertor())
 
 _MODEL = "/v1/models/{model}"
 _VERSION = _MODEL + "/versions/{version:version}"

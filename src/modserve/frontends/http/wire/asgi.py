@@ -16,6 +16,7 @@ from modserve.frontends.listening import peer_of
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.restricted import PATH_CATEGORY
 
+from .call import HttpCall
 from .context import STATUSES, HttpContext, Message
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
 from .send_buffer import keep_little
@@ -33,7 +34,7 @@ NOTE = "modserve.note"
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
-class AsgiCall:
+class AsgiCall(HttpCall):
     """Run of the application on one complete request, whose response it writes.
 
     `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
@@ -75,14 +76,12 @@ class AsgiCall:
 
     @property
     def filler(self) -> bytes:
-        """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
         if not self._started:
             return CONTINUE
         return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
 
     @property
     def begun(self) -> bool:
-        """True if the response's head is written."""
         return self._started
 
     async def run(self) -> None:

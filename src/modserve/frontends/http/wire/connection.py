@@ -38,6 +38,7 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
 from .asgi import AsgiCall, decode_path, format_path
+from .call import HttpCall
 from .context import AHEAD, SMALL_BODY, Hold, HttpContext
 from .direct_call import DirectCall
 from .half_closed import close_later, has_unread, look_after
@@ -64,7 +65,8 @@ class HttpConnection(asyncio.Protocol):
         self._keyed = context.authority is not None
         self._certificate: Credentials = ()  # what its client has shown in the handshake
         self._phase = ConnectionPhase.OPEN
-        self._call: InferCall | DirectCall | AsgiCall | LongResponse | None = None
+        self._call: HttpCall | None = None
+        self._logged: InferCall | None = None  # the inference at hand, if its line in the access log is due
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
@@ -99,8 +101,8 @@ class HttpConnection(asyncio.Protocol):
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-            if self._access is not None and isinstance(call, InferCall):
-                self._access.abandon(call)
+        if self._access is not None and self._logged is not None:
+            self._access.abandon(self._logged)
 
     def eof_received(self) -> bool:
         """Serve what the client has sent, which sends no more, and then close the connection.
@@ -115,7 +117,7 @@ class HttpConnection(asyncio.Protocol):
         if self._phase is not _ENDED:
             self._phase = _ENDED
             if not self._head.old:
-                transport.write(CONTINUE if call is None or isinstance(call, InferCall) else call.filler)
+                transport.write(CONTINUE if call is None else call.filler)
             look_after(transport, self.context.loop)
         return True
 
@@ -126,8 +128,8 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read its responses, until it does."""
         self._blockage = asyncio.Event()
-        if isinstance(self._call, LongResponse | DirectCall):
-            self._call.paused = True
+        if self._call is not None:
+            self._call.pause()
         if self._transport is not None:
             self._held_unsent.force(self._unsent_now(self._transport))
         self._choose_reading()
@@ -137,13 +139,12 @@ class HttpConnection(asyncio.Protocol):
             self._blockage.set()
         self._blockage = None
         self._held_unsent.resize(0)
-        if isinstance(self._call, LongResponse | DirectCall):
-            self._call.paused = False
-            self._call.write()
+        if self._call is not None:
+            self._call.resume()
         self.advance()
 
     def _unsent_now(self, transport: asyncio.Transport) -> int:
-        return (self._call.left if isinstance(self._call, LongResponse) else 0) + transport.get_write_buffer_size()
+        return (0 if self._call is None else self._call.left) + transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         self._active = True
@@ -177,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
     def unaware(self) -> bool:
         """True if the client expects the connection to stay, and the response under way says nothing else."""
         call = self._call
-        hears = call is not None and not self._reader.ahead and (isinstance(call, InferCall) or not call.begun)
+        hears = call is not None and not self._reader.ahead and not call.begun
         return self._phase is _OPEN and not hears
 
     def check(self, now: float) -> None:
@@ -278,14 +279,16 @@ class HttpConnection(asyncio.Protocol):
             log.begin(len(body))
         context, turn, model, direct = self.context, self.context.turn, head.model, len(head.route) > 0
         own = direct or self._keyed or head.origin  # what is said of one request, not of the connection
-        origin = Origin(self._origin.peer, head.origin, format_path(head.route)) if own else self._origin
+        origin = (
+            Origin(self._origin.peer, head.origin, format_path(head.route) if direct else "") if own else self._origin
+        )
         admitted = self._keyed and (model or direct)
         tenant, caller = context.admission(head, origin, self._certificate) if admitted else (None, None)
         if self._keyed and tenant is None:
             model, direct = "", False  # the application says why not
             context.heads.complete(head)
         if model and not direct:
-            self._call = call = InferCall(context.calls, self._respond)
+            self._call = self._logged = call = InferCall(context.calls, self._respond)
             call.tenant, call.origin = tenant, origin
             turn.begin()
             call.start(model, head.model_version, head, body, received_ns)
@@ -310,8 +313,9 @@ class HttpConnection(asyncio.Protocol):
     def _respond(self, outcome: Body | ModserveError, request_id: str) -> None:
         """Write the outcome of an inference. Never raises: the caller has other requests to look after."""
         try:
-            head, context, call = self._head, self.context, self._call
-            if self._access is not None and isinstance(call, InferCall):
+            head, context = self._head, self.context
+            call, self._logged = self._logged, None
+            if self._access is not None and call is not None:
                 self._access.end(call, outcome)
                 request_id = call.request_id
             ending = self._phase is _LAST or self._ending()

@@ -25,6 +25,7 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
 from .asgi import format_path
+from .call import HttpCall
 from .context import HttpContext
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
@@ -32,16 +33,16 @@ from .send_buffer import keep_little
 _log = logging.getLogger(__name__)
 
 
-class DirectCall:
+class DirectCall(HttpCall):
     """A request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
     and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
     `done` is called when the last part of a stream is with the transport, with whether the connection may stay open.
-    `paused`: the client does not take what was written. The code that clears it calls `write`. `caller` is the context
-    that identifies the caller, and `tenant` the caller's tenant, where there are keys.
+    `caller` is the context that identifies the caller, and `tenant` the caller's tenant, where there are keys.
     """
 
     __slots__ = (
+        "_begun",
         "_caller",
         "_cancelled",
         "_chunked",
@@ -56,6 +57,7 @@ class DirectCall:
         "_note",
         "_over",
         "_parts",
+        "_paused",
         "_scheduled",
         "_send",
         "_sent",
@@ -65,8 +67,6 @@ class DirectCall:
         "_transport",
         "_waiting",
         "_work",
-        "begun",
-        "paused",
     )
 
     def __init__(
@@ -103,9 +103,8 @@ class DirectCall:
         self._cancelled = False  # the coroutine has been told so, which is done once: it may have to wait all the same
         self._chunked = False
         self._closing = False
-        self.begun = False
-        """True if the response's head is written."""
-        self.paused = False
+        self._begun = False
+        self._paused = False
         self._log = log
         self._note = note_of(head.request_id, origin, log is not None)
         self._status = 0
@@ -113,9 +112,12 @@ class DirectCall:
         """Bytes of the body of the response."""
 
     @property
+    def begun(self) -> bool:
+        return self._begun
+
+    @property
     def filler(self) -> bytes:
-        """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
-        if not self.begun:
+        if not self._begun:
             return CONTINUE
         return b"0" if self._chunked else b""  # the size of the next chunk begins with it
 
@@ -127,7 +129,6 @@ class DirectCall:
         self._step(None)
 
     def cancel(self) -> None:
-        """Cancel the call of a client that has disconnected."""
         if self._over:
             return
         self._end(GONE)
@@ -138,8 +139,11 @@ class DirectCall:
         if self._waiting is not None:
             self._cancelled = self._waiting.cancel()
 
-    def write(self) -> None:
-        """Write more of a stream, which the client takes."""
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
         if self._stream is not None:
             self._pump()
 
@@ -202,7 +206,7 @@ class DirectCall:
                 return
             self._sent = len(response.body)
             head = self._first_lines(response.status, response.headers, response.content_type, len(response.body))
-            self.begun = True
+            self._begun = True
             self._end(response.status)
             self._send(len(response.body), [head, response.body], self._closing)
         except Exception:
@@ -238,7 +242,7 @@ class DirectCall:
         self._note.count = 0
         keep_little(self._transport)
         head = self._first_lines(response.status, response.headers, response.framing.content_type, -1)
-        self.begun = True
+        self._begun = True
         self._parts.append((head, False))
         self._add(response.first)
         response.call.listen(self._on_arrival)
@@ -267,7 +271,7 @@ class DirectCall:
         stream = self._stream
         assert stream is not None, "so say its callers: this is a bug"
         call = stream.call
-        while call.ready and not self._complete and not self.paused and self._waiting is None:
+        while call.ready and not self._complete and not self._paused and self._waiting is None:
             outcome, final = call.take()
             if exchange.is_long(call, outcome):
                 making = offload.in_background(partial(exchange.message_of, stream.encode, outcome, final))
@@ -314,7 +318,7 @@ class DirectCall:
         stream = self._stream
         assert stream is not None, "so say its callers: this is a bug"
         call = stream.call
-        while self._parts and not self.paused:
+        while self._parts and not self._paused:
             pieces: list[bytes] = []
             size = count = 0
             while self._parts and (not pieces or size + len(self._parts[0][0]) <= call.limits.part):
@@ -327,7 +331,7 @@ class DirectCall:
             call.on_part_sent()
             if count:
                 call.on_sent()
-        if self._stream is None or self._parts or self.paused:
+        if self._stream is None or self._parts or self._paused:
             return
         call.acknowledge()
         if self._complete:

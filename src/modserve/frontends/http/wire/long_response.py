@@ -7,6 +7,8 @@ from typing import Final
 
 from modserve.core.tensors.tensor import Buffer
 
+from .call import HttpCall
+
 _PIECE: Final = 256 * 1024
 """Bytes of one write, and so the most that the transport copies: what the system does not take at once."""
 
@@ -14,19 +16,13 @@ _TURN: Final = 1024 * 1024
 """Bytes in one turn of the event loop: up to a millisecond."""
 
 
-class LongResponse:
+class LongResponse(HttpCall):
     """The response at hand, whose parts are kept as they are until they are written.
 
-    `done` is called when all is with the transport. Its owner calls `write`, and again when the client takes more;
-    `paused` says that it does not, and `left` has the bytes that are not with the transport yet.
+    `done` is called when all is with the transport.
     """
 
-    __slots__ = ("_done", "_loop", "_parts", "_scheduled", "_transport", "left", "paused")
-
-    filler: Final = b""
-    """Bytes that could be written within it and mean nothing: there are none."""
-    begun: Final = True
-    """Constant: the head is written before the parts."""
+    __slots__ = ("_done", "_left", "_loop", "_parts", "_paused", "_scheduled", "_transport")
 
     def __init__(
         self,
@@ -37,29 +33,47 @@ class LongResponse:
         paused: bool,
     ) -> None:
         views = [memoryview(part).cast("B") for part in parts if len(part)]
-        self.left = sum(map(len, views))
-        self.paused = paused
+        self._left = sum(map(len, views))
+        self._paused = paused
         self._parts = deque(views)
         self._loop = loop
         self._transport = transport
         self._done = done
         self._scheduled = False
 
+    @property
+    def begun(self) -> bool:
+        return True
+
+    @property
+    def filler(self) -> bytes:
+        return b""
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self.write()
+
     def write(self) -> None:
         """Write as much as the client takes, and one turn of the event loop has time for; the rest follows."""
-        end = self.left - _TURN
-        while self.left and not self.paused and not self._scheduled and not self._transport.is_closing():
-            if self.left <= end:
+        end = self._left - _TURN
+        while self._left and not self._paused and not self._scheduled and not self._transport.is_closing():
+            if self._left <= end:
                 self._scheduled = True
                 self._loop.call_soon(self._next_turn)
                 return
             self._transport.write(self._next_piece())
-            if not self.left:
+            if not self._left:
                 self._done(True)
 
     def cancel(self) -> None:
-        """Stop writing: the client has disconnected."""
-        self.left = 0
+        self._left = 0
         self._parts.clear()
 
     def _next_turn(self) -> None:
@@ -77,5 +91,5 @@ class LongResponse:
                 view = view[:room]
             views.append(view)
             room -= len(view)
-        self.left -= _PIECE - room
+        self._left -= _PIECE - room
         return views[0] if len(views) == 1 else b"".join(views)
