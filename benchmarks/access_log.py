@@ -72,7 +72,7 @@ def made() -> None:
 def repeated() -> None:
     """A client's id."""
     for _ in range(_REQUESTS):
-        header_lines(_HEAD, request_ids.chosen(request_ids.received("6ba7b810-9dad-11d1-80b4-00c04fd430c8")), False, {})
+        header_lines(_HEAD, request_ids.choose(request_ids.check("6ba7b810-9dad-11d1-80b4-00c04fd430c8")), False, {})
 
 
 def main() -> None:

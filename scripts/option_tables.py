@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, Reach
+from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope
 from modserve.access.identity import KINDS
 from modserve.config.features.unsupported import SETTINGS
 from modserve.core.errors import Code
@@ -146,8 +146,8 @@ class CallRow(NamedTuple):
 
     @property
     def scope(self) -> str:
-        if self.need.reach in (Reach.OPEN, Reach.HEALTH, Reach.ANY):
-            return {Reach.OPEN: "none", Reach.HEALTH: "none: health", Reach.ANY: "any key"}[self.need.reach]
+        if self.need.reach in (CallScope.OPEN, CallScope.HEALTH, CallScope.ANY):
+            return {CallScope.OPEN: "none", CallScope.HEALTH: "none: health", CallScope.ANY: "any key"}[self.need.reach]
         return f"{self.need.kind}: {self.need.reach.value}"
 
     @property
@@ -155,7 +155,7 @@ class CallRow(NamedTuple):
         return (
             ["", *CATEGORIES].index(self.category),
             KINDS.index(self.need.kind),
-            list(Reach).index(self.need.reach),
+            list(CallScope).index(self.need.reach),
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from modserve.access import caller
 from modserve.access.authority import Authority
 from modserve.access.caller import CALLER, Caller
-from modserve.access.calls import CallNeed, Reach
+from modserve.access.calls import CallNeed, CallScope
 from modserve.access.credentials import API_KEY
 from modserve.access.key_file import digest, format_time
 from modserve.access.watched_file import WatchedFile
@@ -32,7 +32,7 @@ POSTS: Final = "posts"
 """The key of the clients over HTTP, and their tenant."""
 NAMES: Final = ("first", "second")
 """Other keys. Each has a tenant of this name."""
-INFER: Final = CallNeed("infer", Reach.MODEL)
+INFER: Final = CallNeed("infer", CallScope.MODEL)
 CHANGES: Final = ("revoke", "restore", "rotate", "expire", "narrow", "read", "limit", "starve", "weigh")
 DAMAGES: Final = ("half", "empty", "garbage", "gone", "folder", "date", "number", "deep")
 _EPOCH: Final = 1_900_000_000

@@ -29,7 +29,7 @@ from modserve.core.secret_names import KEY_VARIABLE
 from modserve.core.tenants import Tenant
 
 from . import certificates
-from .calls import CallNeed, Reach
+from .calls import CallNeed, CallScope
 from .credentials import CERTIFICATE, Credentials, secret_of
 from .identity import KINDS, Identity
 from .key_file import SHORTEST, AccessFile, Key, digest, format_time
@@ -154,7 +154,7 @@ class Authority:
 
     def is_open(self, need: CallNeed) -> bool:
         """True if such a call needs no credentials."""
-        return need.reach is Reach.OPEN or (need.reach is Reach.HEALTH and self._health_open)
+        return need.reach is CallScope.OPEN or (need.reach is CallScope.HEALTH and self._health_open)
 
     def recognise(self, credentials: Credentials) -> Identity | None:
         """Return the caller if it is known without waiting; None for any other, also without credentials."""

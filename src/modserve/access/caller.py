@@ -1,7 +1,7 @@
 """The caller of the call that a task serves, and what it may do.
 
 A front end that has identified the caller sets `CALLER` in the task that serves the call. All that the call asks of the
-server is then checked against it, by the model that it names: `frontends.scoped_server`.
+server is then checked against it, by the model that it names: `server.scoped`.
 """
 
 from contextvars import Context, ContextVar, copy_context
@@ -12,7 +12,7 @@ from modserve.core.tenants import Tenant
 from modserve.core.version import unknown_model
 
 from .authority import Authority
-from .calls import CallNeed, Reach
+from .calls import CallNeed, CallScope
 from .credentials import NO_KEY, Credentials
 from .identity import CallKind, Identity
 
@@ -99,12 +99,12 @@ def refusal(identity: Identity | None, kind: CallKind, model: str) -> ModserveEr
 
 def enter(authority: Authority, credentials: Credentials, identity: Identity | None, need: CallNeed) -> None:
     """The call of the current task is this caller's. Raises `UnauthenticatedError` or `PermissionDeniedError`."""
-    if need.reach is Reach.SERVER:
+    if need.reach is CallScope.SERVER:
         _check_server(identity, need.kind)
     elif not authority.is_open(need):
         if identity is None:
             raise UnauthenticatedError(NO_KEY)
-        if need.reach in (Reach.MODEL, Reach.LIST) and not identity.may(need.kind):
+        if need.reach in (CallScope.MODEL, CallScope.LIST) and not identity.may(need.kind):
             raise _make_denial(identity, need.kind, "any model", "")
     CALLER.set(Caller(authority, credentials, identity, need.kind))
 

@@ -14,7 +14,7 @@ from modserve.protocol.restricted import DRAIN, METHOD_CATEGORY, METRICS_PAGE, O
 from .identity import CallKind
 
 
-class Reach(enum.Enum):
+class CallScope(enum.Enum):
     """Subject of a call."""
 
     OPEN = "open"
@@ -35,7 +35,7 @@ class CallNeed(NamedTuple):
     """A call needs `kind` for what it is about."""
 
     kind: CallKind
-    reach: Reach
+    reach: CallScope
 
 
 class PathNeed(NamedTuple):
@@ -48,27 +48,27 @@ class PathNeed(NamedTuple):
         return self.others.get(method, self.usual)
 
 
-OPEN: Final = CallNeed("read", Reach.OPEN)
-ANY: Final = CallNeed("read", Reach.ANY)
+OPEN: Final = CallNeed("read", CallScope.OPEN)
+ANY: Final = CallNeed("read", CallScope.ANY)
 """Also what paths need that no route has, and methods that a path has not: nothing runs for them."""
-METRICS: Final = CallNeed("read", Reach.SERVER)
+METRICS: Final = CallNeed("read", CallScope.SERVER)
 """Figures of the server as a whole: the page of metrics, at whichever port."""
-_LIST: Final = CallNeed("read", Reach.LIST)
+_LIST: Final = CallNeed("read", CallScope.LIST)
 
 _BY_CATEGORY: Final[Mapping[str, CallNeed]] = {
-    "health": CallNeed("read", Reach.MODEL),
-    "metadata": CallNeed("read", Reach.MODEL),
-    "inference": CallNeed("infer", Reach.MODEL),
-    "shared-memory": CallNeed("control", Reach.SERVER),
-    "model-config": CallNeed("read", Reach.MODEL),
-    "model-repository": CallNeed("control", Reach.MODEL),
-    "statistics": CallNeed("read", Reach.MODEL),
-    "trace": CallNeed("admin", Reach.MODEL),
-    "logging": CallNeed("admin", Reach.SERVER),
+    "health": CallNeed("read", CallScope.MODEL),
+    "metadata": CallNeed("read", CallScope.MODEL),
+    "inference": CallNeed("infer", CallScope.MODEL),
+    "shared-memory": CallNeed("control", CallScope.SERVER),
+    "model-config": CallNeed("read", CallScope.MODEL),
+    "model-repository": CallNeed("control", CallScope.MODEL),
+    "statistics": CallNeed("read", CallScope.MODEL),
+    "trace": CallNeed("admin", CallScope.MODEL),
+    "logging": CallNeed("admin", CallScope.SERVER),
 }
 """Permission that most calls of a category need."""
 
-HEALTH: Final = CallNeed("read", Reach.HEALTH)
+HEALTH: Final = CallNeed("read", CallScope.HEALTH)
 _SERVER_HEALTH: Final = ("/", "/health", "/v2/health/live", "/v2/health/ready")
 _PATHS: Final[Mapping[str, CallNeed]] = {
     **dict.fromkeys(OPEN_PATHS, OPEN),
@@ -76,13 +76,13 @@ _PATHS: Final[Mapping[str, CallNeed]] = {
     **dict.fromkeys(("/v2", "/info", "/version"), ANY),
     **dict.fromkeys(("/v2/models", "/v1/models", "/openai/v1/models", "/v2/models/stats"), _LIST),
     **dict.fromkeys(("/v2/repository/index", "/v2/repository/{repository}/index"), _LIST),
-    **dict.fromkeys(("/v2/trace/setting", DRAIN), CallNeed("admin", Reach.SERVER)),
-    "/models": CallNeed("control", Reach.SERVER),
+    **dict.fromkeys(("/v2/trace/setting", DRAIN), CallNeed("admin", CallScope.SERVER)),
+    "/models": CallNeed("control", CallScope.SERVER),
     **dict.fromkeys(("/v2/memory", "/console/events", "/console/peers", METRICS_PAGE), METRICS),
 }
 """Paths that need something else."""
 _METHODS: Final[Mapping[str, Mapping[str, CallNeed]]] = {
-    "/v2/models/{model}/routing": {"GET": CallNeed("read", Reach.MODEL)},
+    "/v2/models/{model}/routing": {"GET": CallNeed("read", CallScope.MODEL)},
     **{path: {method: _BY_CATEGORY[category]} for (method, path), category in METHOD_CATEGORY.items()},
 }
 

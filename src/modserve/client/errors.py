@@ -41,7 +41,7 @@ _LATE = frozenset({"Request timeout expired", "Deadline Exceeded"})
 """Messages of servers for requests that timed out."""
 
 
-def reported(code: Code, message: str, status: int) -> ClientError:
+def make_error(code: Code, message: str, status: int) -> ClientError:
     """Return a failure that a server reports."""
     return (ClientTimeoutError if message in _LATE else ClientError)(code, message, status)
 
@@ -49,12 +49,12 @@ def reported(code: Code, message: str, status: int) -> ClientError:
 def from_status(status: int, message: str) -> ClientError:
     """Return the failure that an HTTP response with this status reports."""
     code = CODES.get(status, Code.INVALID_ARG if status < 500 else Code.UNKNOWN)
-    return reported(code, message or f"status {status}", status)
+    return make_error(code, message or f"status {status}", status)
 
 
 def from_server(error: ModserveError) -> ClientError:
     """Return a failure of a server in this process."""
-    return reported(error.code, error.message, failures.spelling(error).http)
+    return make_error(error.code, error.message, failures.spelling(error).http)
 
 
 def unreachable(where: str, error: BaseException) -> ClientError:
@@ -82,7 +82,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def timed_out(timeout: float | None) -> ClientTimeoutError:
+def make_timeout_error(timeout: float | None) -> ClientTimeoutError:
     return ClientTimeoutError(Code.UNAVAILABLE, f"no response within {timeout:g} s" if timeout else "no response")
 
 
@@ -94,6 +94,6 @@ def client_errors(timeout: float | None = None) -> Iterator[None]:
     except ClientError:
         raise
     except TimeoutError:
-        raise timed_out(timeout) from None
+        raise make_timeout_error(timeout) from None
     except ModserveError as error:
         raise from_server(error) from None

@@ -52,12 +52,12 @@ class _Base:
         for key in [key for key in self._known if key[0] == model]:
             del self._known[key]
 
-    def _failed(self, model: str, error: ClientError) -> None:
+    def _on_failure(self, model: str, error: ClientError) -> None:
         if error.code in _WRONG:
             self._forget(model)
 
 
-def _unmarked(result: Result) -> Result:
+def _remove_mark(result: Result) -> Result:
     """Return a response of a stream without the protocol's mark of the last one: the end of the iteration says it."""
     result.parameters.pop(values.FINAL, None)
     return result
@@ -109,7 +109,7 @@ class Client(_Base):
         try:
             return self._transport.infer(call)
         except ClientError as error:
-            self._failed(model, error)
+            self._on_failure(model, error)
             raise
 
     def stream(
@@ -134,9 +134,9 @@ class Client(_Base):
         try:
             with closing(self._transport.stream(call)) as results:
                 for result in results:
-                    yield _unmarked(result)
+                    yield _remove_mark(result)
         except ClientError as error:
-            self._failed(call.model, error)
+            self._on_failure(call.model, error)
             raise
 
     def generate(
@@ -147,7 +147,7 @@ class Client(_Base):
         `fields` that are no inputs are parameters of the request.
         """
         inputs, parameters = values.split(fields, self.metadata(model, version, timeout=timeout))
-        return values.joined(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+        return values.to_dict(self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
     def generate_stream(
         self, model: str, fields: Mapping[str, Value], *, version: int | None = None, timeout: float | None = None
@@ -265,7 +265,7 @@ class AsyncClient(_Base):
         try:
             return await self._transport.infer(call)
         except ClientError as error:
-            self._failed(model, error)
+            self._on_failure(model, error)
             raise
 
     async def stream(
@@ -285,9 +285,9 @@ class AsyncClient(_Base):
         try:
             async with aclosing(self._transport.stream(call)) as results:
                 async for result in results:
-                    yield _unmarked(result)
+                    yield _remove_mark(result)
         except ClientError as error:
-            self._failed(model, error)
+            self._on_failure(model, error)
             raise
 
     async def generate(
@@ -300,7 +300,7 @@ class AsyncClient(_Base):
     ) -> dict[str, Any]:
         """Run one inference by fields; see `Client.generate`."""
         inputs, parameters = values.split(fields, await self.metadata(model, version, timeout=timeout))
-        return values.joined(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
+        return values.to_dict(await self.infer(model, inputs, version=version, parameters=parameters, timeout=timeout))
 
     async def generate_stream(
         self,
@@ -315,7 +315,7 @@ class AsyncClient(_Base):
         stream = self.stream(model, inputs, version=version, parameters=parameters, timeout=timeout)
         async with aclosing(stream) as results:
             async for result in results:
-                yield values.joined(result)
+                yield values.to_dict(result)
 
     async def _learn(
         self, model: str, version: int | None, inputs: Mapping[str, Value], patience: float | None

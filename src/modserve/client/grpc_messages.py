@@ -14,7 +14,7 @@ from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.failures import STATUS
 
-from .errors import ClientError, bad_response, reported
+from .errors import ClientError, bad_response, make_error
 from .transport import CONFIG, INDEX, SERVER, ControlCall, Operation
 from .values import ClientCall, Result, version_of
 
@@ -93,10 +93,10 @@ def result(message: pb.ModelInferResponse) -> Result:
     )
 
 
-def streamed(message: pb.ModelStreamInferResponse) -> Result:
+def parse_streamed(message: pb.ModelStreamInferResponse) -> Result:
     """Raises the failure that it reports: its text is all there is."""
     if message.error_message:
-        raise reported(Code.UNKNOWN, message.error_message, STATUS[Code.UNKNOWN].http)
+        raise make_error(Code.UNKNOWN, message.error_message, STATUS[Code.UNKNOWN].http)
     return result(message.infer_response)
 
 
@@ -113,5 +113,5 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
     return {name: getattr(value, field) for name, (value, field) in chosen.items() if field}
 
 
-def serialised(message: Message) -> bytes:
+def serialise(message: Message) -> bytes:
     return message.SerializeToString()

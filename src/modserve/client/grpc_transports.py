@@ -14,7 +14,7 @@ from modserve.protocol.failures import PERMISSION_DENIED, STATUS, TOO_MANY, UNAU
 
 from . import grpc_messages as messages
 from .address import Access, Address
-from .errors import ClientError, reported, timed_out, unreachable
+from .errors import ClientError, make_error, make_timeout_error, unreachable
 from .transport import ControlCall
 from .values import ClientCall, Result
 
@@ -28,8 +28,8 @@ _KINDS = {spelling.grpc_name: (code, spelling.http) for code, spelling in STATUS
 }
 """Error code and HTTP status by the name of a gRPC status."""
 
-_INFER: Any = messages.path("ModelInfer"), messages.serialised, pb.ModelInferResponse.FromString
-_STREAM: Any = messages.path("ModelStreamInfer"), messages.serialised, pb.ModelStreamInferResponse.FromString
+_INFER: Any = messages.path("ModelInfer"), messages.serialise, pb.ModelInferResponse.FromString
+_STREAM: Any = messages.path("ModelStreamInfer"), messages.serialise, pb.ModelStreamInferResponse.FromString
 """Arguments with which a channel makes the calls: path, serializer, deserializer."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -76,11 +76,11 @@ def failure(address: Address, error: grpc.RpcError, timeout: float | None) -> Cl
     """Return the client error for an exception of a call."""
     status, text = error.code(), str(error.details() or "")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return timed_out(timeout)
+        return make_timeout_error(timeout)
     if status is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(text):
         return unreachable(str(address), Exception(text))
     code, http = _KINDS.get(status.name, _KINDS["UNKNOWN"])
-    return reported(code, text or status.name, http)
+    return make_error(code, text or status.name, http)
 
 
 class GrpcTransport(_GrpcTransport):
@@ -97,7 +97,7 @@ class GrpcTransport(_GrpcTransport):
     def call(self, control: ControlCall) -> Any:
         self._check_open()
         request, kind = messages.request(control)
-        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialised, kind.FromString)
+        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialise, kind.FromString)
         with self._failures(control.timeout):
             response = method(request, timeout=control.timeout, metadata=self._metadata)
         return messages.answer(control.operation, response)
@@ -114,7 +114,7 @@ class GrpcTransport(_GrpcTransport):
         try:
             with self._failures(call.timeout):
                 for message in responses:
-                    result = messages.streamed(message)
+                    result = messages.parse_streamed(message)
                     if not result.is_bare_end:
                         yield result
         finally:
@@ -141,7 +141,7 @@ class AsyncGrpcTransport(_GrpcTransport):
 
     async def call(self, control: ControlCall) -> Any:
         request, kind = messages.request(control)
-        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialised, kind.FromString)
+        method = self._channel.unary_unary(messages.path(control.operation.rpc), messages.serialise, kind.FromString)
         with self._failures(control.timeout):
             response = await method(request, timeout=control.timeout, metadata=self._metadata)
         return messages.answer(control.operation, response)
@@ -158,7 +158,7 @@ class AsyncGrpcTransport(_GrpcTransport):
         try:
             with self._failures(call.timeout):
                 async for message in responses:
-                    result = messages.streamed(message)
+                    result = messages.parse_streamed(message)
                     if not result.is_bare_end:
                         yield result
         finally:

@@ -11,7 +11,7 @@ from modserve.core.tensors.tensor import Buffer
 
 from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
-from .errors import ClientError, timed_out, unreachable
+from .errors import ClientError, make_timeout_error, unreachable
 from .http_messages import HttpRequest, HttpResponse
 from .idle import has_ended
 from .transport import ControlCall
@@ -57,7 +57,7 @@ class AsyncHttpTransport:
             async with aclosing(_lines(connection.body(headers))) as lines:
                 # No timeout is open at a yield: it would cancel the caller, whatever that does by then.
                 while (line := await _next(lines, end)) is not None:
-                    result = messages.streamed(line)
+                    result = messages.parse_streamed(line)
                     if not result.is_bare_end:
                         yield result
 
@@ -87,7 +87,7 @@ class AsyncHttpTransport:
                 await connection.send(self._head(request), request.parts)
             yield connection
         except TimeoutError as error:
-            raise timed_out(request.timeout or CONNECT_SECONDS) from error
+            raise make_timeout_error(request.timeout or CONNECT_SECONDS) from error
         except (OSError, EOFError, asyncio.LimitOverrunError, _ProtocolError) as error:
             raise unreachable(str(self._address), error) from error
         finally:

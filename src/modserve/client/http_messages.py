@@ -86,7 +86,7 @@ def answer(control: ControlCall, reply: HttpResponse) -> Any:
     if operation is HEALTH and ready is not None:
         return {**_details(reply.body), "ready": ready}
     check(reply)
-    return _parsed(reply.body) if reply.body or operation.method == "GET" else {}
+    return _parse(reply.body) if reply.body or operation.method == "GET" else {}
 
 
 def _details(body: bytes) -> dict[str, Any]:
@@ -167,12 +167,12 @@ def result(reply: HttpResponse) -> Result:
         length = int(reply.headers.get(LENGTH, len(reply.body)))
     except ValueError:
         raise bad_response("its header length is not a number") from None
-    return _result(_parsed(memoryview(reply.body)[:length]), memoryview(reply.body)[length:])
+    return _result(_parse(memoryview(reply.body)[:length]), memoryview(reply.body)[length:])
 
 
-def streamed(line: bytes) -> Result:
+def parse_streamed(line: bytes) -> Result:
     """Return a line of ``infer_stream``. Raises the failure that it reports."""
-    document = _parsed(line)
+    document = _parse(line)
     if "error" in document:
         raise from_status(int(document.get("status", 500)), str(document["error"]))
     return _result(document, memoryview(b""))
@@ -204,7 +204,7 @@ def _from_json(datatype: Datatype, shape: Shape, data: list[Any]) -> Tensor:
     return Tensor.from_array(np.array(data).astype(datatype.numpy).reshape(shape), datatype)
 
 
-def _parsed(text: Buffer) -> Any:
+def _parse(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except ValueError as error:

@@ -12,7 +12,7 @@ from modserve.core.errors import Code
 
 from . import http_messages as messages
 from .address import CONNECT_SECONDS, Access, Address
-from .errors import ClientError, timed_out, unreachable
+from .errors import ClientError, make_timeout_error, unreachable
 from .http_messages import HttpRequest, HttpResponse
 from .idle import has_ended
 from .transport import ControlCall
@@ -47,7 +47,7 @@ class HttpTransport:
             if exchange.response.status != 200:
                 messages.check(exchange.whole())
             for line in exchange.lines():
-                result = messages.streamed(line)
+                result = messages.parse_streamed(line)
                 if not result.is_bare_end:
                     yield result
 
@@ -90,7 +90,7 @@ class HttpTransport:
             exchange.send(request, {**self._headers, **request.headers})
             yield exchange
         except TimeoutError as error:
-            raise timed_out(request.timeout) from error
+            raise make_timeout_error(request.timeout) from error
         except (OSError, http.client.HTTPException) as error:
             raise unreachable(str(self._address), error) from error
         finally:

@@ -120,7 +120,7 @@ class Result(Mapping[str, Array]):
         BYTES are decoded as UTF-8, with replacement characters for invalid bytes.
         """
         values = self[name].tolist() if self[name].size != 1 else self[name].reshape(-1).tolist()[0]
-        return _decoded(values) if self._tensors[name].datatype is dtypes.BYTES else values
+        return _decode(values) if self._tensors[name].datatype is dtypes.BYTES else values
 
     @property
     def is_bare_end(self) -> bool:
@@ -128,9 +128,9 @@ class Result(Mapping[str, Array]):
         return not self._tensors and self.parameters.get(FINAL) is True
 
 
-def _decoded(values: Any) -> Any:
+def _decode(values: Any) -> Any:
     if isinstance(values, list):
-        return [_decoded(value) for value in values]
+        return [_decode(value) for value in values]
     return values.decode(errors="replace") if isinstance(values, bytes) else values
 
 
@@ -249,7 +249,7 @@ def split(fields: Mapping[str, Value], metadata: ModelMetadata) -> tuple[dict[st
     return inputs, parameters
 
 
-def joined(result: Result) -> dict[str, Any]:
+def to_dict(result: Result) -> dict[str, Any]:
     """Return the outputs and parameters of a response; outputs win."""
     return {**result.parameters, **{name: result.plain(name) for name in result}}
 
@@ -257,4 +257,4 @@ def joined(result: Result) -> dict[str, Any]:
 def each(results: Generator[Result]) -> Generator[dict[str, Any]]:
     with closing(results):
         for result in results:
-            yield joined(result)
+            yield to_dict(result)

@@ -245,7 +245,7 @@ class Settlement:
 
     def _log_failure(self, error: ModserveError, members: list[Inflight]) -> None:
         if error.code is Code.INTERNAL and self.log_limit.allows():
-            ids = request_ids.listed([member.request for member in members])
+            ids = request_ids.list_ids([member.request for member in members])
             name, text = self._model.name, "model '%s': execution failed: %s [X-Request-ID %s]"
             extra = {"fields": {"model": name, "request_id": ids}}
             _log.error(text, name, error.message, ids, exc_info=error.__cause__, extra=extra)

@@ -6,7 +6,7 @@ import pytest
 from puppet_server import PuppetLoader, server_over
 from starlette.routing import Route
 
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, Reach, need_of
+from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallNeed, CallScope, need_of
 from modserve.access.identity import CallKind
 from modserve.frontends.grpc.load_reports import LoadReports
 from modserve.frontends.grpc.message_inflater import MessageInflater
@@ -43,7 +43,7 @@ def test_a_path_with_a_model_is_about_that_model(tmp_path: Path) -> None:
     for method, path in routes(tmp_path):
         need, model = need_of(method, path.replace("{model}", "m"))
         assert (model == "m") is ("{model}" in path), path
-        assert need.reach is Reach.MODEL or "{model}" not in path, path
+        assert need.reach is CallScope.MODEL or "{model}" not in path, path
 
 
 def test_what_changes_something_needs_more_than_reading(tmp_path: Path) -> None:
@@ -56,24 +56,24 @@ def test_what_changes_something_needs_more_than_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "kind", "reach", "model"),
     [
-        ("GET", "/v2/models/m/routing", "read", Reach.MODEL, "m"),
-        ("POST", "/v2/models/m/routing", "control", Reach.MODEL, "m"),
-        ("DELETE", "/v2/models/m/routing", "control", Reach.MODEL, "m"),
-        ("POST", "/v2/repository/r/models/m/load", "control", Reach.MODEL, "m"),
-        ("POST", "/v2/models/stats/infer", "infer", Reach.MODEL, "stats"),
-        ("GET", "/v2/models/stats", "read", Reach.LIST, ""),
-        ("POST", "/v1/models/m/versions/1:predict", "infer", Reach.MODEL, "m"),
-        ("POST", "/v1/models/m/labels/canary:predict", "infer", Reach.MODEL, "m"),
-        ("GET", "/v1/models/m", "read", Reach.MODEL, "m"),
-        ("POST", "/v1/chat/completions", "infer", Reach.MODEL, ""),
-        ("POST", "/v2/models/m/trace/setting", "admin", Reach.MODEL, "m"),
-        ("GET", "/v2/health/ready", "read", Reach.HEALTH, ""),
-        ("GET", "/v2/models/m/ready", "read", Reach.MODEL, "m"),
-        ("GET", "/console", "read", Reach.OPEN, ""),
-        ("GET", "/console/events", "read", Reach.SERVER, ""),
-        ("GET", "/nosuch", "read", Reach.ANY, ""),
-        ("GET", "/v2/models/m/infer/", "read", Reach.ANY, ""),
+        ("GET", "/v2/models/m/routing", "read", CallScope.MODEL, "m"),
+        ("POST", "/v2/models/m/routing", "control", CallScope.MODEL, "m"),
+        ("DELETE", "/v2/models/m/routing", "control", CallScope.MODEL, "m"),
+        ("POST", "/v2/repository/r/models/m/load", "control", CallScope.MODEL, "m"),
+        ("POST", "/v2/models/stats/infer", "infer", CallScope.MODEL, "stats"),
+        ("GET", "/v2/models/stats", "read", CallScope.LIST, ""),
+        ("POST", "/v1/models/m/versions/1:predict", "infer", CallScope.MODEL, "m"),
+        ("POST", "/v1/models/m/labels/canary:predict", "infer", CallScope.MODEL, "m"),
+        ("GET", "/v1/models/m", "read", CallScope.MODEL, "m"),
+        ("POST", "/v1/chat/completions", "infer", CallScope.MODEL, ""),
+        ("POST", "/v2/models/m/trace/setting", "admin", CallScope.MODEL, "m"),
+        ("GET", "/v2/health/ready", "read", CallScope.HEALTH, ""),
+        ("GET", "/v2/models/m/ready", "read", CallScope.MODEL, "m"),
+        ("GET", "/console", "read", CallScope.OPEN, ""),
+        ("GET", "/console/events", "read", CallScope.SERVER, ""),
+        ("GET", "/nosuch", "read", CallScope.ANY, ""),
+        ("GET", "/v2/models/m/infer/", "read", CallScope.ANY, ""),
     ],
 )
-def test_what_a_call_needs(method: str, path: str, kind: CallKind, reach: Reach, model: str) -> None:
+def test_what_a_call_needs(method: str, path: str, kind: CallKind, reach: CallScope, model: str) -> None:
     assert need_of(method, path) == (CallNeed(kind, reach), model)

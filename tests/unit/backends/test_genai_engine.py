@@ -13,7 +13,7 @@ from modserve.backends.generation.program.contract import GenerationCall, Output
 from modserve.backends.generation.program.on_genai.engine import GenerationEngine
 from modserve.backends.generation.program.on_genai.sampling import SamplingParameters
 
-WISHES = OutputOptions(True, False, True, False, False, False, True, False)
+OPTIONS = OutputOptions(True, False, True, False, False, False, True, False)
 Status = Enum("Status", "RUNNING FINISHED IGNORED CANCEL STOP")
 Finish = Enum("Finish", "NONE STOP LENGTH")
 
@@ -161,7 +161,7 @@ class Bench:
 
     def begin(self, **values: Any) -> Client:
         client, sampling = Client(), SamplingParameters(**values)
-        self.engine.add(GenerationCall(client, client, "", (), {}, True, WISHES, 0.0), [1], sampling)
+        self.engine.add(GenerationCall(client, client, "", (), {}, True, OPTIONS, 0.0), [1], sampling)
         return client
 
     def run(self, steps: int) -> None:

@@ -18,7 +18,7 @@ from modserve.backends.generation.program.on_vllm.engine import Adapters, Errors
 from modserve.backends.generation.program.on_vllm.sampling import SamplingReader
 from modserve.backends.generation.program.on_vllm.statistics import EngineStatistics, TritonsMetrics, logger_kind
 
-WISHES = OutputOptions(True, False, True, True, True, True, True, True)
+OPTIONS = OutputOptions(True, False, True, True, True, True, True, True)
 LIMIT_S = 20
 
 
@@ -173,7 +173,7 @@ class Bench:
         self, text: str = "hello", *, images: Sequence[bytes] = (), strict: bool = True, **sampling: Any
     ) -> Client:
         client = Client()
-        self.engine.begin(GenerationCall(client, client, text, images, sampling, strict, WISHES, BEGUN_S))
+        self.engine.begin(GenerationCall(client, client, text, images, sampling, strict, OPTIONS, BEGUN_S))
         self.on_loop(lambda: None)  # it has been handed over
         return client
 
@@ -318,7 +318,7 @@ def test_a_request_that_has_not_begun_is_aborted_in_the_next_step_of_others(benc
 def test_what_is_cancelled_before_it_begins_never_begins(bench: Bench) -> None:
     client = Client()
     client.cancelled = True
-    bench.engine.begin(GenerationCall(client, client, "hello", (), {}, True, WISHES, 0.0))
+    bench.engine.begin(GenerationCall(client, client, "hello", (), {}, True, OPTIONS, 0.0))
     bench.on_loop(lambda: None)
     assert client.ended.is_set()
     assert bench.llm.calls == {}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modserve.client.address import Access
-from modserve.client.errors import ClientError, bad_response, from_status, timed_out, unreachable
+from modserve.client.errors import ClientError, bad_response, from_status, make_timeout_error, unreachable
 from modserve.client.transport import CONFIG, INDEX, METADATA, SERVER, STATISTICS, ControlCall
 from modserve.client.values import ClientCall, Result
 from modserve.commands.destination import Destination, address
@@ -144,7 +144,7 @@ def test_what_helps_over_http(error: Exception, text: str, helps: str) -> None:
     [
         (unreachable("there", Exception("failed to connect")), UnreachableError, "--url grpc://HOST:PORT names"),
         (unreachable("there", Exception("x CERTIFICATE_VERIFY_FAILED y")), UnreachableError, "--ca-file"),
-        (timed_out(60.0), UnreachableError, "--timeout allows more than 60 s; 'modserve status' shows"),
+        (make_timeout_error(60.0), UnreachableError, "--timeout allows more than 60 s; 'modserve status' shows"),
         (ClientError(Code.UNAVAILABLE, "restricted, is restricted, expecting header 'k'", 503), RefusedError, "--head"),
         (ClientError(Code.INVALID_ARG, "it is wrong", 400), RefusedError, ""),
     ],

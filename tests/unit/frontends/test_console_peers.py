@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from modserve.client.address import Access, Address
-from modserve.client.errors import ClientError, timed_out, unreachable
+from modserve.client.errors import ClientError, make_timeout_error, unreachable
 from modserve.client.transport import HEALTH, INDEX, STATISTICS, ControlCall
 from modserve.core.lifecycle import IndexEntry, LifecycleState
 from modserve.frontends.http.console import peers
@@ -92,7 +92,7 @@ async def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("trouble", "text"),
     [
-        (timed_out(2.0), "no response within 2 s"),
+        (make_timeout_error(2.0), "no response within 2 s"),
         (unreachable("http://q:1", OSError(111, "Connection refused")), "Connection refused"),
         (ClientError(403, "this call needs a key"), "this call needs a key"),  # type: ignore[arg-type]
         (ClientError(404, "Not Found"), "Not Found: --peers has to name its admin port"),  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from puppet_server import JSON_ANSWER, JSON_BODY, Answer, Client, PuppetLoader, 
 from rpc_calls import CallTable, FakeCall
 
 from modserve.access.authority import Authority
-from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, Reach, need_of
+from modserve.access.calls import PATH_NEEDS, RPC_NEEDS, CallScope, need_of
 from modserve.access.certificates import CertificateRule
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
@@ -254,9 +254,11 @@ async def test_documents_say_which_calls_need_a_key(place: Place) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             need, responses = need_of(method.upper(), path)[0], operation["responses"]
-            closed = need.reach not in (Reach.OPEN, Reach.HEALTH)
+            closed = need.reach not in (CallScope.OPEN, CallScope.HEALTH)
             assert operation.get("security", []) == ([{"bearer": []}, {"key": []}] if closed else []), path
-            assert ("401" in responses, "403" in responses) == (closed, closed and need.reach is not Reach.ANY), path
+            assert ("401" in responses, "403" in responses) == (closed, closed and need.reach is not CallScope.ANY), (
+                path
+            )
             calls += closed
     assert calls > 50
     infer = document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
@@ -322,7 +324,7 @@ async def test_every_path_by_every_key(place: Place) -> None:
             need, model = need_of(method, path)
             if template == "/console/events":
                 continue  # it would go on
-            anybody = need.reach in (Reach.OPEN, Reach.HEALTH)
+            anybody = need.reach in (CallScope.OPEN, CallScope.HEALTH)
             assert ((await place.get(path, method=method))[0] == 401) is not anybody, (method, path)
             for key, scopes in KEYS.items():
                 status, _ = await place.get(path, key, method)
@@ -330,9 +332,9 @@ async def test_every_path_by_every_key(place: Place) -> None:
                 there = need.kind in scopes.get("simple", ())
                 somewhere = any(need.kind in kinds for kinds in scopes.values())
                 allowed = {
-                    Reach.SERVER: everywhere,
-                    Reach.LIST: somewhere,
-                    Reach.MODEL: everywhere or there if model else somewhere,
+                    CallScope.SERVER: everywhere,
+                    CallScope.LIST: somewhere,
+                    CallScope.MODEL: everywhere or there if model else somewhere,
                 }.get(need.reach, True)
                 seen = "*" in scopes or "simple" in scopes
                 denied = 404 if model and somewhere and not seen else 403
@@ -346,12 +348,12 @@ async def test_every_rpc_by_every_key(place: Place) -> None:
         if rpc in ("Watch", "ServerReflectionInfo"):
             continue  # one goes on, the other is none of these services
         code = (await place.call(rpc)).code
-        assert (code is grpc.StatusCode.UNAUTHENTICATED) is (need.reach not in (Reach.OPEN, Reach.HEALTH)), rpc
+        assert (code is grpc.StatusCode.UNAUTHENTICATED) is (need.reach not in (CallScope.OPEN, CallScope.HEALTH)), rpc
         for key, scopes in KEYS.items():
             code = (await place.call(rpc, key)).code
             somewhere = any(need.kind in kinds for kinds in scopes.values())
-            allowed = need.kind in scopes.get("*", ()) if need.reach is Reach.SERVER else somewhere
-            if need.reach in (Reach.OPEN, Reach.HEALTH, Reach.ANY):
+            allowed = need.kind in scopes.get("*", ()) if need.reach is CallScope.SERVER else somewhere
+            if need.reach in (CallScope.OPEN, CallScope.HEALTH, CallScope.ANY):
                 allowed = True
             if rpc == "TraceSetting" and key == "owner":
                 allowed = False  # it names no model, so it is about all

@@ -15,7 +15,7 @@ from test_chat_routes import SPEAKER, Arrivals
 from test_text_routes import BARE, MODELS, TextLoader
 
 from modserve.access.authority import Authority
-from modserve.access.calls import Reach, need_of
+from modserve.access.calls import CallScope, need_of
 from modserve.access.identity import Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
 from modserve.core.tenants import Tenant
@@ -272,7 +272,7 @@ async def test_more_texts_than_run_at_a_time(place: Place) -> None:
 def test_the_need_of_calls_that_the_port_runs(path: str) -> None:
     """The port asks whether the caller may infer, and the call itself whether it may do so with its model."""
     need, model = need_of("POST", path)
-    assert (need.kind, need.reach) == ("infer", Reach.MODEL)
+    assert (need.kind, need.reach) == ("infer", CallScope.MODEL)
     assert model == (OF_MODEL if OF_MODEL in path else "")
 
 

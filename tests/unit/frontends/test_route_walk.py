@@ -17,7 +17,7 @@ from puppet_server import Answer, Client, PuppetLoader, request, server_over, st
 from starlette.routing import Route
 
 from modserve.access.authority import Authority
-from modserve.access.calls import PATH_NEEDS, Reach, need_of
+from modserve.access.calls import PATH_NEEDS, CallScope, need_of
 from modserve.access.identity import KINDS, Identity, Scopes
 from modserve.access.key_file import AccessFile, Key, digest
 from modserve.core.tenants import Tenant
@@ -135,13 +135,13 @@ def named(template: str) -> str:
 def permitted(method: str, path: str, caller: str) -> bool:
     """Whether the table gives the caller a call, or anybody."""
     need, model = need_of("GET" if method == "HEAD" else method, path)
-    if need.reach in (Reach.OPEN, Reach.HEALTH):
+    if need.reach in (CallScope.OPEN, CallScope.HEALTH):
         return True
-    if need.reach is Reach.ANY:
+    if need.reach is CallScope.ANY:
         return bool(caller)
     if caller in KINDS:
         return need.kind == caller
-    return bool(caller) and not model and need.reach in (Reach.MODEL, Reach.LIST)
+    return bool(caller) and not model and need.reach in (CallScope.MODEL, CallScope.LIST)
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -155,7 +155,7 @@ async def test_no_spelling_of_a_path_serves_a_call_that_the_key_does_not_permit(
         for target in spellings(path):
             answer = await place.ask(method, target, caller)
             reach = need_of(method, target.partition("?")[0].partition("#")[0])[0].reach
-            if reach in (Reach.OPEN, Reach.HEALTH):
+            if reach in (CallScope.OPEN, CallScope.HEALTH):
                 continue
             assert answer.status in (400, 401, 403, 404, 405), (caller, method, target, answer)
             refused += 1
@@ -247,7 +247,7 @@ async def test_without_the_ports_check_a_route_runs_only_for_its_own_path(place:
             continue
         for suffix in SUFFIXES:
             path = named(template) + suffix
-            if need_of(method, path)[0].reach is not Reach.ANY:
+            if need_of(method, path)[0].reach is not CallScope.ANY:
                 continue  # a name may have this character
             assert await status_of(place.site.app, method, path, caller) in (401, 403, 404, 405, 500), (method, path)
             assert await status_of(restricted, method, path) in (404, 405, 500), (method, path)
@@ -293,7 +293,7 @@ async def test_the_admin_ports_calls_are_nobodys_elsewhere(tmp_path: Path) -> No
             for suffix in ("", *SUFFIXES):
                 path = named(route.path_format) + suffix
                 for method in route.methods or ():
-                    known = need_of(method, path, ADMIN_PATHS)[0].reach is not Reach.ANY
+                    known = need_of(method, path, ADMIN_PATHS)[0].reach is not CallScope.ANY
                     assert await status_of(app, method, path, "all") in ((404, 405) if known else (404,)), path
 
 

@@ -319,7 +319,7 @@ class WorkerInstance:
     def _write_log(self, frame: Frame) -> None:
         level, text, ids = _LEVELS[frame[2]], str(frame[3], "utf-8", "replace"), ""
         if level == logging.ERROR:  # what it says before the responses of those that it executes
-            ids = request_ids.joined([request.request_id for request in self._open.values()])
+            ids = request_ids.join([request.request_id for request in self._open.values()])
         known_as = f" [X-Request-ID {ids}]" if ids else ""
         _log.log(level, "%s: %s%s", self.worker.label, text, known_as, extra={"fields": {"request_id": ids}})
 

@@ -93,7 +93,7 @@ class LocalInstance:
 
     def _report_error(self, error: ModelError, requests: Sequence[EngineRequest] = ()) -> ModserveError:
         if error.traceback:
-            ids = request_ids.joined([request.request_id for request in requests])
+            ids = request_ids.join([request.request_id for request in requests])
             known_as = f" [X-Request-ID {ids}]" if ids else ""
             fields = {"model": self._name, "request_id": ids}
             _log.error("%s: %s%s", self._label, error.traceback, known_as, extra={"fields": fields})

@@ -41,7 +41,7 @@ class MemoryBudget:
         held = self.held + size
         if self.limit and held > self.limit:
             self.refused += 1
-            raise self.exhausted(size)
+            raise self.make_exhausted_error(size)
         self.held = held
         if held > self.peak:
             self.peak = held
@@ -56,7 +56,7 @@ class MemoryBudget:
         self.held -= size
         assert self.held >= 0, "more memory was returned than taken: this is a bug"
 
-    def exhausted(self, size: int) -> MemoryExhaustedError:
+    def make_exhausted_error(self, size: int) -> MemoryExhaustedError:
         """Return the error for a request that needs `size` more bytes."""
         if size > self.limit:
             limit = f"the server allows {self.limit} bytes for all requests together"

@@ -1,7 +1,7 @@
 """Request ids for tracing across systems: X-Request-ID over HTTP, the metadata ``x-request-id`` over gRPC.
 
 They differ from the protocol's ``id`` of a request, which is the client's alone and need not be unique. A client's id
-is used if it is valid (`received`). Other ids are made when needed: when a line about the request is logged, or with
+is used if it is valid (`check`). Other ids are made when needed: when a line about the request is logged, or with
 each request if so configured.
 """
 
@@ -21,7 +21,7 @@ MOST: Final = 128
 """Maximum number of characters of an id."""
 
 INVALID: Final = "\n"
-"""Stand-in for a client's unusable id; `chosen` replaces it."""
+"""Stand-in for a client's unusable id; `choose` replaces it."""
 
 _VALID: Final = re.compile(r"[!-~]{1,128}")
 _PREFIX: Final = os.urandom(5).hex() + "-"
@@ -33,13 +33,13 @@ def make() -> str:
     return _PREFIX + hex(next(_numbers))[2:]
 
 
-def received(value: str) -> str:
+def check(value: str) -> str:
     """Check a client's id: printable ASCII without spaces; `INVALID` if it is anything else."""
     return value if _VALID.fullmatch(value) is not None else INVALID
 
 
-def chosen(value: str) -> str:
-    """Return the result of `received`, or a new id in place of `INVALID`."""
+def choose(value: str) -> str:
+    """Return the result of `check`, or a new id in place of `INVALID`."""
     return make() if value == INVALID else value
 
 
@@ -50,12 +50,12 @@ def of(request: InferenceRequest) -> str:
     return request.request_id
 
 
-def listed(requests: "Iterable[InferenceRequest]") -> str:
+def list_ids(requests: "Iterable[InferenceRequest]") -> str:
     """Return the ids of the requests of a batch, for a line about all of them."""
-    return joined([of(request) for request in requests])
+    return join([of(request) for request in requests])
 
 
-def joined(ids: list[str], most: int = 8) -> str:
+def join(ids: list[str], most: int = 8) -> str:
     """Join ids for a line about all of them, at most `most` in full."""
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return ", ".join(ids[:most]) + more

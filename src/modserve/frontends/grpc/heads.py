@@ -115,7 +115,7 @@ class GrpcHead(Head):
             self._type = value
         elif kind == _REQUEST_ID_FIELD:
             if field.meaning is None:
-                field.meaning = request_ids.received(value.decode("latin-1"))
+                field.meaning = request_ids.check(value.decode("latin-1"))
             self.request_id = cast(str, field.meaning)
         elif kind == _ACCEPTED_ENCODINGS:
             self._accepted = value

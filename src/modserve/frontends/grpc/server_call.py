@@ -44,7 +44,7 @@ class ServerCall(Stream):
         self._log = None if services.access is None else CallLog(services.access)
         self._inference: InferenceCall | None = None
         """The inference that the call is."""
-        self.request_id = request_ids.chosen(head.request_id) if head.request_id else ""
+        self.request_id = request_ids.choose(head.request_id) if head.request_id else ""
         self.deadline_ns = time.monotonic_ns() + head.timeout_ns if head.timeout_ns >= 0 else 0
         self._status = -1
         """Status with which the call ended; -1: not yet."""

@@ -26,8 +26,8 @@ _NO_CACHE: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 """The second is for nginx, which would keep the pieces of a stream until it has many."""
 
 
-class Note:
-    """Note on a request: its id, whether its client hears of that, and its last inference.
+class RequestInfo:
+    """Information about a request: its id, whether its client hears of that, and its last inference.
 
     The inference is kept only if the request is `logged`: a call may hold many tensors. `count` is the number of its
     inferences, or of the responses of one that streams.
@@ -53,10 +53,10 @@ class Note:
         call.origin = self.origin
 
 
-def note_of(request_id: str, origin: Origin, logged: bool = False) -> Note:
+def note_of(request_id: str, origin: Origin, logged: bool = False) -> RequestInfo:
     """Return the note of a request whose client has sent this id, as `RequestHead` has it."""
-    id = request_ids.chosen(request_id) if request_id else request_ids.make()
-    return Note(id, logged or bool(request_id), origin, logged)
+    id = request_ids.choose(request_id) if request_id else request_ids.make()
+    return RequestInfo(id, logged or bool(request_id), origin, logged)
 
 
 class CompleteRequest:
@@ -64,7 +64,7 @@ class CompleteRequest:
 
     __slots__ = ("body", "head", "note")
 
-    def __init__(self, head: RequestHead, body: bytes, note: Note) -> None:
+    def __init__(self, head: RequestHead, body: bytes, note: RequestInfo) -> None:
         self.head = head
         self.body = body
         self.note = note

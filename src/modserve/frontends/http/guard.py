@@ -86,6 +86,4 @@ def _request_id(scope: Any) -> str:
         known: str = note.request_id
         return known
     values = [value for name, value in scope["headers"] if name == _ID]
-    return (
-        request_ids.chosen(request_ids.received(values[-1].decode("latin-1").strip())) if values else request_ids.make()
-    )
+    return request_ids.choose(request_ids.check(values[-1].decode("latin-1").strip())) if values else request_ids.make()

@@ -71,7 +71,7 @@ class InferCall(InferenceCall, HttpCall):
         self.version = version
         self._encoding = head.response_encoding
         if head.request_id:
-            self.request_id = request_ids.chosen(head.request_id)
+            self.request_id = request_ids.choose(head.request_id)
         try:
             if head.version_label:
                 # Without labels, such a path is none.

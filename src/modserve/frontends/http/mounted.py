@@ -73,7 +73,7 @@ class MountedApp:
 
     def _hold(self, held: Hold, size: int) -> None:
         if 0 < self._memory.limit < size:
-            raise RefusedRequestError(413, self._memory.exhausted(size).message)
+            raise RefusedRequestError(413, self._memory.make_exhausted_error(size).message)
         if size > held.size:
             held.resize(size)
 

@@ -14,7 +14,7 @@ from modserve.frontends.call import HTTP, InferenceCall, OutcomeQueue
 from modserve.server import Server
 from modserve.settings import LoopLimits
 
-from .exchange import Note
+from .exchange import RequestInfo
 
 
 class HttpStream(InferenceCall):
@@ -74,7 +74,7 @@ class HttpStream(InferenceCall):
             memory.force(outcome.size)
             self._kept += outcome.size
             if memory.full:
-                return memory.exhausted(outcome.size), final
+                return memory.make_exhausted_error(outcome.size), final
         return outcome, final
 
     def acknowledge(self) -> None:
@@ -146,7 +146,7 @@ class Streams:
         self.limits = limits
         self.open: set[HttpStream] = set()
 
-    def begin(self, note: Note, trace: TraceHeaders | None, model: str, version: int | None) -> HttpStream:
+    def begin(self, note: RequestInfo, trace: TraceHeaders | None, model: str, version: int | None) -> HttpStream:
         """Begin a call whose request is still to be read and submitted, by its model even if that is replaced
         meanwhile.
 

@@ -8,14 +8,14 @@ from modserve.core.requests.request import InferenceRequest
 
 @pytest.mark.parametrize("value", ["a", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "x" * 128, "!~{}"])
 def test_a_client_s_id_is_used(value: str) -> None:
-    assert request_ids.chosen(request_ids.received(value)) == value
+    assert request_ids.choose(request_ids.check(value)) == value
 
 
 @pytest.mark.parametrize("value", ["", "a b", "x" * 129, "a\n", "a\r\nSet-Cookie: b", "é", "\x7f", "\x00"])
 def test_what_is_no_id_is_replaced(value: str) -> None:
-    chosen = [request_ids.chosen(request_ids.received(value)) for _ in range(2)]
+    chosen = [request_ids.choose(request_ids.check(value)) for _ in range(2)]
     assert chosen[0] != chosen[1]
-    assert all(request_ids.received(each) == each != value for each in chosen)
+    assert all(request_ids.check(each) == each != value for each in chosen)
 
 
 def test_a_request_gets_one_id() -> None:
@@ -26,5 +26,5 @@ def test_a_request_gets_one_id() -> None:
 
 def test_the_ids_of_a_batch() -> None:
     requests = [InferenceRequest("m", {}, request_id=str(number)) for number in range(10)]
-    assert request_ids.listed(requests[:2]) == "0, 1"
-    assert request_ids.listed(requests) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert request_ids.list_ids(requests[:2]) == "0, 1"
+    assert request_ids.list_ids(requests) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

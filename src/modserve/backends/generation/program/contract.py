@@ -55,7 +55,7 @@ class GenerationCall(NamedTuple):
     images: Sequence[bytes]
     sampling: Mapping[str, Any]
     strict: bool
-    wishes: OutputOptions
+    options: OutputOptions
     at: float
 
 
@@ -89,7 +89,7 @@ def read(request: Any, sender: Any, at: float) -> GenerationCall:
         () if images is None else images.as_numpy().reshape(-1).tolist(),
         values,
         words is not None,
-        _wishes(inputs),
+        _read_options(inputs),
         at,
     )
 
@@ -123,20 +123,20 @@ def as_bytes(tensor: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")
 
 
-def arrays(wishes: OutputOptions, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
+def arrays(options: OutputOptions, pieces: Sequence[OutputPiece], prompt_length: int, before: str) -> dict[str, Any]:
     """Return a response, by the names of the model's outputs. `before` goes before each text."""
     outputs: dict[str, Any] = {"text_output": _bytes([before + piece.text for piece in pieces])}
-    if wishes.finish_reason:
+    if options.finish_reason:
         outputs["finish_reason"] = _bytes([piece.reason for piece in pieces])
-    if wishes.cumulative_logprob:
+    if options.cumulative_logprob:
         outputs["cumulative_logprob"] = np.array([piece.cumulative_logprob for piece in pieces], np.float32)
-    if wishes.logprobs:
+    if options.logprobs:
         outputs["logprobs"] = _bytes([piece.logprobs for piece in pieces])
-    if wishes.num_input_tokens:
+    if options.num_input_tokens:
         outputs["num_input_tokens"] = np.array([prompt_length], np.uint32)
-    if wishes.num_output_tokens:
+    if options.num_output_tokens:
         outputs["num_output_tokens"] = np.array([len(piece.ids) for piece in pieces], np.uint32)
-    if wishes.token_ids:
+    if options.token_ids:
         outputs["token_ids"] = _bytes([json.dumps(list(piece.ids)) for piece in pieces])
     return outputs
 
@@ -171,7 +171,7 @@ def _text(tensor: Any) -> str:
         raise RequestError(f"text_input is not UTF-8: byte {error.start} is invalid") from None
 
 
-def _wishes(inputs: Mapping[str, Any]) -> OutputOptions:
+def _read_options(inputs: Mapping[str, Any]) -> OutputOptions:
     stream = _flag(inputs.get("stream"))
     exclude = inputs.get("exclude_input_in_output")
     prepend = not stream if exclude is None else not _flag(exclude)

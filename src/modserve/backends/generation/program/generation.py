@@ -16,7 +16,7 @@ class GenerationOutput(Protocol):
     def has_news(self) -> bool:
         """True if text or an end has not been taken."""
 
-    def take(self, wishes: OutputOptions) -> OutputPiece:
+    def take(self, options: OutputOptions) -> OutputPiece:
         """Return everything that has not been taken yet."""
 
 
@@ -30,7 +30,7 @@ class Generation(Generic[OutputT]):
         self.call = call
         self.outputs = outputs
         self.prompt_length = prompt_length
-        self._before = call.text if call.wishes.prepend_input else ""
+        self._before = call.text if call.options.prepend_input else ""
 
     @property
     def finished(self) -> bool:
@@ -41,11 +41,11 @@ class Generation(Generic[OutputT]):
         """True if a response is to be sent. A slow client gets what has accumulated with a later one."""
         if self.finished:
             return True
-        news = self.call.wishes.stream and any(output.has_news for output in self.outputs)
+        news = self.call.options.stream and any(output.has_news for output in self.outputs)
         return news and not self.call.sender.is_paused()
 
     def tensors(self) -> dict[str, Any]:
         """Return everything that has not been sent yet, by the names of the model's outputs."""
-        wishes = self.call.wishes
+        options = self.call.options
         before, self._before = self._before, ""
-        return arrays(wishes, [output.take(wishes) for output in self.outputs], self.prompt_length, before)
+        return arrays(options, [output.take(options) for output in self.outputs], self.prompt_length, before)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from modserve.access.authority import Authority
-from modserve.access.calls import CallNeed, Reach, need_of
+from modserve.access.calls import CallNeed, CallScope, need_of
 from modserve.protocol.json.json_text import MIME_JSON
 
 from .schemas import SCHEMAS, errors_of
@@ -68,7 +68,7 @@ def add_security(document: dict[str, Any], authority: Authority) -> None:
         bodies = [responses[status]["content"] for status in _FAILURES if "content" in responses.get(status, ())]
         body = bodies[0] if bodies else {}
         responses["401"] = _refusal(_UNAUTHENTICATED, body)
-        if need.reach is not Reach.ANY:
+        if need.reach is not CallScope.ANY:
             responses["403"] = _refusal(f"The key has no scope '{need.kind}' for this", body)
 
 

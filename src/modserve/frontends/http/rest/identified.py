@@ -10,7 +10,7 @@ from modserve.access.calls import SLASH
 from modserve.core.requests import request_ids
 from modserve.frontends import access as entries
 from modserve.frontends.http import exchange
-from modserve.frontends.http.exchange import Note
+from modserve.frontends.http.exchange import RequestInfo
 from modserve.frontends.http.wire.asgi import IDENTITY, NOTE, origin_of
 from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.observability.access_log import AccessLog
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 _HEADER: Final = request_ids.HEADER.encode()
 
 
-def note_of(request: Request) -> Note:
+def note_of(request: Request) -> RequestInfo:
     """Return the note of a request that `Identified`, or `log_calls`, serves."""
-    note: Note | None = request.scope.get(NOTE)
+    note: RequestInfo | None = request.scope.get(NOTE)
     return _note(request.scope) if note is None else note
 
 
-def _note(scope: Any, logged: bool = False) -> Note:
+def _note(scope: Any, logged: bool = False) -> RequestInfo:
     value: bytes | None = None
     for name, value_sent in scope["headers"]:
         if name == _HEADER:
             value = value_sent
-    id = "" if value is None else request_ids.received(value.decode("latin-1").strip())
+    id = "" if value is None else request_ids.check(value.decode("latin-1").strip())
     note = scope[NOTE] = exchange.note_of(id, origin_of(scope), logged)
     return note
 
@@ -47,7 +47,7 @@ class Identified:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        note: Note = scope.get(NOTE) or _note(scope)
+        note: RequestInfo = scope.get(NOTE) or _note(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start" and (note.echoed or message["status"] >= 400):

@@ -14,7 +14,14 @@ from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError, cancelled
-from modserve.frontends.http.exchange import CompleteRequest, Handler, Note, ResponseStream, WholeResponse, next_message
+from modserve.frontends.http.exchange import (
+    CompleteRequest,
+    Handler,
+    RequestInfo,
+    ResponseStream,
+    WholeResponse,
+    next_message,
+)
 from modserve.protocol import compression, failures
 from modserve.settings import HttpSettings
 
@@ -68,7 +75,7 @@ async def _cancel_when_disconnected(request: Request, running: "asyncio.Task[Any
 class StreamedResponse(StreamingResponse):
     """The HTTP response of a call, from its first message on. It ends early when the client goes away."""
 
-    def __init__(self, response: ResponseStream, note: Note) -> None:
+    def __init__(self, response: ResponseStream, note: RequestInfo) -> None:
         super().__init__(self._frames(), response.status, dict(response.headers), response.framing.content_type)
         note.count = 0
         self._note = note

@@ -6,7 +6,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests import request_ids
 from modserve.core.requests.origin import Origin
 from modserve.frontends import access as entries
-from modserve.frontends.http.exchange import Note
+from modserve.frontends.http.exchange import RequestInfo
 from modserve.frontends.http.infer import InferCall
 from modserve.observability.access_log import AccessLog
 from modserve.protocol import failures
@@ -43,7 +43,7 @@ class ConnectionLog:
         """Log an inference whose client disconnected before the outcome."""
         self._add(call, entries.GONE, 0)
 
-    def other(self, note: Note, path: str, status: int, sent: int, tenant: str) -> None:
+    def other(self, note: RequestInfo, path: str, status: int, sent: int, tenant: str) -> None:
         """Log a call other than an inference, which is over; `tenant` is empty where there is none."""
         inference, note.call = note.call, None
         what, counts = f"POST {path}", (status, self._size, sent)

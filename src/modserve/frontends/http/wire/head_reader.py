@@ -378,7 +378,7 @@ class HeadReader:
             forwarded=() if as_sent is None else header_forwarding.matching(self._options.header_pattern, as_sent),
             timeouts=fields.timeouts,
             trace_headers=trace_context.of_values(trace) if trace is not None else None,
-            request_id="" if sent_id is None else request_ids.received(sent_id.decode("latin-1").strip()),
+            request_id="" if sent_id is None else request_ids.check(sent_id.decode("latin-1").strip()),
             route=route,
             report_format=report_format,
             accept=fields.accept.decode("latin-1") if route and fields.accept is not None else "",

@@ -301,7 +301,7 @@ class Reader:
         self._limited = fields.limited
         self._check_size(fields.length)
         if 0 < self._memory.limit < fields.length:
-            self._stop(413, self._memory.exhausted(fields.length).message)
+            self._stop(413, self._memory.make_exhausted_error(fields.length).message)
         self.missing, self.expecting = fields.length, fields.expecting
 
     def on_chunk_header(self) -> None:

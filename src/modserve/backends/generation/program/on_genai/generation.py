@@ -70,11 +70,11 @@ class GenaiOutput:
     def has_news(self) -> bool:
         return bool(self._text) or (self.finished and not self._end_taken)
 
-    def take(self, wishes: OutputOptions) -> OutputPiece:
+    def take(self, options: OutputOptions) -> OutputPiece:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids, self._logprobs = [], [], []
         self._end_taken = self.finished
-        words = _as_json(logprobs, self._vocabulary) if wishes.logprobs else ""
+        words = _as_json(logprobs, self._vocabulary) if options.logprobs else ""
         return OutputPiece(text, self.reason, self._cumulative, words, ids)
 
 

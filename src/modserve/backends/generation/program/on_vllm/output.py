@@ -42,13 +42,13 @@ class VllmOutput:
             self.reason = news.finish_reason
         return len(news.token_ids)
 
-    def take(self, wishes: OutputOptions) -> OutputPiece:
+    def take(self, options: OutputOptions) -> OutputPiece:
         text, ids, logprobs = "".join(self._text), self._ids, self._logprobs
         self._text, self._ids = [], []
         if logprobs is not None:
             self._logprobs = []
         self._end_taken = self.finished
-        words = json.dumps(logprobs) if wishes.logprobs else ""
+        words = json.dumps(logprobs) if options.logprobs else ""
         return OutputPiece(text, self.reason, self._cumulative, words, ids)
 
 
