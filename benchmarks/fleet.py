@@ -2,8 +2,8 @@
 
     python benchmarks/fleet.py plan --rate 2000 --goal-ms 80 --service 18,0.4 --instances 2 --max-batch 8
     python benchmarks/fleet.py plan --rate 2000 --goal-ms 80 --measured http://localhost:8000 --model detector
-    python benchmarks/fleet.py check --write      # against three real servers behind Envoy: benchmarks/results/tables.md, two minutes
-    python benchmarks/fleet.py scale --write      # from 1 to 1,000 servers: benchmarks/results/tables.md, some minutes
+    python benchmarks/fleet.py check --write      # against three real servers behind Envoy, two minutes
+    python benchmarks/fleet.py scale --write      # from 1 to 1,000 servers, some minutes
 
 Arrivals are a Poisson process. An execution takes `service` milliseconds: so much, and so much more for each request in
 the batch; `--measured` fits both to the statistics of a server that has batches of several sizes behind it. `overhead`

@@ -1,6 +1,6 @@
 """How long `modserve load --url` of many servers takes, beside the slowest of them alone.
 
-    python benchmarks/fleet_control.py --write      # 20 real servers on this machine: benchmarks/results/tables.md, two minutes
+    python benchmarks/fleet_control.py --write      # 20 real servers on this machine, two minutes
 
 Each server has a model that takes its own time to load, from half a second to two, in which it waits: on machines of
 their own they would not take each other's CPU time either. The model is loaded on each server alone and then on all at
