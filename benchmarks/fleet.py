@@ -2,8 +2,8 @@
 
     python benchmarks/fleet.py plan --rate 2000 --goal-ms 80 --service 18,0.4 --instances 2 --max-batch 8
     python benchmarks/fleet.py plan --rate 2000 --goal-ms 80 --measured http://localhost:8000 --model detector
-    python benchmarks/fleet.py check --write      # against three real servers behind Envoy: docs/scale.md, two minutes
-    python benchmarks/fleet.py scale --write      # from 1 to 1,000 servers: docs/scale.md, some minutes
+    python benchmarks/fleet.py check --write      # against three real servers behind Envoy, two minutes
+    python benchmarks/fleet.py scale --write      # from 1 to 1,000 servers, some minutes
 
 Arrivals are a Poisson process. An execution takes `service` milliseconds: so much, and so much more for each request in
 the batch; `--measured` fits both to the statistics of a server that has batches of several sizes behind it. `overhead`
@@ -32,7 +32,7 @@ from modserve.testing import FakeClock, inflight
 from overhead import put_into_report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "benchmarks" / "results" / "tables.md"
 PICTURE = ROOT / "docs" / "scale.svg"
 
 
@@ -354,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     of_plan.add_argument("--balancer", choices=BALANCERS, default="least_request")
     for name, text in (("check", "against three real servers"), ("scale", "from 1 to 1,000 servers")):
         command = commands.add_parser(name, help=text)
-        command.add_argument("--write", action="store_true", help="put the table into docs/scale.md")
+        command.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
         if name == "check":
             command.add_argument("--seconds", type=float, default=10, help="of each measurement")
     options = parser.parse_args(arguments)

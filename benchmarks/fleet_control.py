@@ -1,6 +1,6 @@
 """How long `modserve load --url` of many servers takes, beside the slowest of them alone.
 
-    python benchmarks/fleet_control.py --write      # 20 real servers on this machine: docs/servers.md, two minutes
+    python benchmarks/fleet_control.py --write      # 20 real servers on this machine, two minutes
 
 Each server has a model that takes its own time to load, from half a second to two, in which it waits: on machines of
 their own they would not take each other's CPU time either. The model is loaded on each server alone and then on all at
@@ -20,7 +20,7 @@ from statistics import median
 from gateway_stage import ModelServer
 from overhead import put_into_report
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "servers.md"
+PAGE = Path(__file__).resolve().parent / "results" / "tables.md"
 MODEL = "slow_to_load"
 _FIRST_S, _LAST_S = 0.5, 2.0
 _OPTIONS = ("--model-control-mode=explicit", "--allow-grpc=false")
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/servers.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     options = parser.parse_args()
     if options.servers < 2 or options.rounds < 1:
         parser.error("expected two servers or more, and a round or more")

@@ -1,6 +1,6 @@
 """What becomes of requests while replicas and nodes of a cluster of Ray are lost, replaced, or taken away.
 
-    python benchmarks/ray_faults.py --write      # docs/ray.md, five minutes
+    python benchmarks/ray_faults.py --write      # benchmarks/results/tables.md, five minutes
 
 Runs the tests of `scripts/ray_tests` that keep account of the requests of four clients, on a cluster of three nodes on
 this machine, and makes a table of their accounts.
@@ -15,7 +15,7 @@ from pathlib import Path
 from overhead import put_into_report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "ray.md"
+PAGE = ROOT / "benchmarks" / "results" / "tables.md"
 _TESTS = "killed_replica or killed_raylet or removed or update or follow"
 _ACCOUNT = re.compile(r"^account of (.+?): (\{.*?\})", re.MULTILINE)
 _COLUMNS = ("sent", "answered", "refused", "failed", "wrong")
@@ -38,7 +38,7 @@ def table(rows: list[tuple[str, dict[str, int]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/ray.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     options = parser.parse_args()
     text = table(accounts())
     print(text)

@@ -1,7 +1,7 @@
 """What computes a forest fastest: Treelite, its own library, or ONNX Runtime, for batches of 1 and 1,000 rows.
 
     python benchmarks/trees.py            # about a minute
-    python benchmarks/trees.py --write    # and puts the table into docs/engines/fil.md
+    python benchmarks/trees.py --write    # and puts the table into benchmarks/results/tables.md
 
 100 trees each, trained on scikit-learn's breast cancer data (30 features), one thread each, in process, without a
 server. The predictors take turns, and the best of all turns counts: CPU time of the process, so that what else the
@@ -29,7 +29,7 @@ from overhead import ROOT, put_into_report
 
 SIZES = (1, 1000)
 TREES = 100
-PAGE = ROOT / "docs" / "engines" / "fil.md"
+PAGE = ROOT / "benchmarks" / "results" / "tables.md"
 
 Predictors = Mapping[str, Callable[[Array], Any]]
 
@@ -98,7 +98,7 @@ def table(turns: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/engines/fil.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/results/tables.md")
     arguments = parser.parse_args()
     report = table(arguments.turns)
     print(report)

@@ -1,7 +1,7 @@
 """What workers cost and gain: memory of the server, and requests per second by workers.
 
     python benchmarks/workers.py                       # prints the tables, some 90 seconds
-    python benchmarks/workers.py --write               # and puts them into docs/workers.md
+    python benchmarks/workers.py --write               # and puts them into benchmarks/results/tables.md
     python benchmarks/workers.py --workers 1 2 --seconds 1 --rounds 1
 
 Needs `pip install .[dev]`, and the programs wrk and h2load (Debian: wrk, nghttp2-client). modserve is measured compiled
@@ -34,7 +34,7 @@ from side_by_side.loads import Target, load, probe
 from side_by_side.models import MODELS, ROOT, write_files, write_repository
 from side_by_side.running import free_ports, ready
 
-PAGE = ROOT / "docs" / "workers.md"
+PAGE = ROOT / "benchmarks" / "results" / "tables.md"
 WIDTH = 4096
 """Of the two square FP32 matrices of the large model: 128 MiB."""
 WAYS = {(BINARY, "simple"): V2_BINARY, (GRPC, "simple"): V2_GRPC, (JSON, "mlp"): V2_JSON}
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=2, help="of each window; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=2, help="windows of each cell; default: %(default)s")
     parser.add_argument("--compiled", type=Path, default=ROOT / "build" / "compiled", help="modserve's compiled form")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/workers.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/results/tables.md")
     options = parser.parse_args()
     if missing := missing_programs():
         raise SystemExit(missing)
