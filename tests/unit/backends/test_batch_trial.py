@@ -248,4 +248,4 @@ async def test_batches_that_lose_rows_end_batching(tmp_path: Path, caplog: pytes
             for number, response in enumerate(await asyncio.gather(*requests)):
                 assert response.outputs["OUT"].array.tolist() == [[2 * number] * 2]
         assert engine.rows == [1] * 8
-    assert len([each for each in caplog.messages if "from now on each runs" in each]) == 1
+    assert len([each for each in caplog.messages if "Each request runs on its own" in each]) == 1
