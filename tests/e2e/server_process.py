@@ -284,9 +284,13 @@ def refuses(port: int) -> bool:
 
 
 def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:
-    """What `fact` gives, as soon as it is true: asks another process again and again, but not for ever."""
-    deadline = time.monotonic() + seconds
+    """What `fact` gives, as soon as it is true: asks another process again and again, but not for ever.
+
+    The longer it has waited, the longer it pauses: whom it asks need not compute for answers all the time.
+    """
+    began = time.monotonic()
     while not (found := fact()):
-        assert time.monotonic() < deadline, f"not true within {seconds} s; last: {found!r}"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not true within {seconds} s; last: {found!r}"
+        time.sleep(min(0.01 + waited / 10, 0.05))
     return found
