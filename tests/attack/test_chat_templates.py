@@ -65,7 +65,9 @@ def test_a_hostile_template(server: ServerProcess, payload: str) -> None:
     assert said(chat(server, "stranger")) == "hello"
     assert "hello" in said(chat(server, "speaker"))
     with attacked(server, payload, Limits(peak_mb=64, cpu_seconds=2)), ThreadPoolExecutor(3) as threads:
-        failing = [threads.submit(chat, server, "stranger", payload=payload) for _ in range(1 if payload in SLOW else 2)]
+        failing = [
+            threads.submit(chat, server, "stranger", payload=payload) for _ in range(1 if payload in SLOW else 2)
+        ]
         behind = threads.submit(chat, server, "stranger")
         for _ in range(20):
             assert "hello" in said(chat(server, "speaker"))
