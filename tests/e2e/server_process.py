@@ -288,9 +288,10 @@ def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:
 
     The longer it has waited, the longer it pauses: whom it asks need not compute for answers all the time.
     """
-    began = time.monotonic()
+    deadline = time.monotonic() + seconds
+    pause = 0.01
     while not (found := fact()):
-        waited = time.monotonic() - began
-        assert waited < seconds, f"not true within {seconds} s; last: {found!r}"
-        time.sleep(min(0.01 + waited / 10, 0.05))
+        assert time.monotonic() < deadline, f"not true within {seconds} s; last: {found!r}"
+        time.sleep(pause)
+        pause = min(1.1 * pause, 0.05)
     return found
