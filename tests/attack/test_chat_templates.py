@@ -28,6 +28,8 @@ PAYLOADS: Final = {
     "doubling": "{% set ns = namespace(x='aaaa') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     "lists": "{% set ns = namespace(x=[]) %}{% for i in range(99) %}{% set ns.x = [ns.x | string, ns.x] %}{% endfor %}",
 }
+SLOW: Final = ("endless without a clock", "few slow turns", "large number")
+"""Each computes for two seconds; what becomes of one behind another is seen with "endless"."""
 LIMITS: Final = ("did not end within 2 s of CPU time", "needs more than 512 MiB of memory")
 
 
@@ -63,7 +65,9 @@ def test_a_hostile_template(server: ServerProcess, payload: str) -> None:
     assert said(chat(server, "stranger")) == "hello"
     assert "hello" in said(chat(server, "speaker"))
     with attacked(server, payload, Limits(peak_mb=64, cpu_seconds=2)), ThreadPoolExecutor(3) as threads:
-        failing = [threads.submit(chat, server, "stranger", payload=payload) for _ in range(2)]
+        failing = [
+            threads.submit(chat, server, "stranger", payload=payload) for _ in range(1 if payload in SLOW else 2)
+        ]
         behind = threads.submit(chat, server, "stranger")
         for _ in range(20):
             assert "hello" in said(chat(server, "speaker"))

@@ -298,7 +298,7 @@ def test_a_client_that_does_not_read_is_let_go(impatient: ServerProcess) -> None
 
 
 def test_memory_after_many_large_requests(tmp_path: Path) -> None:
-    """2,000 requests of 4.8 MB from four connections: what is resident afterwards is not what they carried."""
+    """800 requests of 4.8 MB from four connections: of what they carried, less than a fortieth stays resident."""
     write_identity(tmp_path, "numbers", "FP32")
     count = 3 * 400 * 1000
     header = (
@@ -316,7 +316,7 @@ def test_memory_after_many_large_requests(tmp_path: Path) -> None:
         def client() -> None:
             buffer = bytearray(1 << 20)
             with dialled(server.http_port) as connection:
-                for _ in range(500):
+                for _ in range(200):
                     connection.sendall(request)
                     begin = connection.recv(4096)
                     length = int(begin.partition(b"\r\nContent-Length: ")[2].partition(b"\r\n")[0])
@@ -326,11 +326,12 @@ def test_memory_after_many_large_requests(tmp_path: Path) -> None:
                         assert received, "the connection ended"
                         left -= received
 
+        before = footprint(server.pid).rss_mb
         in_parallel([client] * 4)
         assert (
-            http(server.http_port, "GET", "/v2/models/numbers/stats").json["model_stats"][0]["inference_count"] == 2000
+            http(server.http_port, "GET", "/v2/models/numbers/stats").json["model_stats"][0]["inference_count"] == 800
         )
-        eventually(lambda: footprint(server.pid).rss_mb <= 300)
+        eventually(lambda: footprint(server.pid).rss_mb <= before + 90)
 
 
 def test_a_body_too_large_for_the_memory(server: ServerProcess) -> None:

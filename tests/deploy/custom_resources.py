@@ -64,8 +64,23 @@ def _run(command: Sequence[str | Path], items: object) -> list[Any]:
     return found
 
 
+_known: dict[str, str] = {}
+"""What the schemas have said about objects."""
+
+
 def faults(items: Sequence[dict[str, Any]]) -> list[str]:
-    """What the schemas of KEDA, the Gateway API and the Prometheus Operator say about each object, or nothing."""
+    """What the schemas of KEDA, the Gateway API and the Prometheus Operator say about each object, or nothing.
+
+    Node, which takes half a second to start, is asked once about all that are new.
+    """
+    texts = [json.dumps(item, sort_keys=True) for item in items]
+    new = {text: item for text, item in zip(texts, items, strict=True) if text not in _known}
+    if new:
+        _known.update(zip(new, _ask_node(list(new.values())), strict=True))
+    return [_known[text] for text in texts]
+
+
+def _ask_node(items: Sequence[dict[str, Any]]) -> list[str]:
     modules = node_modules("custom resources")
     folder = modules / "@kubernetes-models"
     work = [{"path": str(folder / PACKAGES[_group(item)] / item["apiVersion"]), "item": item} for item in items]

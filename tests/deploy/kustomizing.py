@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ def _kind(item: Object) -> str:
     return "Headless Service" if item["kind"] == "Service" and "clusterIP" in item["spec"] else str(item["kind"])
 
 
+def documents(text: str) -> Iterator[Object]:
+    """Those in YAML that are not empty; libyaml reads them six times as fast as Python does."""
+    return filter(None, yaml.load_all(text, Loader=yaml.CSafeLoader))
+
+
 def kustomize(directory: Path) -> Objects:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -43,7 +48,7 @@ def kustomize(directory: Path) -> Objects:
     done = subprocess.run([kubectl, "kustomize", str(directory)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", f"kustomize warns about deprecated fields: {done.stderr}"
-    return by_kind(item for item in yaml.safe_load_all(done.stdout) if item)
+    return by_kind(documents(done.stdout))
 
 
 def kustomize_with(components: Sequence[str]) -> Objects:

@@ -4,15 +4,17 @@ import copy
 import itertools
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 import yaml
 from custom_resources import CLIENTS, faults, is_custom
-from kustomizing import BASE, COMPONENTS, Objects, by_kind, kustomize, kustomize_with
+from kustomizing import BASE, COMPONENTS, Objects, by_kind, documents, kustomize, kustomize_with
 
 import modserve.__about__
 
@@ -96,7 +98,7 @@ def rendered(*many: Values, release: str = "modserve") -> list[dict[str, str] | 
 def objects(files: dict[str, str] | str) -> Objects:
     assert not isinstance(files, str), files
     texts = (text for name, text in files.items() if not name.endswith(".txt"))
-    return by_kind(item for text in texts for item in yaml.safe_load_all(text) if item)
+    return by_kind(item for text in texts for item in documents(text))
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,11 @@ def without_helms_own(found: Objects) -> Objects:
     return cleaned_all
 
 
+@cache
+def made_of(components: Sequence[str]) -> Objects:
+    return kustomize_with(components)
+
+
 def alike(name: str, helm: Objects, kustomized: Objects) -> tuple[Objects, Objects]:
     """Both, without what differs on purpose."""
     helm, kustomized = without_helms_own(helm), copy.deepcopy(kustomized)
@@ -144,7 +151,7 @@ def alike(name: str, helm: Objects, kustomized: Objects) -> tuple[Objects, Objec
 
 @pytest.mark.parametrize("name", SAME)
 def test_values_make_what_components_make(chart: dict[str, Objects], name: str) -> None:
-    helm, kustomized = alike(name, chart[name], kustomize_with(SAME[name][1]))
+    helm, kustomized = alike(name, chart[name], made_of(SAME[name][1]))
     assert helm.keys() == kustomized.keys()
     for kind, item in helm.items():
         assert item == kustomized[kind], kind
@@ -159,10 +166,18 @@ def test_each_component_has_its_values() -> None:
 # --- schemas ------------------------------------------------------------------------------------------------------
 
 
-def check(found: Objects) -> None:
-    custom = [item for item in found.values() if is_custom(item)]
+@pytest.fixture(scope="module", autouse=True)
+def schemas_are_read_once() -> Iterator[None]:
+    read = kubernetes_validate.utils.schema_contents
+    with patch.object(kubernetes_validate.utils, "schema_contents", cache(read)):
+        yield
+
+
+def check(*several: Objects) -> None:
+    items = [item for found in several for item in found.values()]
+    custom = [item for item in items if is_custom(item)]
     assert faults(custom) == [""] * len(custom)
-    for item in found.values():
+    for item in items:
         if not is_custom(item):
             kubernetes_validate.validate(item, VERSION, strict=True)
 
@@ -251,7 +266,9 @@ SETS: dict[str, tuple[Values, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def sets() -> dict[str, Objects]:
-    return dict(zip(SETS, map(objects, rendered(*(values for values, _ in SETS.values()))), strict=True))
+    found = dict(zip(SETS, map(objects, rendered(*(values for values, _ in SETS.values()))), strict=True))
+    faults([item for each in found.values() for item in each.values() if is_custom(item)])  # all at once
+    return found
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -365,24 +382,29 @@ def test_it_is_this_version() -> None:
     assert about["version"] == about["appVersion"] == modserve.__about__.__version__
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda found: found["ScaledObject"]["spec"].update(maxReplicaCount="ten"),
-        lambda found: found["ScaledObject"]["spec"].pop("scaleTargetRef"),
-        lambda found: found["HTTPRoute"]["spec"]["rules"][0]["matches"][0]["path"].update(type="Prefix"),
-        lambda found: found["GRPCRoute"]["spec"]["rules"][0]["backendRefs"][0].update(port="grpc"),
-        lambda found: found["PodMonitor"]["spec"].pop("selector"),
-    ],
-)
-def test_a_mistake_is_found(chart: dict[str, Objects], change: Callable[[Objects], None]) -> None:
-    found = copy.deepcopy(chart["all"])
-    change(found)
+MISTAKES: list[Callable[[Objects], None]] = [
+    lambda found: found["ScaledObject"]["spec"].update(maxReplicaCount="ten"),
+    lambda found: found["ScaledObject"]["spec"].pop("scaleTargetRef"),
+    lambda found: found["HTTPRoute"]["spec"]["rules"][0]["matches"][0]["path"].update(type="Prefix"),
+    lambda found: found["GRPCRoute"]["spec"]["rules"][0]["backendRefs"][0].update(port="grpc"),
+    lambda found: found["PodMonitor"]["spec"].pop("selector"),
+]
+
+
+@pytest.fixture(scope="module")
+def mistaken(chart: dict[str, Objects]) -> list[Objects]:
+    made = [copy.deepcopy(chart["all"]) for _ in MISTAKES]
+    for change, found in zip(MISTAKES, made, strict=True):
+        change(found)
+    faults([item for found in made for item in found.values() if is_custom(item)])  # all at once
+    return made
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)))
+def test_a_mistake_is_found(mistaken: list[Objects], number: int) -> None:
     with pytest.raises(AssertionError):
-        check(found)
+        check(mistaken[number])
 
 
 def test_base_and_components_fit_the_schemas() -> None:
-    for _, components in SAME.values():
-        check(kustomize_with(components))
-    check(kustomize(BASE))
+    check(*(made_of(components) for _, components in SAME.values()), kustomize(BASE))

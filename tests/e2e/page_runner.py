@@ -39,7 +39,8 @@ class PageRunner:
     `shared` is the server for pages that start none. `skipped` says whether a command cannot run here, `shortened`
     adds words to one that would run for long, and `normal` is what the output of a command is compared by. With
     `separate`, servers end with the block that starts them. `warnings` is a pattern of those that servers may log;
-    `prepared` uses each server that the page starts before its reader does.
+    `prepared` uses each server that the page starts before its reader does. `lasting` gives the server of a command
+    that several pages have, which goes on behind the page; None for all other commands.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PageRunner:
         separate: bool = False,
         warnings: str = "",
         prepared: Callable[[ServerProcess], None] = lambda server: None,
+        lasting: Callable[[str], ServerProcess | None] = lambda words: None,
     ) -> None:
         self.place = place
         self.commands = 0
@@ -65,6 +67,9 @@ class PageRunner:
         self._separate = separate
         self._warnings = warnings
         self._prepared = prepared
+        self._lasting = lasting
+        self._ends = True
+        """Whether the server ends with the page."""
         self._server: ServerProcess | None = None
         programs = place / ".bin"
         programs.mkdir(exist_ok=True)
@@ -106,7 +111,8 @@ class PageRunner:
         """As Ctrl-C; the server must have logged no error and no warning."""
         if self._server is not None:
             server, self._server = self._server, None
-            server.stop()
+            if self._ends:
+                server.stop()
             lines = [line for line in server.log.splitlines() if " WARNING " in line]
             trouble = [line for line in lines if not (self._warnings and re.search(self._warnings, line))]
             assert not trouble, trouble
@@ -193,7 +199,9 @@ class PageRunner:
         self.stop()
         options = [self._here(word) for word in words if word != "serve"]
         options = [re.sub(r"^(--admin-address=.*:)\d+$", r"\g<1>0", option) for option in options]
-        server = self._running.enter_context(
+        lasting = self._lasting(" ".join(options))
+        self._ends = lasting is None
+        server = lasting or self._running.enter_context(
             started(options=[*options, "--event-loop-warning-ms=0"], directory=self.place)
         )
         server.wait_for(LOADED)

@@ -284,9 +284,14 @@ def refuses(port: int) -> bool:
 
 
 def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:
-    """What `fact` gives, as soon as it is true: asks another process again and again, but not for ever."""
+    """What `fact` gives, as soon as it is true: asks another process again and again, but not for ever.
+
+    The longer it has waited, the longer it pauses: whom it asks need not compute for answers all the time.
+    """
     deadline = time.monotonic() + seconds
+    pause = 0.01
     while not (found := fact()):
         assert time.monotonic() < deadline, f"not true within {seconds} s; last: {found!r}"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.1 * pause, 0.05)
     return found

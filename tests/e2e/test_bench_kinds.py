@@ -33,7 +33,8 @@ ensemble_scheduling { step {
 } }
 """
 SEQUENCE_WAYS = {"http": [], "http json": ["--format=json"], "grpc": [], "grpc stream": ["--streaming"]}
-LOADS = {"closed": ["--concurrency=1,6"], "open": ["--rate=200"]}
+LOADS = {"closed": ["--concurrency=1,6", "--window-secs=0.03", "--window-requests=30"], "open": ["--rate=200"]}
+"""A closed loop keeps two cores busy: it ends when there are enough requests."""
 SEQUENCE_CASES = [
     (model, way, tuple(LOADS)[(row + column) % 2])
     for row, model in enumerate(("sum_direct", "sum_oldest", "texts", "whole"))
@@ -190,7 +191,7 @@ def test_lengths_of_sequences(bench: Bench) -> None:
         (["--sequence-length=1"], 0.9, 1.1),
         ([], 15, 26),
     ):
-        (row,) = without_errors(bench, "http", "sum_direct", "--window-secs=0.5", *words)
+        (row,) = without_errors(bench, "http", "sum_direct", "--window-secs=0.1", "--window-requests=200", *words)
         assert least < row["requests_per_second"] / row["sequences_per_second"] < most, words
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_here import run_here
 from open_server import OpenServer
 from server_process import ServerProcess, eventually
 from terminal_process import CTRL_C, CTRL_D, TerminalProcess, at_terminal
@@ -216,7 +217,8 @@ def test_a_thought_is_apart(server: ServerProcess) -> None:
     ],
 )
 def test_one_answer(server: ServerProcess, words: list[str], text: str | bytes | None, printed: str) -> None:
-    done = run("chat", *words, url(server), text=text)
+    call = ("chat", *words, url(server))
+    done = run(*call, text=text) if isinstance(text, bytes) or words[0] == "shout" else run_here(*call, text=text)
     assert (done.stdout, done.stderr, done.returncode) == (printed, "", 0)
 
 
@@ -225,9 +227,9 @@ def test_speed(server: ServerProcess) -> None:
     assert counted.startswith("5 tokens, ")
     assert counted.endswith(" ms, prompt of 5 tokens\n")
     assert "tokens/s" in counted
-    uncounted = run("chat", "words", "a b c", "--verbose", url(server)).stderr
+    uncounted = run_here("chat", "words", "a b c", "--verbose", url(server)).stderr
     assert uncounted.startswith("3 pieces, ")
-    assert run("chat", "shout", "a", "--verbose", url(server)).stderr.startswith("1 piece, the first after ")
+    assert run_here("chat", "shout", "a", "--verbose", url(server)).stderr.startswith("1 piece, the first after ")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_speed(server: ServerProcess) -> None:
     ],
 )
 def test_mistakes(server: ServerProcess, words: list[str], code: int, text: str) -> None:
-    done = run("chat", *words, url(server))
+    done = (run if words[0] == "nosuch" else run_here)("chat", *words, url(server))
     assert done.returncode == code, done
     assert text in done.stderr
 
@@ -275,7 +277,7 @@ def test_ctrl_c_ends_a_single_answer(server: ServerProcess, folder: Path) -> Non
 
 
 def test_over_grpc() -> None:
-    done = run("chat", "shout", "hi", "--url=grpc://localhost:1")
+    done = run_here("chat", "shout", "hi", "--url=grpc://localhost:1")
     assert done.returncode == 2
     assert "expected http://HOST:PORT or https://HOST:PORT" in done.stderr
 

@@ -1,5 +1,10 @@
-"""Commands as processes, against one server, which lets nobody load models without a header."""
+"""Commands against one server, which lets nobody load models without a header.
 
+One call of each is a process. The others run in the test's, which has its libraries already.
+"""
+
+import contextlib
+import io
 import json
 import os
 import re
@@ -10,11 +15,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from repositories import EXAMPLES
 from server_process import ServerProcess, serving
+
+from kept_logging import kept_logging
+from modserve import cli
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 HEADER = "--header=admin: secret"
@@ -31,20 +40,38 @@ def server() -> Iterator[ServerProcess]:
 
 def run(server: ServerProcess, *words: str, code: int = 0, header: str = HEADER) -> str:
     """What a command prints, in both streams; `code` is the exit code that it has to have."""
+    printed = io.StringIO()
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        kept_logging(),
+        patch.dict(os.environ, environment(server), clear=True),
+    ):
+        ended = cli.main([*words, *([header] if header else [])])
+    assert ended == code, printed.getvalue()
+    return printed.getvalue()
+
+
+def run_process(server: ServerProcess, *words: str, header: str = HEADER) -> str:
+    """As `run`, by a process of its own."""
     done = start(server, *words, *([header] if header else []))
     out, _ = done.communicate(timeout=60)
-    assert done.returncode == code, out
+    assert done.returncode == 0, out
     return out
 
 
+def environment(server: ServerProcess) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")} | {
+        "MODSERVE_URL": f"http://127.0.0.1:{server.http_port}",
+        "MODSERVE_METRICS_URL": f"http://127.0.0.1:{server.metrics_port}",
+    }
+
+
 def start(server: ServerProcess, *words: str, folder: Path | None = None) -> "subprocess.Popen[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")}
-    environment["MODSERVE_URL"] = f"http://127.0.0.1:{server.http_port}"
-    environment["MODSERVE_METRICS_URL"] = f"http://127.0.0.1:{server.metrics_port}"
     return subprocess.Popen(
         [sys.executable, "-m", "modserve", *words],
         cwd=folder,
-        env=environment,
+        env=environment(server),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -53,7 +80,7 @@ def start(server: ServerProcess, *words: str, folder: Path | None = None) -> "su
 
 
 def test_status(server: ServerProcess) -> None:
-    text = run(server, "status")
+    text = run_process(server, "status")
     assert text.startswith(f"http://127.0.0.1:{server.http_port}: modserve ")
     assert ", ready\n" in text
     assert json.loads(run(server, "status", "--json"))["ready"] is True
@@ -61,7 +88,7 @@ def test_status(server: ServerProcess) -> None:
 
 
 def test_models(server: ServerProcess) -> None:
-    text = run(server, "models", "simple")
+    text = run_process(server, "models", "simple")
     assert "simple  1        READY  ONNX Runtime " in text
     assert "\ninput   INPUT0   INT32  [-1, 16]\n" in text
     assert "did you mean 'simple'?" in run(server, "models", "simpel", code=1)
@@ -102,7 +129,9 @@ def test_watching_ends_with_an_interrupt(server: ServerProcess) -> None:
 def test_an_inference(server: ServerProcess, tmp_path: Path, over: str) -> None:
     words = [f"--url=grpc://127.0.0.1:{server.grpc_port}"] if over == "gRPC" else []
     file = tmp_path / "sum.npy"
-    text = run(server, "infer", "simple", "INPUT0=1", f"INPUT1={ROW}", *words, "--outputs=OUTPUT0", f"--output={file}")
+    text = run_process(
+        server, "infer", "simple", "INPUT0=1", f"INPUT1={ROW}", *words, "--outputs=OUTPUT0", f"--output={file}"
+    )
     assert text == f"wrote OUTPUT0 to {file}\n"
     assert np.load(file).tolist() == [[1 + each for each in ROW]]
     body = json.loads(run(server, "infer", "simple", f"INPUT0=@{file}", "--sample", "--json", "--request-id=a", *words))
@@ -147,9 +176,9 @@ def timeless(text: str) -> str:
 
 def test_loading(server: ServerProcess) -> None:
     assert "modserve: --header 'NAME: VALUE' sends that header" in run(server, "unload", "repeat", code=1, header="")
-    assert run(server, "unload", "repeat") == "repeat: unloaded\n"
+    assert run_process(server, "unload", "repeat") == "repeat: unloaded\n"
     assert "'modserve models' lists" in run(server, "infer", "repeat", "IN=1", code=1)
-    assert run(server, "load", "repeat").startswith("repeat: version 1 READY, after ")
+    assert run_process(server, "load", "repeat").startswith("repeat: version 1 READY, after ")
     assert "model 'repaet' does not exist; did you mean 'repeat'?" in run(server, "load", "repaet", code=1)
 
 
@@ -165,7 +194,7 @@ def test_an_unload_names_what_goes_with_the_model(server: ServerProcess, over: s
 
 
 def test_top(server: ServerProcess) -> None:
-    text = run(server, "top", "--count=2", "--interval=0.1")
+    text = run_process(server, "top", "--count=2", "--interval=0.1")
     assert text.count(" in flight, ") == 2
     assert text.count("\nsimple ") == 2
 
@@ -187,7 +216,7 @@ def test_the_doctor_names_who_has_a_port(server: ServerProcess) -> None:
 
 def test_the_doctor_knows_a_server_that_runs(server: ServerProcess) -> None:
     ports = [f"--http-port={server.http_port}", f"--grpc-port={server.grpc_port}"]
-    text = run(server, "doctor", *ports, f"--metrics-port={server.metrics_port}", header="")
+    text = run_process(server, "doctor", *ports, f"--metrics-port={server.metrics_port}", header="")
     assert text.count("modserve answers at 0.0.0.0:") == 3
 
 

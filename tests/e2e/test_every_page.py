@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import readme_picture
 from page_runner import PageRunner
-from page_settings import EXPLICIT, SETTINGS, Setting, examples, reset
+from page_settings import EXPLICIT, SETTINGS, Setting, a_language_model, examples, reset
 from pages import PAGES, ROOT, SHELLS, Block, alike, blocks, checks, exact, rows, steps, without_figures
 from repositories import EXAMPLES
-from server_process import ServerProcess, serving
+from server_process import ServerProcess, serving, started
 from wire import http
 
 pytestmark = pytest.mark.slow
@@ -41,6 +41,7 @@ NOT_HERE: Mapping[str, str] = {
     'modserve chat smol "Why': "writes on for minutes; docs/tutorials/chat-on-a-laptop.md does the same",
     "modserve chat ./smol.gguf --verbose": "is a conversation; tests/engines/test_chat_with_a_file.py has it",
     "git diff | modserve chat ": "needs changes and a model; tests/e2e/test_chat_command.py has a pipe",
+    "modserve init smol --from smol.gguf": "loads a large model; tests/engines/test_init_texts.py does",
     "modserve bench smol ": "measures for a minute; tests/e2e/test_bench_openai.py does",
     "python3 -m venv ": "the environment of the tests stands for it",
     "python -m venv phoenix": "installs a server of somebody else, of a gigabyte",
@@ -63,6 +64,9 @@ ON_TWO_PAGES: Mapping[tuple[str, str], str] = {
     ): "docs/tutorials/chat-on-a-laptop.md",
 }
 """A page and a command that does not run for it, since it loads a large model and runs for the other page."""
+
+LASTING = "smol.gguf"
+"""The options of a server that several pages start. Its model takes many seconds to load: pages share one."""
 
 COMPARED: Mapping[str, Callable[[str], str]] = {
     "modserve status": without_figures,
@@ -118,8 +122,29 @@ def shared() -> Iterator[Callable[[], ServerProcess]]:
         yield functools.cache(lambda: stack.enter_context(serving(EXAMPLES, options=EXPLICIT)))
 
 
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ServerProcess | None]]:
+    place = tmp_path_factory.mktemp("lasting")
+    a_language_model(place)
+    with ExitStack() as stack:
+
+        @functools.cache
+        def server() -> ServerProcess:
+            options = [LASTING, "--event-loop-warning-ms=0"]
+            running = stack.enter_context(started(options=options, directory=place))
+            stack.callback(running.stop)
+            return running
+
+        yield lambda options: server() if options == LASTING else None
+
+
 def page_runner(
-    place: Path, running: ExitStack, shared: Callable[[], ServerProcess], setting: Setting, page: str = ""
+    place: Path,
+    running: ExitStack,
+    shared: Callable[[], ServerProcess],
+    setting: Setting,
+    page: str = "",
+    lasting: Callable[[str], ServerProcess | None] = lambda options: None,
 ) -> PageRunner:
     return PageRunner(
         place,
@@ -131,6 +156,7 @@ def page_runner(
         separate=setting.separate,
         warnings=setting.warnings,
         prepared=setting.started,
+        lasting=lasting,
     )
 
 
@@ -144,7 +170,12 @@ def runner(tmp_path: Path, shared: Callable[[], ServerProcess]) -> Iterator[Page
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_page(tmp_path: Path, shared: Callable[[], ServerProcess], page: str) -> None:
+def test_page(
+    tmp_path: Path,
+    shared: Callable[[], ServerProcess],
+    lasting: Callable[[str], ServerProcess | None],
+    page: str,
+) -> None:
     setting = SETTINGS.get(page, Setting())
     setting.files(tmp_path)
     with ExitStack() as running:
@@ -154,7 +185,7 @@ def test_page(tmp_path: Path, shared: Callable[[], ServerProcess], page: str) ->
         if setting.server is not None:
             setting.server(server())
             running.callback(reset, server())
-        page_runner(tmp_path, running, server, setting, page).follow((ROOT / page).read_text("utf-8"))
+        page_runner(tmp_path, running, server, setting, page, lasting).follow((ROOT / page).read_text("utf-8"))
 
 
 def test_the_picture_on_the_front_page(runner: PageRunner) -> None:
@@ -213,6 +244,10 @@ def test_commands_stand_in_blocks_that_run() -> None:
             if block.language not in SHELLS and runs:
                 pages.add(page)
     assert pages == set(OTHER_TESTS)
+
+
+def test_pages_share_the_server_that_goes_on() -> None:
+    assert commands().count(f"modserve serve {LASTING}") > 1
 
 
 def test_settings_are_those_of_pages_that_run() -> None:

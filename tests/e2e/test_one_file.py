@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from command_here import run_here
 from repositories import EXAMPLES, copy_example, write_identity
 from server_here import serving_here
 from server_process import eventually, serving
@@ -31,6 +32,13 @@ def outputs(port: int, model: str) -> dict[str, list[int]]:
     response = http(port, "POST", f"/v2/models/{model}/infer", REQUEST)
     assert response.status == 200, response.body
     return {each["name"]: each["data"] for each in response.json["outputs"]}
+
+
+def refused(*words: str, folder: Path) -> str:
+    """What the command says on standard error of words that name no model."""
+    run = run_here("serve", *words, folder=folder)
+    assert (run.returncode, run.stdout) == (2, ""), run
+    return run.stderr
 
 
 def failed(*words: str, folder: Path, code: int = 2) -> str:
@@ -110,9 +118,9 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         "x=models/simple": "is called 'simple' after its directory, not 'x'",
     }
     for word, text in said.items():
-        assert text in failed(word, folder=tmp_path)
+        assert text in refused(word, folder=tmp_path)
     assert not (tmp_path / "trained").exists()
-    assert "two models are called 'simple'" in failed("simple.onnx", "models/simple", folder=tmp_path)
+    assert "two models are called 'simple'" in refused("simple.onnx", "models/simple", folder=tmp_path)
     assert "Unexpected argument: nothing" in failed("nothing", folder=tmp_path)
 
 

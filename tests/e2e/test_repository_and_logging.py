@@ -1,7 +1,6 @@
 """Repository index, model control and log settings as `tritonclient` calls them; the settings act on the real log."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,19 +101,23 @@ async def test_the_extension_is_listed(client: Client) -> None:
 
 
 @pytest.mark.parametrize("flavour", ["http", "grpc"])
-async def test_settings_act_at_once(tmp_path: Path, flavour: str) -> None:
-    """What a stopping server says is seen in the form that was set; with the information off it is not said."""
-    for settings, said in (
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
         ({"log_format": "default"}, r'^I\d{4} [\d:.]+ \d+ drain\.py:\d+\] "stopping: no new requests'),
         ({"log_info": False}, None),
-    ):
-        with serving_here(EXAMPLES) as running:
-            async with opened(flavour, running) as client:
-                await client.call("update_log_settings", settings)
-        if said is None:
-            assert "stopping:" not in running.log
-        else:
-            running.wait_for(said)
+    ],
+    ids=["form", "information"],
+)
+async def test_settings_act_at_once(flavour: str, settings: dict[str, object], said: str | None) -> None:
+    """What a stopping server says is seen in the form that was set; with the information off it is not said."""
+    with serving_here(EXAMPLES) as running:
+        async with opened(flavour, running) as client:
+            await client.call("update_log_settings", settings)
+    if said is None:
+        assert "stopping:" not in running.log
+    else:
+        running.wait_for(said)
 
 
 async def test_the_format_at_the_start() -> None:

@@ -16,7 +16,8 @@ import tritonclient.http
 import tritonclient.http.aio
 import tritonclient.utils.shared_memory as shm
 from repositories import EXAMPLES, write_identity
-from server_process import ServerProcess, eventually, serving
+from server_here import serving_here
+from server_process import Server, ServerProcess, eventually
 from tritonclient.utils import InferenceServerException, serialized_byte_size
 from wire import HOST, SECONDS, http, metric
 
@@ -32,14 +33,14 @@ KEY = f"/modserve_test_{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`numbers` and `words`; and `stuck`, which waits for a batch of 8."""
     repository = tmp_path_factory.mktemp("sharing")
     write_identity(repository, "numbers")
     write_identity(repository, "words", "BYTES")
     batching = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000 }"
     write_identity(repository, "stuck", extra=batching)
-    with serving(EXAMPLES, repository, options=["--allow-client-shm=true"]) as running:
+    with serving_here(EXAMPLES, repository, options=["--allow-client-shm=true"]) as running:
         yield running
 
 
@@ -54,7 +55,7 @@ def region() -> Iterator[Any]:
 class Client:
     """A client of any flavour as coroutines."""
 
-    def __init__(self, flavour: str, server: ServerProcess) -> None:
+    def __init__(self, flavour: str, server: Server) -> None:
         self.tensors, make = FLAVOURS[flavour]
         port = server.http_port if flavour.startswith("http") else server.grpc_port
         self._client = make(f"{HOST}:{port}")
@@ -85,7 +86,7 @@ class Client:
 
 
 @pytest.fixture(params=FLAVOURS)
-async def client(request: pytest.FixtureRequest, sharing: ServerProcess) -> AsyncIterator[Client]:
+async def client(request: pytest.FixtureRequest, sharing: Server) -> AsyncIterator[Client]:
     found = Client(request.param, sharing)
     await found.call("unregister_system_shared_memory")
     yield found
@@ -163,9 +164,7 @@ async def test_what_is_refused(client: Client, region: Any) -> None:
     os.truncate(f"/dev/shm{KEY}", 256)
 
 
-async def test_a_region_in_use_goes_when_the_request_is_over(
-    client: Client, region: Any, sharing: ServerProcess
-) -> None:
+async def test_a_region_in_use_goes_when_the_request_is_over(client: Client, region: Any, sharing: Server) -> None:
     """Another client's request is under way while this one unregisters."""
 
     def pending() -> float:
@@ -194,7 +193,7 @@ async def test_a_region_in_use_goes_when_the_request_is_over(
     assert await client.status() == {}
 
 
-def test_a_stream(sharing: ServerProcess, region: Any) -> None:
+def test_a_stream(sharing: Server, region: Any) -> None:
     """Requests with regions among plain ones, one that fails, and one that is cancelled with the stream."""
     with tritonclient.grpc.InferenceServerClient(f"{HOST}:{sharing.grpc_port}") as client:
         client.unregister_system_shared_memory()
@@ -225,7 +224,7 @@ def test_a_stream(sharing: ServerProcess, region: Any) -> None:
         eventually(lambda: not client.get_system_shared_memory_status().regions)
 
 
-def test_the_example_of_the_documentation(sharing: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_documentation(sharing: Server, capsys: pytest.CaptureFixture[str]) -> None:
     page = (EXAMPLES.parent / "docs" / "protocol.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (shown,) = [block for block in blocks if "shared_memory" in block]
@@ -234,7 +233,7 @@ def test_the_example_of_the_documentation(sharing: ServerProcess, capsys: pytest
     assert "[[ 1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16]]" in capsys.readouterr().out
 
 
-def test_gpu_memory_without_a_gpu(sharing: ServerProcess) -> None:
+def test_gpu_memory_without_a_gpu(sharing: Server) -> None:
     """Only the calls: whether there is a GPU is the machine's business."""
     for tensors, port in ((tritonclient.http, sharing.http_port), (tritonclient.grpc, sharing.grpc_port)):
         with tensors.InferenceServerClient(f"{HOST}:{port}") as client:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from authority import Authority
+from command_here import run_here
 from repositories import (
     EXAMPLES,
     copy_example,
@@ -27,15 +28,22 @@ from wire import SECONDS, assert_serving, http
 LINE = r"^Try it:\n  ((?:curl|modserve infer) .*)$"
 
 
-def pasted(server: Server, pattern: str = LINE) -> tuple[str, Any]:
-    """The line, and the JSON that it answers; of a stream, that of the first message."""
+def pasted(server: Server, pattern: str = LINE, a_process: bool = False) -> tuple[str, Any]:
+    """The line, and the JSON that it answers; of a stream, that of the first message.
+
+    With `a_process`, a line for modserve's own command is one.
+    """
     line = server.wait_for(pattern)[1]
     if line.startswith("curl"):
         assert shutil.which("curl"), "curl is not on PATH, and this test runs the line that the server prints for it"
         command = ["sh", "-c", f"{line} -sS"]
     else:
-        command = [sys.executable, "-m", *shlex.split(line.partition("    #")[0].replace("@picture.jpg", "--sample"))]
-        command.append("--json")
+        _, *words = shlex.split(line.partition("    #")[0].replace("@picture.jpg", "--sample"))
+        command = [sys.executable, "-m", "modserve", *words, "--json"]
+        if not a_process:
+            printed = run_here(*words, "--json")
+            assert (printed.returncode, printed.stderr) == (0, ""), printed
+            return line, json.loads(printed.stdout)
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     assert done.stderr == ""
     first = done.stdout if command[-1] == "--json" else (done.stdout.splitlines() or ["null"])[0]
@@ -59,7 +67,7 @@ OUTPUTS = ("OUTPUT0", "OUTPUT", "OUT")
 
 def test_the_examples() -> None:
     with serving_here(EXAMPLES) as server:
-        line, answer = pasted(server)
+        line, answer = pasted(server, a_process=True)
         assert answer["model_name"] in line
         assert answer["outputs"]
 

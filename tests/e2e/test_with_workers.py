@@ -27,6 +27,9 @@ SELECTED = (
 NOT_OF_SEVERAL = (
     "test_model_control.py::test_a_swap_under_traffic",  # counts lines in the log
     "test_sequences.py::test_the_controls_of_each_row_and_the_rows_of_absent_sequences",  # has both in one batch
+    # A server each: the other two send each setting once, and one over each protocol.
+    "test_repository_and_logging.py::test_settings_act_at_once[form-grpc]",
+    "test_repository_and_logging.py::test_settings_act_at_once[information-http]",
 )
 
 
