@@ -69,14 +69,14 @@ def _check_settled(world: World) -> None:
 def _check_rollbacks(world: World) -> None:
     """Check that rollbacks are written down, for the next server."""
     for name in world.variations:
-        # An owner may remove the folder of a model that a drained server still serves: nothing is written there then.
-        if world.served(name) and world.path(name).exists():
+        # An owner may remove the folder of a model that a drained server still serves: it looks there no more.
+        if world.served(name) and name not in world.removed:
             assert world.server.routings.rollbacks_of(name) == rollbacks.read(world.path(name))[0], f"'{name}'"
 
 
 def _check_restart(world: World) -> None:
     """The next server keeps to what was rolled back."""
-    if not world.path("routed").exists():
+    if "routed" in world.removed or not world.path("routed").exists():
         return  # its owner has removed it, with all that was written there
     rolled_back, remark = rollbacks.read(world.path("routed"))
     assert not remark

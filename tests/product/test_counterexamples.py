@@ -357,6 +357,16 @@ def test_the_rollback_of_a_model_goes_with_its_folder() -> None:
         world.run(2.0)
 
 
+def test_a_rollback_is_written_when_the_folder_is_there_again() -> None:
+    """It was decided while the owner replaced the folder, and never written: the next server served that version."""
+    machine = ProductMachine()
+    machine.start(limit=70_000_000, polls=True, keys=False, models=["plain", "routed"])
+    machine.submit_to_routed(after="all", user="b", version=1)
+    machine.change_twice(after="nothing", between=2, first=[(8, 1)], model=1, second=[(5, 1), (4, 0)])
+    machine.unload(after="all", again=True, dependents=False, model=1)
+    machine.teardown()
+
+
 def test_a_drained_server_writes_no_rollback_into_a_folder_that_was_removed() -> None:
     """It was expected there: the owner had removed the folder while requests to the version ran."""
     machine = ProductMachine()

@@ -122,6 +122,8 @@ class World:
         self.operations: list[asyncio.Task[Any]] = []
         self.stopping: asyncio.Task[bool] | None = None
         self.draining: asyncio.Task[DrainReport] | None = None
+        self.removed: set[str] = set()
+        """Models whose folders their owner has removed since the drain began."""
         self.tenant = 0
         """Who sends, among `TENANTS`."""
         self.sent: Counter[tuple[str, str]] = Counter()
@@ -209,7 +211,7 @@ class World:
             folder = self.path(name) / str(version)
             if not folder.exists():
                 folder.mkdir(parents=True)
-                self._write_file(folder / WEIGHTS, "0")
+                self._write_file(folder / WEIGHTS, str(self._contents))
                 if kind.takes_texts:
                     write_folder(folder)
         self._write_file(self.path(name) / "config.pbtxt", kind.text(self.variations[name]))
@@ -260,6 +262,8 @@ class World:
         self.engines.remade.update((name, *MODELS[name].needs))
         if self.polls:
             shutil.rmtree(self.path(name), ignore_errors=True)
+            if self.draining is not None:
+                self.removed.add(name)
             return
         self.operate(self.server.unload_model(name, dependents))
 

@@ -276,9 +276,16 @@ class ModelControl:
                 return seen
 
     def _recall(self, listings: Iterable[Listing]) -> None:
-        """Take the rolled-back versions from the repositories: of models to load, in the turn of the look."""
+        """Take the rolled-back versions from the repositories: of models to load, in the turn of the look.
+
+        Rollbacks that could not be written are written now, if that is possible.
+        """
+        routings = self._table.routings
         for listing in listings:
-            self._table.routings.recall(listing.name, listing.rolled_back)
+            routings.recall(listing.name, listing.rolled_back)
+            for version, rolled_back in routings.rollbacks_of(listing.name).items():
+                if rolled_back.unsaved:
+                    self._keep_soon(listing.name, version, rolled_back, listing)
 
     def _keep_soon(
         self, name: str, version: int, rolled_back: RolledBack | None, listing: Listing | None = None
@@ -302,8 +309,10 @@ class ModelControl:
             else:
                 remedy = rollbacks.remedy(listing, version, rolled_back)
                 why = "" if rolled_back is None else f"the server writes nothing to {repository}: {remedy}"
-        if why:
-            _log.error("model '%s': %s", name, why)
+        former = "" if rolled_back is None else rolled_back.unsaved
+        if why != former:
+            if why:
+                _log.error("model '%s': %s", name, why)
             self._table.routings.mark_unsaved(name, version, why)
 
     # Polling

@@ -155,7 +155,7 @@ class Routings:
         return {version: self.rollbacks_of(name).get(version) for version in versions}
 
     def mark_unsaved(self, name: str, version: int, why: str) -> None:
-        """Note that a rollback could not be written down."""
+        """Note why a rollback could not be written down; empty once it is."""
         known = self._rolled_back.get(name, {})
         if version in known:
             known[version] = replace(known[version], unsaved=why)
