@@ -94,7 +94,7 @@ BOUNDS: Mapping[str, int] = {
     "so many, so much": 10,
     "can not": 0,
     "message with a long sentence": 12,
-    "page with a long sentence": 8,
+    "page with a long sentence": 0,
 }
 """Found in the source today. Lower a bound when you mend some; never raise one."""
 
