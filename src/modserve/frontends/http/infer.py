@@ -26,7 +26,7 @@ from modserve.protocol.response_form import ResponseForm
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
-from .wire.call import HttpCall
+from .wire.responses import CONTINUE
 
 _WHAT = "an inference request"
 
@@ -45,7 +45,7 @@ class CallContext:
         self.heads = JsonHeads()
 
 
-class InferCall(InferenceCall, HttpCall):
+class InferCall(InferenceCall):
     """A request and the sink of its response: `done` is called once with its body, or the error.
 
     With it comes the id of the request, if it has one. It is never called before `start` returns, unless `start` itself
@@ -96,6 +96,24 @@ class InferCall(InferenceCall, HttpCall):
             self.submit(request)
         except Exception as error:
             self._fail(to_client_error(error, _WHAT))
+
+    @property
+    def begun(self) -> bool:
+        return False
+
+    @property
+    def filler(self) -> bytes:
+        return CONTINUE
+
+    @property
+    def left(self) -> int:
+        return 0
+
+    def pause(self) -> None:
+        """Do nothing: the response is written as a whole."""
+
+    def resume(self) -> None:
+        """Do nothing, as `pause`."""
 
     def cancel(self) -> None:
         self._over = True

@@ -16,7 +16,6 @@ from modserve.frontends.listening import peer_of
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.restricted import PATH_CATEGORY
 
-from .call import HttpCall
 from .context import STATUSES, HttpContext, Message
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
 from .send_buffer import keep_little
@@ -34,7 +33,7 @@ NOTE = "modserve.note"
 _ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
-class AsgiCall(HttpCall):
+class AsgiCall:
     """Run of the application on one complete request, whose response it writes.
 
     `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
@@ -83,6 +82,16 @@ class AsgiCall(HttpCall):
     @property
     def begun(self) -> bool:
         return self._started
+
+    @property
+    def left(self) -> int:
+        return 0
+
+    def pause(self) -> None:
+        """Do nothing: the application waits by `writable`."""
+
+    def resume(self) -> None:
+        """Do nothing, as `pause`."""
 
     async def run(self) -> None:
         """Run the application. Never raises except for cancellation: any failure costs this connection only."""

@@ -1,33 +1,22 @@
 """The interface between a connection and the request that it serves."""
 
-from mypy_extensions import trait
-
-from .responses import CONTINUE
+from typing import Protocol
 
 
-@trait
-class HttpCall:
-    """A request, or its long response, as its connection drives it.
-
-    A connection has one at a time. The methods here suit a call that writes one short response at its end.
-    """
-
-    __slots__ = ()
+class HttpCall(Protocol):
+    """A request, or its long response, as its connection drives it. A connection has one at a time."""
 
     @property
     def begun(self) -> bool:
         """True if the response's head is written."""
-        return False
 
     @property
     def filler(self) -> bytes:
         """Bytes that may be written now and mean nothing to a client of HTTP/1.1; empty if there are none."""
-        return CONTINUE
 
     @property
     def left(self) -> int:
         """Bytes of the response that are complete and not with the transport yet."""
-        return 0
 
     def pause(self) -> None:
         """Write no more: the client does not take what was written."""
@@ -37,4 +26,3 @@ class HttpCall:
 
     def cancel(self) -> None:
         """Cancel the call: the client has disconnected."""
-        raise NotImplementedError

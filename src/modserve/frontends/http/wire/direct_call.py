@@ -25,7 +25,6 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .access import ConnectionLog
 from .asgi import format_path
-from .call import HttpCall
 from .context import HttpContext
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, persistence, response_head
 from .send_buffer import keep_little
@@ -33,7 +32,7 @@ from .send_buffer import keep_little
 _log = logging.getLogger(__name__)
 
 
-class DirectCall(HttpCall):
+class DirectCall:
     """A request. `send` writes a whole response, which is made of parts; its first number is the length of the body,
     and the last says whether the connection ends with it. `ending`: the server stops, and nothing more has come.
 
@@ -120,6 +119,10 @@ class DirectCall(HttpCall):
         if not self._begun:
             return CONTINUE
         return b"0" if self._chunked else b""  # the size of the next chunk begins with it
+
+    @property
+    def left(self) -> int:
+        return 0
 
     def start(self, body: Buffer) -> None:
         """Start the call. Never raises."""

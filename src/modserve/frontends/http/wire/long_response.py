@@ -7,8 +7,6 @@ from typing import Final
 
 from modserve.core.tensors.tensor import Buffer
 
-from .call import HttpCall
-
 _PIECE: Final = 256 * 1024
 """Bytes of one write, and so the most that the transport copies: what the system does not take at once."""
 
@@ -16,7 +14,7 @@ _TURN: Final = 1024 * 1024
 """Bytes in one turn of the event loop: up to a millisecond."""
 
 
-class LongResponse(HttpCall):
+class LongResponse:
     """The response at hand, whose parts are kept as they are until they are written.
 
     `done` is called when all is with the transport.
