@@ -128,7 +128,7 @@ def _status_mb(pid: int, name: str) -> float:
 
 @contextmanager
 def server(repository: Path, tree: Path | None = None, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
-    """A server on free ports, from its start to READY; of the source in another checkout, if `tree` is one.
+    """A server on free ports, from its start to READY; of another checkout in the same form, if `tree` is one.
 
     Its modules' bytecode is kept, as pip keeps that of an installed one.
     """
@@ -136,7 +136,7 @@ def server(repository: Path, tree: Path | None = None, options: Sequence[str] = 
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     if tree is not None:
-        environment["PYTHONPATH"] = str(tree.resolve() / "src")
+        environment["PYTHONPATH"] = str(tree.resolve() / ("build/compiled" if form() == "compiled" else "src"))
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     assert process.stdout is not None
