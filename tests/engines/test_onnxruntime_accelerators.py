@@ -16,8 +16,8 @@ from model_packages import unpacked
 from onnx import TensorProto, helper
 from onnx_repository import page_configs, write
 from server_process import ServerProcess, serving
+from triton_http import connected
 from tritonclient.utils import InferenceServerException
-from wire import HOST
 from wire import http as request
 
 pytest.importorskip("onnxruntime")
@@ -77,10 +77,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, errors: list[str]) -> Itera
         yield running
         with connected(running) as client:
             assert client.is_server_live()
-
-
-def connected(server: ServerProcess) -> Any:
-    return http.InferenceServerClient(f"{HOST}:{server.http_port}")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx_repository import copied, write
 from server_process import ServerProcess, serving
+from triton_http import connected
 from tritonclient.utils import InferenceServerException
 from wire import HOST
 from wire import http as request
@@ -153,10 +154,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, classifier: Any, errors: li
         yield running
         with connected(running) as client:
             assert all(client.is_model_ready(name) for name in ("iris", "upper", "sizes", "gather"))
-
-
-def connected(server: ServerProcess) -> Any:
-    return http.InferenceServerClient(f"{HOST}:{server.http_port}")
 
 
 @pytest.fixture(scope="module")
