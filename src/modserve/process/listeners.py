@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_FAREWELL = 1.0
+"""Seconds in which clients with idle connections may send a last request."""
+_LOOK = 0.02
+"""Seconds between two looks at the requests that arrive while the server stops."""
 _LAST_SCRAPE = 0.1
 """Seconds in which the last clients of metrics and operators may send a request."""
 
@@ -318,14 +322,19 @@ class Listeners:
 
         Where other workers take HTTP connections, these pass on the requests of sequences.
         """
+        loop = asyncio.get_running_loop()
+        end, farewell = loop.time() + seconds, min(_FAREWELL, seconds)
         keepers = self._server.sequence_keepers()
         async with asyncio.TaskGroup() as retiring:
             if self._http:
-                retiring.create_task(self._http.retire(seconds, closing=replaced or not keepers))
+                retiring.create_task(self._http.retire(farewell, closing=replaced or not keepers))
             if self._admin and replaced:
-                retiring.create_task(self._admin.retire(seconds, closing=True))
+                retiring.create_task(self._admin.retire(farewell, closing=True))
             if self._grpc and not keepers:
-                retiring.create_task(self._grpc.retire(seconds))
+                retiring.create_task(self._grpc.retire(farewell))
+        ports = [port for port in (self._http, self._grpc) if port]
+        while any(port.arriving() for port in ports) and loop.time() < end:  # noqa: ASYNC110 - or each request would tell
+            await asyncio.sleep(_LOOK)
 
     async def finish(self, end: float) -> None:
         """Let sequences that have begun go on until they end, and then end connections and streams."""

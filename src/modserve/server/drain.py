@@ -11,12 +11,9 @@ import enum
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 _log = logging.getLogger(__name__)
-
-_FAREWELL: Final = 1.0
-"""Seconds in which clients with idle connections may send a last request; at most half the time for the stop."""
 
 
 class DrainPhase(enum.IntEnum):
@@ -52,9 +49,9 @@ class DrainedPorts(Protocol):
         """Return the number of open connections by protocol."""
 
     async def retire(self, seconds: float, replaced: bool) -> None:
-        """Take no new connections, and tell the clients of the others, which takes `seconds` at most.
+        """Take no new connections, tell the clients of the others, and receive the requests that have begun to arrive.
 
-        `replaced`: as `Drain.run` has it.
+        Takes `seconds` at most. `replaced`: as `Drain.run` has it.
         """
 
     async def finish(self, end: float) -> None:
@@ -146,7 +143,7 @@ class Drain:
         end = self.closed_at + times.grace
         _log.info("%s", stopping_line(server.in_flight(), times.grace))
         server.retire()
-        await self.ports.retire(min(_FAREWELL, times.grace * times.share / 2), replaced)
+        await self.ports.retire(times.grace * times.share / 2, replaced)
         self.phase = DrainPhase.FINISHING
         server.stop_accepting()
         if any((open_ports := self.ports.connections()).values()):

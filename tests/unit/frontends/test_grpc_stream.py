@@ -21,6 +21,7 @@ from modserve.core.requests.response import InferenceResponse
 from modserve.core.tensors.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
+from modserve.frontends.grpc import model_stream
 from modserve.frontends.grpc.model_stream import InferStreams
 from modserve.frontends.grpc.rpc import ClientDisconnectedError, ReadingStoppedError, Response
 from modserve.observability.access_log import AccessLog, AccessLogEntry
@@ -536,16 +537,42 @@ async def test_the_first_request_of_a_stream_is_on_its_way_when_the_server_stops
     """As behind a gateway, which opens the stream before it has the request."""
     opened = open_stream()
     await turns()
-    reading = asyncio.create_task(streams.read_out(30))
+    streams.retire()
+    late = open_stream()
     await turns()
-    assert not reading.done()
-    opened.send(asked("a"))
-    await reading
-    opened.send(asked("too late"))
+    assert streams.arriving() == 2
+    for each in opened, late:
+        each.send(asked("a"))
+    await turns()
+    assert streams.arriving() == 0
+    for each in opened, late:
+        each.send(asked("too late"))
     simple.answer_all()
-    assert await opened.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
-    assert opened.ids == ["a"]
-    assert len(simple.submitted) == 1
+    for each in opened, late:
+        assert await each.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        assert each.ids == ["a"]
+    assert len(simple.submitted) == 2
+
+
+async def test_a_stream_that_has_been_idle_for_long_ends_when_the_server_stops(
+    open_stream: Open, streams: InferStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_stream, "_YOUNG", 0.0)
+    idle = open_stream()
+    await turns()
+    streams.retire()
+    assert await idle.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert streams.arriving() == 0
+
+
+async def test_a_young_stream_without_a_request_ends_with_the_server(open_stream: Open, streams: InferStreams) -> None:
+    idle = open_stream()
+    await turns()
+    streams.retire()
+    await turns()
+    assert not idle.task.done()
+    streams.stop()
+    assert await idle.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
 
 
 # Errors
@@ -805,8 +832,9 @@ async def test_shutdown_while_a_request_is_read(
     exchange.send(asked("too late"))
     assert len(simple.submitted) == 1
     held.go.set()
-    await streams.read_out(30)
-    await turns()
+    async with asyncio.timeout(30):
+        while streams.arriving():
+            await turns()
     assert not exchange.task.done()
     simple.answer_all()
     assert await exchange.ending() == (grpc.StatusCode.UNAVAILABLE, STOPPING)

@@ -82,7 +82,7 @@ async def test_one_step_after_the_other(caplog: pytest.LogCaptureFixture) -> Non
     stage.drain.hurry()
     await turns()
     assert stage.done[1:] == [("retire", DrainPhase.CLOSING), ("close", DrainPhase.CLOSING)]
-    assert stage.farewell == 1.0
+    assert stage.farewell == 5e8
     stage.heard.set()
     await turns()
     assert stage.done[3:] == [

@@ -128,14 +128,22 @@ class GrpcListener:
     async def retire(self, seconds: float) -> None:
         """Take no new connections, and tell the clients of open ones to go elsewhere.
 
-        Returns when all have heard it, or after `seconds`: until then all their calls are served. Streams end when what
-        has come of them by then is settled.
+        Returns when all have heard it, or after `seconds`: until then all their calls are served. Streams read what has
+        come of them by then, and end when that is settled.
         """
         if self._socket is None or self._port is None:
             return
         await self._socket.close()
         await self._port.say_goodbye(seconds)
-        await self._streams.read_out(seconds)
+        self._streams.retire()
+
+    def arriving(self) -> int:
+        """Return the number of calls that have begun, and have requests of which some part has not been read."""
+        if self._port is None:
+            return 0
+        calls = (call for connection in self._port.connections for call in connection.streams.values())
+        unary = sum(isinstance(call, ServerCall) and call.arriving for call in calls)
+        return unary + self._streams.arriving()
 
     async def finish(self, seconds: float) -> None:
         """End connections as soon as their calls are over; returns when all are, or after `seconds`.

@@ -17,7 +17,6 @@ from collections import deque
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.requests import trace_context
 from modserve.core.requests.response import InferenceResponse, Outcome, bare_end
-from modserve.core.runtime.failures import guard
 from modserve.frontends import access as entries
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, InferenceCall, OutcomeQueue
@@ -45,8 +44,8 @@ _WHAT = "a request of a stream"
 _FAREWELL = 0.25
 """Seconds between the last response and the error that ends a stream: gRPC's library drops the responses that a caller
 has not read when that error comes."""
-_FIRST = 0.5
-"""Seconds for the first request of a stream, if the server stops before it: it is likely to be on its way."""
+_YOUNG = 5.0
+"""Age of a stream in seconds up to which its first request is likely to be on its way."""
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 
@@ -60,6 +59,8 @@ class InferStreams:
         self.reader = RequestReader(options.limits.split)
         self.writer = ResponseWriter()
         self._open: set[InferStream] = set()
+        self.retiring = False
+        """True if the server is about to stop: streams read no more than what has come of them."""
         self._stopped = False
 
     async def serve(self, rpc: RpcCall) -> ModserveError | None:
@@ -75,21 +76,25 @@ class InferStreams:
             del stream
         return error
 
-    def stop(self) -> None:
-        """Take no more requests than have come; each stream ends as soon as those are settled.
+    def retire(self) -> None:
+        """Take no more requests than have come, and the first one of each stream that is young.
 
-        A stream without a request so far has a moment for its first one.
+        Each stream ends as soon as those are settled.
         """
+        self.retiring = True
+        for stream in self._open:
+            if not stream.awaits_first:
+                stream.stop()
+
+    def arriving(self) -> int:
+        """Return the number of streams that read what has come, or await their first request."""
+        return sum(stream.arriving for stream in self._open)
+
+    def stop(self) -> None:
+        """Take no more requests than have come, and no more streams."""
         self._stopped = True
         for stream in self._open:
             stream.stop()
-
-    async def read_out(self, seconds: float) -> None:
-        """Stop, and return when what had come has been read, or after `seconds`."""
-        self.stop()
-        reading = [stream.reading for stream in self._open if stream.reading is not None]
-        if reading:
-            await asyncio.wait(reading, timeout=seconds)
 
 
 class StreamRequest(InferenceCall):
@@ -204,10 +209,11 @@ class InferStream:
         self._order: deque[StreamRequest] = deque()
         self._ready: deque[StreamRequest] = deque()
         self._bytes = 0
-        self.reading: asyncio.Task[None] | None = None
-        self._has_read = False
-        self._patience: asyncio.TimerHandle | None = None
-        """Timer for the first request, once the server stops."""
+        self._streams = streams
+        self._opened = time.monotonic()
+        self._reading: asyncio.Task[None] | None = None
+        self._has_read = self._stopping = False
+        """`_stopping`: it reads no more than what has come."""
         self._half_closed = False
         self._broken: ModserveError | None = None
         """Error that keeps the stream from reading on."""
@@ -219,7 +225,7 @@ class InferStream:
 
     async def run(self) -> ModserveError | None:
         """Serve it to its end; returns the error that it ends with, None for a good end."""
-        reading = self.reading = asyncio.ensure_future(self._read())
+        reading = self._reading = asyncio.ensure_future(self._read())
         try:
             return await self._write()
         finally:
@@ -228,20 +234,25 @@ class InferStream:
             for call in self._open:
                 call.close()
             # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
-            self.reading = None
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
+            self._reading = None
             self._open.clear()
             self._order.clear()
             self._ready.clear()
 
+    @property
+    def awaits_first(self) -> bool:
+        return not self._has_read and time.monotonic() - self._opened < _YOUNG
+
+    @property
+    def arriving(self) -> bool:
+        if self._reading is None or self._reading.done():
+            return False
+        return self._stopping or self.awaits_first
+
     def stop(self) -> None:
-        if self._has_read:
-            self._rpc.stop_reading()
-        elif self._patience is None:
-            stop_reading = guard("stream_stop", self._rpc.stop_reading)
-            self._patience = asyncio.get_running_loop().call_later(_FIRST, stop_reading)
+        """Read no more than what has come."""
+        self._stopping = True
+        self._rpc.stop_reading()
 
     def on_outcome(self, call: StreamRequest) -> None:
         if not call.ordered or self._order[0] is call:
@@ -253,8 +264,8 @@ class InferStream:
         try:
             while (data := await self._rpc.read()) is not None:
                 self._has_read = True
-                if self._patience is not None:
-                    self._rpc.stop_reading()
+                if self._streams.retiring:
+                    self.stop()
                 await self._take(data)
                 data = None  # which may be large, and would stay as long as the client says nothing more
                 while len(self._open) >= limits.outstanding or self._bytes >= limits.outstanding_bytes:

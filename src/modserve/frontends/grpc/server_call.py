@@ -119,6 +119,11 @@ class ServerCall(Stream):
             self._log.received += len(message)
         return message
 
+    @property
+    def arriving(self) -> bool:
+        """True if the call is not served yet, since its request has not come completely."""
+        return not (self._started or self.over or self.final is not None)
+
     def stop_reading(self) -> None:
         if not self.ended:
             self._full = True

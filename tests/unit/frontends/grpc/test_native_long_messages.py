@@ -49,6 +49,21 @@ async def test_a_long_message_there_and_back(client: Client, port: Port) -> None
     assert port.held == 0
 
 
+async def test_a_call_arrives_until_its_message_is_there(client: Client) -> None:
+    whole = pb.ModelMetadataRequest(name="n" * 1000).SerializeToString()
+    message = framed(whole)
+    stream = client.call("ModelMetadata", end=False)
+    (call,) = client.wire.connection.streams.values()
+    assert isinstance(call, ServerCall)
+    for part in message[:500], message[500:999]:
+        client.wire.send(data(stream, part, end=False))
+        assert call.arriving
+    client.wire.send(data(stream, message[999:], end=True))
+    assert not call.arriving
+    assert (await client.answer(stream)).messages == [whole]
+    assert not call.arriving
+
+
 async def test_a_turn_sends_four_megabytes(client: Client) -> None:
     """However much the client takes."""
     stream = send(client, framed(MESSAGE))

@@ -181,6 +181,11 @@ class HttpConnection(asyncio.Protocol):
         hears = call is not None and not self._reader.ahead and not call.begun
         return self._phase is _OPEN and not hears
 
+    @property
+    def arriving(self) -> bool:
+        """True if a request has begun to arrive, and is not complete."""
+        return self._transport is not None and self._reader.state is not IDLE
+
     def check(self, now: float) -> None:
         """End the connection if its client has done nothing for too long at `now`.
 

@@ -116,6 +116,10 @@ class HttpListener:
             await self._socket.close()
         await context.say_goodbye(seconds)
 
+    def arriving(self) -> int:
+        """Return the number of requests that have begun to arrive, and are not complete."""
+        return 0 if self._context is None else sum(connection.arriving for connection in self._context.connections)
+
     async def stop_accepting(self) -> None:
         """Take no new connections; those that are open are served and then closed."""
         if self._socket is not None:

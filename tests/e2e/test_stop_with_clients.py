@@ -1,11 +1,11 @@
-"""SIGTERM while clients keep their HTTP connections: none of their requests is lost."""
+"""SIGTERM while clients keep their connections: none of their requests is lost."""
 
 import math
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
@@ -13,7 +13,8 @@ from http.client import HTTPConnection, HTTPException
 import pytest
 from repositories import EXAMPLES
 from server_process import LOADED, ServerProcess, eventually, started
-from wire import SECONDS, Ask, binary_request, connect, infer_path
+from tritonclient.grpc import service_pb2
+from wire import SECONDS, Ask, binary_request, channel, connect, infer_path, message, stub
 
 CLIENTS = 40
 FAREWELL = 0.9
@@ -77,3 +78,31 @@ def test_no_request_on_a_kept_connection_is_lost(kind: str) -> None:
         server.wait(0)
     assert clients.outcomes["told"] == CLIENTS, clients.outcomes
     assert set(clients.outcomes) == {"200", "begun", "told"}, clients.outcomes
+
+
+def test_requests_that_have_begun_to_arrive_are_served() -> None:
+    """They arrive later than a request on an idle connection may."""
+    late = threading.Event()
+
+    def requests() -> Iterator[service_pb2.ModelInferRequest]:
+        assert late.wait(SECONDS)
+        yield message(Ask())
+
+    with started(EXAMPLES) as server:
+        server.wait_for(LOADED)
+        with closing(connect(server.http_port)) as upload, channel(server.grpc_port) as opened:
+            stream = stub(opened).ModelStreamInfer(requests(), timeout=SECONDS)
+            # On the same connection, behind the stream.
+            assert stub(opened).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS).live
+            upload.putrequest("POST", infer_path("simple"))
+            for name, value in {**HEADERS, "Content-Length": str(len(BODY))}.items():
+                upload.putheader(name, value)
+            upload.endheaders(BODY[:-1])
+            server.signal(signal.SIGTERM)
+            time.sleep(FAREWELL + 0.5)
+            upload.send(BODY[-1:])
+            late.set()
+            response = upload.getresponse()
+            assert (response.status, response.will_close) == (200, True)
+            assert next(iter(stream)).error_message == ""
+        server.wait(0)
