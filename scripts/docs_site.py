@@ -27,6 +27,9 @@ OUTSIDE = (
     "benchmarks/results/tables.md",
 )
 
+MOVED: dict[str, str] = {}
+"""Addresses of the site that pages had before, and what they lead to now: `old.html` → `page.html#heading`."""
+
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _IMAGE = re.compile(r'(src|srcset|href)="([^"#]+)"')
@@ -51,6 +54,16 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The page with links and lists as the site needs them."""
     return for_site(markdown, repository_path(page.file.src_uri))
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Write a page at each address of before that leads to that of now."""
+    for old, new in MOVED.items():
+        place = Path(config.site_dir, old)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        target = posixpath.relpath(new, posixpath.dirname(old) or ".")
+        head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}"><title>Moved</title>'
+        place.write_text(f'<!doctype html>{head}<a href="{target}">This page has moved.</a>', encoding="utf-8")
 
 
 def outside() -> list[str]:

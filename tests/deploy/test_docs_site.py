@@ -61,12 +61,12 @@ def pages(site: Path) -> dict[Path, Addresses]:
 
 def test_every_page_is_there(pages: dict[Path, Addresses], site: Path) -> None:
     sources = [*(path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")), *docs_site.outside()]
-    assert len(pages) == len(sources) + 1  # and that for addresses that are none
+    assert len(pages) == len(sources) + 1 + len(docs_site.MOVED)  # and that for addresses that are none
     assert "An inference server" in pages[site / "index.html"].text
 
 
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Addresses], site: Path) -> None:
-    assert all(page.loaded for page in pages.values())
+    assert all(page.loaded for path, page in pages.items() if path.relative_to(site).as_posix() not in docs_site.MOVED)
     assert [each for page in pages.values() for each in page.loaded if urlsplit(each).netloc] == []
     for style in site.rglob("*.css"):
         addresses = re.findall(r"(?:url\(|@import\s+)[\"']?([^\"')]+)", style.read_text("utf-8"))
@@ -84,6 +84,12 @@ def test_every_address_leads_somewhere(pages: dict[Path, Addresses], site: Path)
             if not (parts.scheme or parts.netloc or target.exists()):
                 broken.append(f"{path.name}: {address}")
     assert broken == []
+
+
+def test_old_addresses_lead_to_a_heading(site: Path) -> None:
+    for target in docs_site.MOVED.values():
+        page, _, heading = target.partition("#")
+        assert not heading or f'id="{heading}"' in (site / page).read_text("utf-8"), target
 
 
 def test_tables_and_lists_are_read_as_on_github(pages: dict[Path, Addresses]) -> None:
