@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from modserve.core.errors import UnauthenticatedError, invalid
+from modserve.core.runtime.log_limit import LogInterval
 from modserve.core.secret_names import KEY_VARIABLE
 from modserve.core.tenants import Tenant
 
@@ -116,8 +117,7 @@ class Authority:
         self._pauses: set[asyncio.Future[None]] = set()
         self._slow_down = SlowDown()
         self._waiting = 0
-        self._failures = 0
-        self._next_warning = 0.0
+        self._failures = LogInterval(_WARNING_SECONDS)
         self._known: dict[Credentials, Identity] = {}
         self._tokens = TokenVerifier((), clock, steady)
         self.generation = 0
@@ -237,11 +237,8 @@ class Authority:
     async def _wait(self, address: str) -> None:
         """Let a failure of the address wait, if it has to."""
         now = self._steady()
-        self._failures += 1
-        if now >= self._next_warning:
-            self._next_warning = now + _WARNING_SECONDS
-            _log.warning("%d calls without a valid key were refused, the last one from %s", self._failures, address)
-            self._failures = 0
+        if count := self._failures.due(now):
+            _log.warning("%d calls without a valid key were refused, the last one from %s", count, address)
         seconds = self._slow_down.on_failure(address, now)
         if seconds > 0 and self._waiting < _WAITING:
             self._waiting += 1

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from modserve.core.requests.origin import Origin, Proxies
+from modserve.core.runtime.log_limit import LogInterval
 
 from .logging import LineWriter, LogFile, address_text
 
@@ -22,7 +23,6 @@ _MOST_UNKNOWN: Final = 10
 """Lines a second about unknown callers that are refused."""
 _LONGEST: Final = 200
 _SECOND_NS: Final = 1_000_000_000
-_WARN_NS: Final = 10 * _SECOND_NS
 
 
 class AuditLog:
@@ -41,7 +41,7 @@ class AuditLog:
         """Lines since the last one that was written."""
         self._unknown = 0
         self._second_ns = 0
-        self._next_warning_ns = 0
+        self._unwritten = LogInterval()
 
     def record(self, values: Mapping[str, object], origin: Origin, *, known: bool) -> None:
         """A call is over. `values` are the keys of its line, without those that are None or empty; texts are cut.
@@ -110,9 +110,7 @@ class AuditLog:
         _log.error("%s lines of the audit log were left out: %s", f"{count:,}", reason)
 
     def _warn(self, error: OSError) -> None:
-        now_ns = time.monotonic_ns()
-        if now_ns >= self._next_warning_ns:
-            self._next_warning_ns = now_ns + _WARN_NS
+        if self._unwritten.due(time.monotonic()):
             _log.error("the audit log cannot be written: %s", error)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final, TextIO, TypeAlias
 
 from modserve.core.configuration.log_settings import LogFormat, LogSettings
 from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.log_limit import LogInterval
 
 MOST_NAME: Final = 100
 MOST_MESSAGE: Final = 1000
@@ -184,8 +185,8 @@ _MOST = 32 * 1024 * 1024
 _OVERHEAD = 64
 """Bytes that a text takes in addition to its characters."""
 
-_WARN_NS = 60_000_000_000
-"""Interval between two lines on standard error about a log file that cannot be written."""
+_WARN_S = 60.0
+"""Seconds between two lines on standard error about a log file that cannot be written."""
 
 PATIENCE_S = 1.0
 """Seconds in which what waits is still written at the end of the process."""
@@ -351,7 +352,7 @@ class _Handler(logging.Handler):
         self.target = target
         self.terminal = terminal
         self.writer = LineWriter("log", self._write, _report_dropped)
-        self._next_warning_ns = 0
+        self._unwritten = LogInterval(_WARN_S)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -365,9 +366,7 @@ class _Handler(logging.Handler):
         try:
             self.target.write(lines)
         except OSError as error:
-            now_ns = time.monotonic_ns()
-            if isinstance(self.target, LogFile) and now_ns >= self._next_warning_ns:
-                self._next_warning_ns = now_ns + _WARN_NS
+            if isinstance(self.target, LogFile) and self._unwritten.due(time.monotonic()):
                 with suppress(OSError, ValueError):
                     text = f"modserve: the log file cannot be written, and lines are left out until it can: {error}"
                     print(text, file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.log_limit import LogInterval
 from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
 from modserve.frontends.listening import peer_of
@@ -26,8 +27,6 @@ from .stream import Stream, StreamSender, TickClock
 
 _log = logging.getLogger(__name__)
 
-_WARN: Final = 10.0
-"""Seconds between two warnings that connections were refused, or ended."""
 
 _JITTER: Final = 0.1
 """Part of its age by which a connection's end varies, so that connections made together do not end together."""
@@ -97,8 +96,8 @@ class Http2Port:
         self.endings = dict.fromkeys(REASONS, 0)
         """Connections that the server has ended before their time, by the reason."""
         self._places: ConnectionPlaces[PortConnection] = ConnectionPlaces()
-        self._turned_away = LogRateLimit()
-        self._cut_off = LogRateLimit()
+        self._turned_away = LogInterval()
+        self._cut_off = LogInterval()
         self._unflushed: list[StreamSender] = []
         self._ticking = PeriodicTask("grpc_timeouts", self.policies.tick, self.tick)
 
@@ -229,23 +228,6 @@ def _address(peer: object) -> str:
     if isinstance(peer, tuple) and len(peer) >= 2:
         return f"[{peer[0]}]:{peer[1]}" if ":" in str(peer[0]) else f"{peer[0]}:{peer[1]}"
     return str(peer or "an unknown client")
-
-
-class LogRateLimit:
-    """Rate limit for the log of a frequent event."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._next = 0.0
-
-    def due(self, now: float) -> int:
-        """Count an event. Returns the number since the last log line, or 0 if none is due yet."""
-        self._count += 1
-        if now < self._next:
-            return 0
-        self._next = now + _WARN
-        count, self._count = self._count, 0
-        return count
 
 
 def make_settings(limits: ConnectionLimits) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """Bad requests write so many lines in a second, and no more."""
 
-from modserve.core.runtime.log_limit import LINES_PER_SECOND, LogLimit
+from modserve.core.runtime.log_limit import LINES_PER_SECOND, LogInterval, LogLimit
 
 
 class Clock:
@@ -26,3 +26,9 @@ def test_nothing_is_saved_up() -> None:
     assert limit.rest == 0.0
     clock.now += 1000.0
     assert [limit.allows() for _ in range(LINES_PER_SECOND + 1)] == [True] * LINES_PER_SECOND + [False]
+
+
+def test_an_interval_between_lines() -> None:
+    interval = LogInterval(10)
+    assert [interval.due(now) for now in (0, 1, 9.9, 10, 11, 30)] == [1, 0, 0, 3, 0, 2]
+    assert interval.due(40, 5) == 5

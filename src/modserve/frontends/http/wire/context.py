@@ -17,6 +17,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.requests.memory import MemoryBudget
 from modserve.core.requests.origin import AGENT, CHAINS, Origin
 from modserve.core.runtime.failures import count_failure
+from modserve.core.runtime.log_limit import LogInterval
 from modserve.core.runtime.periodic import PeriodicTask
 from modserve.core.runtime.turn import turn_of
 from modserve.core.tenants import Tenant
@@ -62,9 +63,6 @@ AHEAD = 64 * 1024
 
 SMALL_BODY = 64 * 1024
 """Bytes of a body that does not count against the memory budget if it comes in one piece."""
-
-_WARN = 10.0
-"""Seconds between two warnings that there are too many connections."""
 
 
 def _paths(routes: PlatformRoutes, server: Server) -> "PlatformPaths":
@@ -205,8 +203,7 @@ class HttpContext:
         """Connections whose clients do not know of the stop, and may have sent a request that is on its way."""
         self._all_aware = asyncio.Event()
         self._ticking = PeriodicTask("http_timeouts", _TICK, self._tick)
-        self._turned_away = 0
-        self._next_warning = 0.0
+        self._turned_away, self._unaccepted = LogInterval(), LogInterval()
         self.date = b""
         """The Date line of responses (RFC 9110, 6.6.1); with it, what each says of the server's load."""
         self._load_line = b""
@@ -308,8 +305,7 @@ class HttpContext:
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and now >= self._next_warning:
-                self._next_warning = now + _WARN
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._unaccepted.due(now):
                 _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
     def report_load(self, line: bytes, by_format: dict[str, bytes]) -> None:
@@ -333,16 +329,13 @@ class HttpContext:
 
         What to tell its client, and whether there is room for it to stay until that is read.
         """
-        self._turned_away += 1
         now = self.loop.time()
-        if now >= self._next_warning:
-            self._next_warning = now + _WARN
+        if count := self._turned_away.due(now):
             _log.warning(
                 "%d HTTP connections are open, which is the limit (--http-max-connections): %d new ones were refused",
                 self.options.max_connections,
-                self._turned_away,
+                count,
             )
-            self._turned_away = 0
         limit = self.options.max_connections
         message = f"the server has {limit} connections open, which is its limit; try again later"
         return message, len(self.connections) <= limit + LINGERING
