@@ -30,7 +30,7 @@ class Address:
     """Address of a server. `prefix` is the path before ``/v2``; `host` has no brackets.
 
     `name` is set if `host` is one of the addresses of a DNS name; it is used for certificates and ``Host`` headers.
-    `socket` is the path of a Unix socket; scheme, host and port are then those of HTTP on localhost.
+    `socket` is the path of a Unix socket; scheme, host and port then stand for HTTP on localhost.
     """
 
     scheme: str

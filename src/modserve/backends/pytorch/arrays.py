@@ -119,7 +119,7 @@ def is_shared(tensor: Any) -> bool:
 
 
 def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Array:
-    """Return an output as an array whose memory is not written to any more.
+    """Return an output as an array with memory that is not written to any more.
 
     `copies`: the model may keep references to its results that cannot be detected here. `casts`: the server changed the
     precision, so the result is converted to the configured type.
