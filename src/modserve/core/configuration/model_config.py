@@ -260,7 +260,7 @@ class ModelConfig:
         return self.platform or self.backend
 
     def batch_size_remedy(self, size: str = "N") -> str:
-        """Return a hint on allowing batches of `size`, for error messages; empty unless `max_batch_size` is a default."""
+        """Return a hint for errors on allowing batches of `size`; empty unless `max_batch_size` is a default."""
         if not self.default_batch_size:
             return ""
         return (
