@@ -57,7 +57,7 @@ class LimitedPool:
         self._limiter.replace(former, self._all())
 
     def promise(self, turns: Mapping[int, ResourceTurn]) -> None:
-        """Reserve the needs, so that `change` cannot fail. Raises INVALID_ARG if an instance needs more than exists."""
+        """Announce needs, so that `change` cannot fail. Raises INVALID_ARG if an instance needs more than exists."""
         self._limiter.promise(list(turns.values()), self._all())
 
     def break_promise(self, turns: Mapping[int, ResourceTurn]) -> None:

@@ -46,7 +46,7 @@ class MLmodelFile:
 
 
 def locate(path: Path) -> Path:
-    """Return the directory with the file ``MLmodel``: `path` itself or its subdirectory. Raises INVALID_ARG."""
+    """Return the directory with the file ``MLmodel``: the directory of `path` or a subdirectory. Raises INVALID_ARG."""
     version = path if path.is_dir() else path.parent
     below = sorted(entry for entry in version.iterdir() if entry.is_dir()) if version.is_dir() else []
     for directory in (version, *below):

@@ -124,7 +124,7 @@ def identify(
 
 
 def _rename(message: pb.ModelConfig, filenames: Sequence[Collection[str]], backends: Collection[str]) -> Notes:
-    """Replace another name of a backend, given as backend or platform, by its real name."""
+    """Replace an alias or misspelling of a backend, given as backend or platform, by its real name."""
     written, field = message.backend, "backend"
     if not written and message.platform not in PLATFORMS and message.platform != ENSEMBLE:
         written, field = message.platform, "platform"

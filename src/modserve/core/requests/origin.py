@@ -88,7 +88,7 @@ class Proxies:
         for hop in reversed(_hops(origin.lines)):
             address = _address(hop)
             if address is None:
-                break  # "unknown" or a name: the rest of the chain cannot be trusted
+                break  # "unknown" or a name: the host cannot be checked
             client = str(address)
             if not self._trusts(address):
                 break

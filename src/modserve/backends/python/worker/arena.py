@@ -79,7 +79,7 @@ class Arena:
 
     @property
     def mapped(self) -> int:
-        """Bytes of the blocks with pages."""
+        """Bytes of the mapped blocks, which may have pages."""
         with self._lock:
             return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
 
